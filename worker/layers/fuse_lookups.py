@@ -128,21 +128,8 @@ def _lookup_of(module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
         return _Lookup(node, str(table), _int(dim), _node(ids), padding_idx=_int(padding), anchor=trains)
     if node.target is ops.gather_bag:
         ids, offsets, anchor, weights, table, dim, mode, padding, includes_last, train = node.args
-        if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users if user.users):
-            return None
-        return _Lookup(
-            node,
-            str(table),
-            _int(dim),
-            _node(ids),
-            _int(mode),
-            _int(padding),
-            bool(includes_last),
-            None if offsets is None else _node(offsets),
-            None if weights is None else _node(weights),
-            is_tuple=True,
-            anchor=_node(anchor) if train else None,
-        )
+        options = (dim, mode, padding, includes_last)
+        return _of_bag(node, table, ids, offsets, weights, anchor if train else None, options)
     if node.target is ops.gather_all and len(node.args[0]) == 1:  # type: ignore[arg-type]
         return _of_one(node)
     return None
@@ -152,9 +139,21 @@ def _of_one(node: fx.Node) -> _Lookup | None:
     """Returns the lookup of a ``gather_all`` of one table, as layers on a device make it; None where more is used."""
     given: tuple[Any, ...] = node.args
     (ids,), (offsets,), (weights,), anchor, table, options, train = given
+    *shared, has_offsets, has_weights = options
+    offsets, weights = offsets if has_offsets else None, weights if has_weights else None
+    return _of_bag(node, table, ids, offsets, weights, anchor if train else None, tuple(shared))
+
+
+def _of_bag(
+    node: fx.Node, table: Any, ids: Any, offsets: Any, weights: Any, anchor: Any, options: tuple[Any, ...]
+) -> _Lookup | None:
+    """Returns the lookup of an op that gives a tuple, given (dim, mode, padding, includes_last) as its options.
+
+    Returns None where more than the first of the tuple is used.
+    """
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users if user.users):
         return None
-    dim, mode, padding, includes_last, has_offsets, has_weights = options
+    dim, mode, padding, includes_last = options
     return _Lookup(
         node,
         str(table),
@@ -163,10 +162,10 @@ def _of_one(node: fx.Node) -> _Lookup | None:
         _int(mode),
         _int(padding),
         bool(includes_last),
-        _node(offsets) if has_offsets else None,
-        _node(weights) if has_weights else None,
+        None if offsets is None else _node(offsets),
+        None if weights is None else _node(weights),
         is_tuple=True,
-        anchor=_node(anchor) if train else None,
+        anchor=None if anchor is None else _node(anchor),
     )
 
 
