@@ -33,6 +33,16 @@ class Crossings:
     bytes_to_host: int = 0
     waits: int = 0
 
+    def count_send(self, host: Tensor) -> None:
+        """Counts a copy of a host tensor to the device."""
+        self.to_device += 1
+        self.bytes_to_device += host.nbytes
+
+    def count_fetch(self, tensor: Tensor) -> None:
+        """Counts a copy of a device tensor to the host."""
+        self.to_host += 1
+        self.bytes_to_host += tensor.nbytes
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -128,8 +138,7 @@ class HostLink:
 
     def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
         """See :class:`DeviceLink`."""
-        self.crossings.to_device += 1
-        self.crossings.bytes_to_device += host.numel()
+        self.crossings.count_send(host)
         there = host.to(self.device, copy=True)
         return Sent(there, prepare(there))
 
@@ -139,8 +148,7 @@ class HostLink:
 
     def fetch(self, tensor: Tensor) -> Fetched:
         """See :class:`DeviceLink`."""
-        self.crossings.to_host += 1
-        self.crossings.bytes_to_host += tensor.numel() * tensor.element_size()
+        self.crossings.count_fetch(tensor)
         return Fetched(tensor.to("cpu", copy=True))
 
     def wait(self, fetched: Fetched) -> Tensor:
@@ -161,8 +169,7 @@ class CudaLink:
     """The link to a CUDA device: pinned memory, and a stream for copies to the device."""
 
     def __init__(self, device: torch.device) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", index)
+        self.device = device
         self.crossings = Crossings()
         self._stream = torch.cuda.Stream(self.device)
 
@@ -172,8 +179,7 @@ class CudaLink:
 
     def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
         """See :class:`DeviceLink`."""
-        self.crossings.to_device += 1
-        self.crossings.bytes_to_device += host.numel()
+        self.crossings.count_send(host)
         with torch.cuda.stream(self._stream):
             there = host.to(self.device, non_blocking=True)
             made = prepare(there)
@@ -189,8 +195,7 @@ class CudaLink:
 
     def fetch(self, tensor: Tensor) -> Fetched:
         """See :class:`DeviceLink`."""
-        self.crossings.to_host += 1
-        self.crossings.bytes_to_host += tensor.numel() * tensor.element_size()
+        self.crossings.count_fetch(tensor)
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         return Fetched(host, torch.cuda.current_stream(self.device).record_event())

@@ -121,14 +121,12 @@ class CountingLink(HostLink):
     """The package's link to the device."""
 
     def send(self, host: Tensor, prepare: Prepare = lambda _: ()) -> Sent:
-        self.crossings.to_device += 1
-        self.crossings.bytes_to_device += host.numel()
+        self.crossings.count_send(host)
         there = host.to(self.device)
         return Sent(there, prepare(there))
 
     def fetch(self, tensor: Tensor) -> Fetched:
-        self.crossings.to_host += 1
-        self.crossings.bytes_to_host += tensor.numel() * tensor.element_size()
+        self.crossings.count_fetch(tensor)
         return Fetched(tensor.cpu())
 
     def address(self, tensor: Tensor) -> int:
