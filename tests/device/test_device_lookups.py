@@ -124,7 +124,7 @@ def test_rows_cross_in_one_copy_without_prefetch(cluster: sr.InProcessCluster, t
 
 
 def test_a_gradient_after_the_step_is_refused(cluster: sr.InProcessCluster) -> None:
-    """By the op itself: torch's Python device ends the process where an error leaves the thread of its backward."""
+    """The test calls the op itself, since torch ends the process when a backward of this device raises an error."""
     with cluster.connect("late") as session:
         layer = distributed(session).to(device()).one[0]
         ids = torch.tensor([1, 2])

@@ -3,7 +3,7 @@
     with Join([ddp_model, session]):      # the order matters: hooks answer a step's collectives in the list's order
         for batch in uneven_loader: ...   # ends with session.step(dense)
 
-For each step of the other workers, that worker ends an empty step: it takes part in the vote and sends an empty commit.
+For each step of the others, that worker ends an empty step, which takes part in the vote and sends an empty commit.
 So at staleness 0 no worker waits for it. Gradients of rows stay divided by the number of workers that the job began
 with, as DDP's gradients are by default (``divide_by_initial_world_size``).
 """
