@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
 from ..extras import install_command
 from ..names import check_file_name
-from .local_file import write_file
+from .local_file import sync_folder, write_file
 
 Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
@@ -202,11 +202,7 @@ class Folder:
         with typed(f"{self.url}/{name}"):
             os.replace(f"{whole}.partial", whole)
             for path in (self._path, str(Path(self._path).parent)):
-                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_folder(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """Writes a small file in one instant, unless there is a file of that name.

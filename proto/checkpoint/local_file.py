@@ -96,3 +96,16 @@ def _in_blocks(pieces: Sequence[Bytes]) -> Iterator[memoryview]:
 def _write_all(descriptor: int, rest: memoryview) -> None:
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Returns when the names of a local folder's files are on the disk.
+
+    Raises:
+        OSError: the folder cannot be opened or written.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ....proto.checkpoint.local_file import sync_folder
 from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, ResourceExhausted
 
 
@@ -69,10 +70,6 @@ class StateFile:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise ResourceExhausted(f"--state {self.path}: the file cannot be written: {error.strerror}") from None
