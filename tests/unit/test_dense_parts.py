@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.errors import DataLoss, FailedPrecondition, NotFound
+from sparserow.proto.errors import DataLoss, FailedPrecondition, NotFound, ResourceExhausted
+from sparserow.worker.checkpoint import dense_parts
 from sparserow.worker.checkpoint.dense_parts import load_parts, load_whole_optimizer, save_parts
 from sparserow.worker.checkpoint.every_rank import on_every_rank
 from torch import nn
@@ -55,6 +57,44 @@ def test_damaged_files_change_nothing(folder: Folder) -> None:
         with pytest.raises(DataLoss, match=re.escape(folder.url)):
             load_parts(folder, saved, other, its_optimizer, {})
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in before.items())
+
+
+def test_each_file_is_read_once_in_a_call_whose_error_all_ranks_share(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that fails outside of such a call leaves the others waiting for it."""
+    (model, optimizer), (other, its_optimizer) = made(1), made(2)
+    saved = save_parts(folder, model, optimizer)
+    read, shares, read_one = [], [False], Folder.read
+
+    def shared(call: Callable[[], Any]) -> Any:
+        shares[0] = True
+        try:
+            return on_every_rank(call)
+        finally:
+            shares[0] = False
+
+    def noted(self: Folder, name: str) -> memoryview:
+        read.append((name, shares[0]))
+        return read_one(self, name)
+
+    monkeypatch.setattr(dense_parts, "on_every_rank", shared)
+    monkeypatch.setattr(Folder, "read", noted)
+    load_parts(folder, saved, other, its_optimizer, {})
+    assert read == [(entry["file"], True) for entry in saved["files"]]
+
+
+def test_a_disk_without_room_for_fetched_files_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    (model, optimizer), (other, its_optimizer) = made(1), made(2)
+    folder = Folder(f"memory://dense-full-{id(model)}") / "save-000001"
+    saved = save_parts(folder, model, optimizer)
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dense_parts, "open", full, raising=False)
+    with pytest.raises(ResourceExhausted, match="No space left on device"):
+        load_parts(folder, saved, other, its_optimizer, {})
 
 
 @pytest.mark.parametrize(

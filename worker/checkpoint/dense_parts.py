@@ -18,7 +18,6 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -43,6 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from ...proto.checkpoint.dense_files import FOLDER, facts_of
 from ...proto.checkpoint.entries import FileFacts
 from ...proto.checkpoint.folder import Folder, typed
+from ...proto.checkpoint.local_file import sync_folder
 from ...proto.checkpoint.manifest import check_file
 from ...proto.errors import FailedPrecondition, NotFound
 from ..layers.table_handle import EXTRA_STATE, renamed
@@ -105,10 +105,8 @@ def load_parts(
     tensors, _ = _split(model, optimizer)
     _check_shapes(folder, saved["shapes"], {name: list(tensor.shape) for name, tensor in tensors.items()})
     files = facts_of(saved, folder.url)
-    on_every_rank(lambda: _check_files(parts, files))
     with _local(parts) as path, _typed(parts.url):
-        if not parts.is_local:
-            _fetch(parts, path, files)
+        on_every_rank(lambda: _checked_files(parts, path, files))
         dcp_load(tensors, storage_reader=HuggingFaceStorageReader(path), no_dist=is_alone())
     of_model = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     set_model_state_dict(model, {**of_model, **renamed(saved["handles"], renames)})
@@ -176,36 +174,35 @@ def _check_shapes(folder: Folder, saved: Mapping[str, list[int]], mine: Mapping[
 def _own_files(parts: Folder, path: str) -> list[dict[str, Any]]:
     """Returns the facts of the files that this rank wrote; sends them where the checkpoint is not on a local disk."""
     prefix = f"shard-{rank_here() + 1:05d}-"
+    written = Folder(path)
     facts = []
-    for file in sorted(name for name in os.listdir(path) if name.startswith(prefix)):
-        with open(f"{path}/{file}", "rb") as opened:
-            digest, size = xxhash.xxh3_64(), 0
-            while piece := opened.read(1 << 24):
-                digest.update(piece)
-                size += len(piece)
+    for file in sorted(name for name in written.names() if name.startswith(prefix)):
+        data = written.read(file)
         if not parts.is_local:
-            with open(f"{path}/{file}", "rb") as opened:
-                parts.write(file, [opened.read()])
-        facts.append({"file": file, "bytes": size, "xxh3": digest.hexdigest()})
+            parts.write(file, [data])
+        facts.append({"file": file, "bytes": len(data), "xxh3": xxhash.xxh3_64_hexdigest(data)})
     if parts.is_local:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with typed(parts.url):
+            sync_folder(path)
     return facts
 
 
-def _check_files(parts: Folder, files: list[FileFacts]) -> None:
-    """Checks this rank's share of the files; the ranks together check all."""
-    for facts in files[rank_here() :: ranks()]:
-        check_file(parts, facts)
+def _checked_files(parts: Folder, path: str, files: list[FileFacts]) -> None:
+    """Checks all files: the ranks together on a local disk; on an object store each rank all that it fetches.
 
-
-def _fetch(parts: Folder, path: str, files: list[FileFacts]) -> None:
+    Args:
+        parts: the folder of parts.
+        path: the folder on a local disk, which has the files afterwards.
+        files: the files.
+    """
+    if parts.is_local:
+        for facts in files[rank_here() :: ranks()]:
+            check_file(parts, facts)
+        return
     for facts in files:
-        with open(f"{path}/{facts.file}", "wb") as file:
-            file.write(parts.read(facts.file))
+        data = check_file(parts, facts)
+        with typed(path), open(f"{path}/{facts.file}", "wb") as file:
+            file.write(data)
 
 
 @contextmanager
