@@ -115,4 +115,4 @@ def _settings(slower_than: float, timeout: str, folder: Path | None) -> CheckSet
     from ..preflight.node_check import CheckSettings
 
     config = validate(NodeCheckConfig, {"slower_than": slower_than, "timeout": timeout})
-    return CheckSettings(slower_than=config.slower_than, timeout_sec=config.timeout, folder=folder)
+    return CheckSettings.of(config, folder)

@@ -24,6 +24,8 @@ from .node_verdict import Exchange, NodeReport, pairings
 if TYPE_CHECKING:
     import torch
 
+    from ...proto.config.node_check_config import NodeCheckConfig
+
 _ROUNDS = 5
 _CPU_SIDE, _CUDA_SIDE = 1024, 4096  # rows and columns of the square matrices
 _CUDA_PRODUCTS = 10  # that are started before the device is waited for
@@ -48,6 +50,16 @@ class CheckSettings:
     slower_than: float = 2.0
     timeout_sec: float = 60.0
     folder: Path | None = None
+
+    @classmethod
+    def of(cls, config: NodeCheckConfig, folder: Path | None = None) -> CheckSettings:
+        """Returns the settings of the section ``train.node_check``, or of options that are checked as it is."""
+        return cls(slower_than=config.slower_than, timeout_sec=config.timeout, folder=folder)
+
+    @property
+    def longest_sec(self) -> float:
+        """The longest time that a node takes for a ring, in seconds: three exchanges, matrices and the disk."""
+        return 5 * self.timeout_sec
 
 
 def measure(

@@ -27,7 +27,7 @@ from typing import Any
 
 from ...proto.errors import DeadlineExceeded, SparserowError, Unavailable
 from .node_check import CheckSettings, first_line, measure
-from .node_verdict import NodeReport, Verdict, decide, final, next_ring
+from .node_verdict import NodeReport, Verdict, add_report, decide, final, next_ring
 
 _GRACE_SEC = 5.0  # for the messages of the check itself
 _POLL_SEC = 0.05
@@ -146,7 +146,7 @@ class NodeMeeting:
             if place.local_rank == 0 and place.node in order["ring"]:
                 report = measure(self._settings, place.node, order["ring"], lambda _: self._own.clone(), tried=number)
                 self.give(f"report/{number}/{place.node}", asdict(report))
-            number, wait_sec = number + 1, _longest(timeout) + _GRACE_SEC
+            number, wait_sec = number + 1, self._settings.longest_sec + 2 * _GRACE_SEC
 
     def _wait_for_readers(self, processes: int) -> None:
         """Waits until all processes have read the verdict, as the store ends with this process."""
@@ -297,14 +297,10 @@ class _Decider:
             self._meeting.give("order/0", {"ring": self._ring})
             return
         keys = {index: f"report/{number - 1}/{index}" for index in self._ring}
-        there = set(self._meeting.present(keys.values(), _longest(self._settings.timeout_sec)))
+        there = set(self._meeting.present(keys.values(), self._settings.longest_sec + _GRACE_SEC))
         for index, key in keys.items():
-            if key not in there:
-                self._reports.pop(index, None)
-                continue
-            report = NodeReport.of(self._meeting.get(key, _GRACE_SEC))
-            earlier = self._reports.get(index)
-            self._reports[index] = report if earlier is None else earlier.joined(report)
+            values = self._meeting.get(key, _GRACE_SEC) if key in there else None
+            add_report(self._reports, index, values)
         verdict = decide(self._names, self._reports, self._settings.slower_than)
         ring = next_ring(verdict, number)
         self._ring = ring or []
@@ -320,8 +316,3 @@ class _Decider:
             arrived = self._meeting.get(f"arrived/{index}", _GRACE_SEC)
             self._names[index], self._processes[index] = arrived["name"], arrived["processes"]
         return ring
-
-
-def _longest(timeout_sec: float) -> float:
-    """Returns the longest time of a ring: three exchanges, matrices and the disk."""
-    return 5 * timeout_sec + _GRACE_SEC

@@ -128,6 +128,21 @@ class Verdict:
         return "; ".join(told)
 
 
+def add_report(reports: dict[int, NodeReport], index: int, values: Mapping[str, Any] | None) -> None:
+    """Adds what a node reported about a ring to what it reported before.
+
+    Args:
+        reports: the reports of all nodes, by index; a node that is silent in one ring has none from then on.
+        index: the index of the node.
+        values: the report, as ``dataclasses.asdict`` gives it; None when the node is silent.
+    """
+    if values is None:
+        reports.pop(index, None)
+        return
+    report = NodeReport.of(values)
+    reports[index] = reports[index].joined(report) if index in reports else report
+
+
 def pairings(ring: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Returns the pairs that exchange data at the same time, pairing by pairing.
 

@@ -16,7 +16,7 @@ from typing import Any
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition
 from ..preflight.node_check import CheckSettings, measure
-from ..preflight.node_verdict import NodeReport, Verdict, decide, final, next_ring
+from ..preflight.node_verdict import NodeReport, Verdict, add_report, decide, final, next_ring
 
 _GRACE_SEC = 5.0
 _DIAL_SEC = 3.0
@@ -108,7 +108,6 @@ def check_ray_nodes(settings: CheckSettings, *, cpus: float = 1.0) -> CheckedRay
 
 
 def _check(probes: list[Any], names: list[str], settings: CheckSettings) -> Verdict:
-    longest = 5 * settings.timeout_sec + _GRACE_SEC
     opened = _answers({index: probe.open.remote() for index, probe in enumerate(probes)}, settings.timeout_sec)
     names = [f"{name} ({opened[index][0]})" if index in opened else name for index, name in enumerate(names)]
     stores = {index: (address, port) for index, (_, address, port) in opened.items()}
@@ -116,13 +115,9 @@ def _check(probes: list[Any], names: list[str], settings: CheckSettings) -> Verd
     reports: dict[int, NodeReport] = {}
     while True:
         asked = {index: probes[index].measure.remote(index, ring, stores, tried) for index in ring}
-        answers = _answers(asked, longest)
+        answers = _answers(asked, settings.longest_sec + _GRACE_SEC)
         for index in ring:
-            if index not in answers:
-                reports.pop(index, None)
-                continue
-            report = NodeReport.of(answers[index])
-            reports[index] = reports[index].joined(report) if index in reports else report
+            add_report(reports, index, answers.get(index))
         tried += 1
         verdict = decide(names, reports, settings.slower_than)
         following = next_ring(verdict, tried)
@@ -158,8 +153,7 @@ def nodes_to_avoid(job: JobConfig, cpus_per_worker: float) -> list[str]:
     """
     config = job.train.node_check
     assert config is not None
-    settings = CheckSettings(slower_than=config.slower_than, timeout_sec=config.timeout)
-    found = check_ray_nodes(settings, cpus=cpus_per_worker)
+    found = check_ray_nodes(CheckSettings.of(config), cpus=cpus_per_worker)
     bad = found.verdict.bad
     if not bad:
         return []

@@ -78,7 +78,7 @@ def test_a_node_that_falls_silent_is_named(launchers: TCPStore, monkeypatch: pyt
         return NodeReport(index, 1.0, 1.0)
 
     monkeypatch.setattr(node_meeting, "measure", measure)
-    monkeypatch.setattr(node_meeting, "_longest", lambda _: 1.0)
+    monkeypatch.setattr(CheckSettings, "longest_sec", 0.5)
 
     def work(node: int) -> CheckedNodes:
         try:
