@@ -45,16 +45,18 @@ class CheckSettings:
         slower_than: the factor above the median from which a node is slow.
         timeout_sec: the time for arriving, and for each part, in seconds.
         folder: the folder in which the file is written; None is the folder of temporary files.
+        on_host: whether the CPU multiplies the matrices although there are CUDA devices.
     """
 
     slower_than: float = 2.0
     timeout_sec: float = 60.0
     folder: Path | None = None
+    on_host: bool = False
 
     @classmethod
-    def of(cls, config: NodeCheckConfig, folder: Path | None = None) -> CheckSettings:
+    def of(cls, config: NodeCheckConfig, folder: Path | None = None, *, on_host: bool = False) -> CheckSettings:
         """Returns the settings of the section ``train.node_check``, or of options that are checked as it is."""
-        return cls(slower_than=config.slower_than, timeout_sec=config.timeout, folder=folder)
+        return cls(slower_than=config.slower_than, timeout_sec=config.timeout, folder=folder, on_host=on_host)
 
     @property
     def longest_sec(self) -> float:
@@ -97,7 +99,7 @@ def measure(
             problems.append(f"{name} failed ({first_line(error)})")
             return None
 
-    matrices_sec = part("matrices", slowest_device)
+    matrices_sec = part("matrices", lambda: slowest_device(on_host=settings.on_host))
     disk_sec = part("disk", lambda: time_disk(settings.folder))
     return NodeReport(index, matrices_sec, disk_sec, tuple(exchanges), tuple(problems))
 
@@ -133,17 +135,20 @@ def first_line(error: Exception) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def slowest_device() -> float:
+def slowest_device(*, on_host: bool = False) -> float:
     """Returns the time of a matrix product on the slowest device of this node, in seconds.
 
     The devices are all CUDA devices, or the CPU where torch has none.
+
+    Args:
+        on_host: whether the CPU is measured although there are CUDA devices.
 
     Raises:
         DataLoss: a device computed a wrong product; the text names the device.
     """
     import torch
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count() if torch.cuda.is_available() and not on_host else 0
     devices = [torch.device("cuda", at) for at in range(count)] or [torch.device("cpu")]
     return max(time_matrices(device) for device in devices)
 

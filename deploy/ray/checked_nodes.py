@@ -153,7 +153,7 @@ def nodes_to_avoid(job: JobConfig, cpus_per_worker: float) -> list[str]:
     """
     config = job.train.node_check
     assert config is not None
-    found = check_ray_nodes(CheckSettings.of(config), cpus=cpus_per_worker)
+    found = check_ray_nodes(CheckSettings.of(config, on_host=job.train.is_on_host), cpus=cpus_per_worker)
     bad = found.verdict.bad
     if not bad:
         return []

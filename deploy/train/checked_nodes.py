@@ -58,7 +58,7 @@ def checked_place(job: JobConfig, place: TorchrunPlace | None) -> Iterator[Check
     from torch.distributed.elastic.multiprocessing.errors import record  # this import is slow
 
     # The agent of torchrun shows the error of the check, as it shows those of the job.
-    checked = record(_check)(where, CheckSettings.of(config))
+    checked = record(_check)(where, CheckSettings.of(config, on_host=job.train.is_on_host))
     assert checked is not None
     meeting, found = checked
     if not found.verdict.bad:

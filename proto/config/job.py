@@ -302,6 +302,11 @@ class TrainConfig(StrictModel):
         json_schema_extra={"allowed": "a section with kind: sgd, adagrad, rowwise_adagrad or adam"},
     )
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether no worker's model is on a CUDA device, whatever devices there are."""
+        return self.device == "cpu" or self.dense == "ps" or self.parallel is not None
+
 
 class JobConfig(StrictModel):
     """A training job: the data, the model, how it is trained, and where the rows and the result go."""

@@ -28,6 +28,8 @@ from sparserow.deploy.preflight.node_verdict import NodeResult, Verdict
 from sparserow.deploy.preflight.spare_nodes import least_nodes
 from sparserow.deploy.train.checked_nodes import replaced
 from sparserow.deploy.train.training_job import TorchrunPlace
+from sparserow.proto.config.job import TrainConfig
+from sparserow.proto.config.node_check_config import NodeCheckConfig
 from sparserow.proto.errors import DataLoss, DeadlineExceeded
 from torch.distributed import TCPStore
 
@@ -84,6 +86,27 @@ def test_a_wrong_product_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     report = measure(CheckSettings(), 0, [0], lambda _: None)
     assert report.problems == ("matrices failed (cpu computed a wrong product)",)
     assert report.matrices_sec is None
+
+
+@pytest.mark.parametrize(
+    ("train", "measured"),
+    [({}, ["cuda:0", "cuda:1"]), ({"device": "cpu"}, ["cpu"]), ({"dense": "ps", "staleness": 4}, ["cpu"])],
+)
+def test_devices_that_a_job_leaves_alone_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, train: dict[str, Any], measured: list[str]
+) -> None:
+    tried: list[str] = []
+
+    def timed(where: torch.device) -> float:
+        tried.append(str(where))
+        return 1.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(node_check, "time_matrices", timed)
+    settings = CheckSettings.of(NodeCheckConfig(), on_host=TrainConfig(**train).is_on_host)
+    assert measure(settings, 0, [0], lambda _: None).matrices_sec == 1.0
+    assert tried == measured
 
 
 @pytest.mark.parametrize("call", ["write", "fdatasync"])

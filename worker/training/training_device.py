@@ -27,7 +27,7 @@ def training_device(train: TrainConfig, *, local_rank: int, local_world: int, wo
         InvalidArgument: ``train.device`` is cuda, and there is no CUDA device for each worker, or no NCCL for several
             workers; the text says what there is.
     """
-    if train.device == "cpu" or train.dense == "ps" or train.parallel is not None:
+    if train.is_on_host:
         return _HOST
     lack = _lack_of_cuda(local_world, world)
     if not lack:
