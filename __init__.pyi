@@ -42,6 +42,10 @@ from .serving.inference.inference import (
     ServedModel as ServedModel,
 )
 from .serving.inference.load_program import load_program as load_program
+from .serving.inference.served_model_stats import (
+    ServedModelMetrics as ServedModelMetrics,
+    ServedModelStats as ServedModelStats,
+)
 from .worker.checkpoint import (
     RestoredCheckpoint as RestoredCheckpoint,
     SavedCheckpoint as SavedCheckpoint,

@@ -270,6 +270,7 @@ class NativeSession:
         cache_bytes: int = 0,
         cache_staleness: int = 0,
         cache_exact: bool = True,
+        cache_dtype: str = "float32",
         no_grad_bytes: int = ...,
         no_grad_ms: int = 0,
     ) -> None: ...
@@ -298,8 +299,8 @@ class NativeSession:
         cached: bool = True,
     ) -> None: ...
     def set_lr(self, name: str, lr: float) -> None: ...
-    def keep_device_rows(self, bytes: int) -> None:  # noqa: A002 - the native name
-        """Has the model's device keep so many bytes of rows; once, before the first lookup."""
+    def keep_device_rows(self, bytes: int, dtype: str) -> None:  # noqa: A002 - the native name
+        """Has the model's device keep so many bytes of rows, of this dtype; once, before the first lookup."""
 
     @property
     def device_stores(self) -> list[tuple[int, int]]:
@@ -349,11 +350,11 @@ class NativeSession:
 class NativeRowCache:
     """cpp_ext/session/row_cache.h for one dim."""
 
-    def __init__(self, *, capacity_bytes: int, dim: int) -> None: ...
+    def __init__(self, *, capacity_bytes: int, dim: int, dtype: str = "float32") -> None: ...
     @property
     def sets(self) -> int: ...
     @staticmethod
-    def bytes_per_row(dim: int) -> int: ...
+    def bytes_per_row(dim: int, dtype: str = "float32") -> int: ...
     def probe(
         self, table_id: int, keys: NDArray[np.uint64], oldest: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.float32]]:
@@ -416,8 +417,11 @@ class LookupPack:
         """Asks which rows the device has; before ``bytes`` is read and ``write``."""
 
     @property
-    def plans(self) -> list[tuple[int, int, int, int] | None]:
-        """(sent, kept, put, generation of the stores) of each group; None where the device keeps no rows."""
+    def plans(self) -> list[tuple[int, int, int, int, int] | None]:
+        """(sent, kept, put, number of the dtype, generation of the stores) of each group.
+
+        None is a group of which the device keeps no rows. The numbers of dtypes are those of cpp_ext/util/dtype.h.
+        """
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ from . import _client
 from .device import lookup_math as math
 from .device.byte_layout import ByteLayout, view_of
 from .device.link import DeviceLink, Prepare, Sent
-from .device.row_store import RowPlan, RowStores
+from .device.row_store import DTYPES, RowPlan, RowStores
 
 if TYPE_CHECKING:
     from .device_step import StepOnDevice
@@ -135,7 +135,7 @@ def send_pack(link: DeviceLink, stores: RowStores, native: _client.LookupPack) -
 def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
     """What brings the rows of a planned pack together on the device; nothing for a pack without a plan."""
     plans = [
-        None if plan is None else (RowPlan(n, dim, begin, *plan[:3]), plan[3])
+        None if plan is None else (RowPlan(n, dim, begin, *plan[:3], DTYPES[plan[3]]), plan[4])
         for plan, (_, n, dim, begin) in zip(native.plans, native.groups, strict=True)
     ]
 
@@ -144,7 +144,7 @@ def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
         for planned in plans:
             if planned is not None:
                 plan, generation = planned
-                made.append(plan.rows(pack, stores.store(plan.dim, generation, pack.device)))
+                made.append(plan.rows(pack, stores.store(plan, generation, pack.device)))
         return tuple(made)
 
     return prepare

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from . import _client
 from .device.link import DeviceLink, link_of
-from .device.row_store import RowStores
+from .device.row_store import KeptRows, RowStores
 from .device_pack import Described, DevicePack, PackGradient, make_pack, send_pack, sum_pack
+
+_NO_ROWS = KeptRows()
 
 
 class Carried:
@@ -66,14 +68,14 @@ class StepOnDevice:
 
     Args:
         native: the session's native half.
-        kept_bytes: of rows that the device keeps from one step to the next; 0: none.
+        kept: the size and the dtype of the rows that the device keeps from one step to the next.
 
     Attributes:
         stores: of the rows that the device keeps from one step to the next.
     """
 
-    def __init__(self, native: _client.NativeSession, kept_bytes: int = 0) -> None:
-        self._native, self._kept_bytes = native, kept_bytes
+    def __init__(self, native: _client.NativeSession, kept: KeptRows = _NO_ROWS) -> None:
+        self._native, self._kept = native, kept
         self.stores = RowStores(lambda: [] if native is None else native.device_stores)
         self._link: DeviceLink | None = None
         self._offered: dict[bool, list[DevicePack]] = {True: [], False: []}  # by whether they are of the step
@@ -94,13 +96,13 @@ class StepOnDevice:
         link = link_of(device)
         if self._link is None:
             free = link.free_bytes()
-            if self._kept_bytes > free:
+            if self._kept.bytes > free:
                 raise ValueError(
-                    f"InvalidArgument: cache.bytes: {self._kept_bytes} is not allowed; allowed: 1 to {free}, the bytes "
+                    f"InvalidArgument: cache.bytes: {self._kept.bytes} is not allowed; allowed: 1 to {free}, the bytes "
                     f"that are free on {device}, or cache.storage host"
                 )
-            if self._kept_bytes:
-                self._native.keep_device_rows(self._kept_bytes)
+            if self._kept.bytes:
+                self._native.keep_device_rows(self._kept.bytes, self._kept.dtype)
             self._link = link
         if link is not self._link:
             raise RuntimeError(

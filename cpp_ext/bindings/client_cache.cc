@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "bindings/shared_dtype.h"
 #include "bindings/shared_errors.h"
 #include "session/row_cache.h"
 #include "util/not_allowed.h"
@@ -23,7 +24,8 @@ struct NativeRowCache {
   std::uint32_t dim;
   RowCache rows;
 
-  static std::unique_ptr<NativeRowCache> make(std::uint64_t capacity_bytes, std::uint32_t dim);
+  static std::unique_ptr<NativeRowCache> make(std::uint64_t capacity_bytes, std::uint32_t dim,
+                                              const std::string& dtype);
   py::tuple probe(std::uint32_t table_id, const Keys& keys, std::int64_t oldest);
   void put(std::uint32_t table_id, const Keys& keys, const Keys& versions, const Rows& values, std::int64_t validated);
   void drop(std::uint32_t table_id, const Keys& keys) { rows.drop(table_id, span_of(keys)); }
@@ -34,13 +36,15 @@ struct NativeRowCache {
   }
 };
 
-std::unique_ptr<NativeRowCache> NativeRowCache::make(std::uint64_t capacity_bytes, std::uint32_t dim) {
-  const std::uint64_t least = RowCache::kWays * RowCache::bytes_per_row(dim);
+std::unique_ptr<NativeRowCache> NativeRowCache::make(std::uint64_t capacity_bytes, std::uint32_t dim,
+                                                     const std::string& dtype_name) {
+  const Dtype dtype = dtype_of("RowCache.dtype", dtype_name);
+  const std::uint64_t least = RowCache::kWays * RowCache::bytes_per_row(dim, dtype);
   if (dim == 0 || capacity_bytes < least) {
     raise_error(not_allowed("RowCache.capacity_bytes", capacity_bytes,
                             ">= " + std::to_string(least) + " with dim " + std::to_string(dim)));
   }
-  return std::unique_ptr<NativeRowCache>(new NativeRowCache{dim, RowCache(capacity_bytes, dim)});
+  return std::unique_ptr<NativeRowCache>(new NativeRowCache{dim, RowCache(capacity_bytes, dim, dtype)});
 }
 
 py::tuple NativeRowCache::probe(std::uint32_t table_id, const Keys& keys, std::int64_t oldest) {
@@ -71,9 +75,15 @@ void NativeRowCache::put(std::uint32_t table_id, const Keys& keys, const Keys& v
 
 void bind_cache(py::module_& module) {
   py::class_<NativeRowCache>(module, "NativeRowCache")
-      .def(py::init(&NativeRowCache::make), py::kw_only(), py::arg("capacity_bytes"), py::arg("dim"))
+      .def(py::init(&NativeRowCache::make), py::kw_only(), py::arg("capacity_bytes"), py::arg("dim"),
+           py::arg("dtype") = "float32")
       .def_property_readonly("sets", [](const NativeRowCache& self) { return self.rows.sets(); })
-      .def_static("bytes_per_row", &RowCache::bytes_per_row, py::arg("dim"))
+      .def_static(
+          "bytes_per_row",
+          [](std::uint32_t dim, const std::string& dtype) {
+            return RowCache::bytes_per_row(dim, dtype_of("RowCache.dtype", dtype));
+          },
+          py::arg("dim"), py::arg("dtype") = "float32")
       .def("probe", &NativeRowCache::probe, py::arg("table_id"), py::arg("keys"), py::arg("oldest"))
       .def("put", &NativeRowCache::put, py::arg("table_id"), py::arg("keys"), py::arg("versions"), py::arg("rows"),
            py::arg("validated"))

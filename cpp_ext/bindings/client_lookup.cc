@@ -189,6 +189,7 @@ void bind_lookup(py::module_& module) {
         py::dict out;
         out["hits"] = self.stats().hits;
         out["misses"] = self.stats().misses;
+        out["hit_age_ms"] = self.stats().hit_age_ms;
         return out;
       });
   py::class_<LookupClient>(module, "LookupClient")

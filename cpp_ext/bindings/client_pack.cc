@@ -74,14 +74,15 @@ void bind_pack(py::module_& module) {
       .def("plan", &LookupPack::plan, Unlocked())
       .def_property_readonly("plans",
                              [](const LookupPack& pack) {
-                               std::vector<std::optional<std::array<std::size_t, 4>>> out;
+                               std::vector<std::optional<std::array<std::size_t, 5>>> out;
                                for (const LookupPack::Group& group : pack.groups()) {
                                  const auto& plan = group.plan;
                                  if (!plan) {
                                    out.emplace_back(std::nullopt);
                                  } else {
-                                   out.push_back(std::array<std::size_t, 4>{plan->sent.size(), plan->kept.size(),
-                                                                            plan->put.size(), plan->generation});
+                                   out.push_back(std::array<std::size_t, 5>{
+                                       plan->sent.size(), plan->kept.size(), plan->put.size(),
+                                       static_cast<std::size_t>(plan->dtype), plan->generation});
                                  }
                                }
                                return out;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <limits>
 
+#include "bindings/shared_dtype.h"
 #include "bindings/shared_errors.h"
 #include "session/merge.h"
 #include "session/prefetcher.h"
@@ -70,14 +71,16 @@ py::dict stats_of(const Session& session) {
 std::shared_ptr<Session> make_session(std::shared_ptr<rpc::RowReader> shards, std::int64_t first_step,
                                       std::uint64_t first_sequence, bool clocked, bool grad_sum,
                                       std::int64_t deadline_ms, std::uint64_t cache_bytes, std::int64_t cache_staleness,
-                                      bool cache_exact, std::uint64_t no_grad_bytes, std::int64_t no_grad_ms) {
+                                      bool cache_exact, const std::string& cache_dtype, std::uint64_t no_grad_bytes,
+                                      std::int64_t no_grad_ms) {
   SessionOptions options;
   options.first_step = first_step;
   options.first_sequence = first_sequence;
   options.clocked = clocked;
   options.grad_sum = grad_sum;
   options.deadline = std::chrono::milliseconds(deadline_ms);
-  options.cache = {cache_bytes, cache_staleness, cache_exact ? OwnCommits::kExact : OwnCommits::kBounded};
+  options.cache = {cache_bytes, cache_staleness, cache_exact ? OwnCommits::kExact : OwnCommits::kBounded,
+                   dtype_of("cache.dtype", cache_dtype)};
   options.no_grad_bytes = no_grad_bytes;
   options.no_grad_age = std::chrono::milliseconds(no_grad_ms);
   return value_or_raise(Session::create(std::move(shards), options));
@@ -231,7 +234,7 @@ void bind_session(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "NativeSession")
       .def(py::init(&make_session), py::arg("shards"), py::kw_only(), py::arg("first_step"), py::arg("first_sequence"),
            py::arg("clocked"), py::arg("grad_sum"), py::arg("deadline_ms"), py::arg("cache_bytes") = 0,
-           py::arg("cache_staleness") = 0, py::arg("cache_exact") = true,
+           py::arg("cache_staleness") = 0, py::arg("cache_exact") = true, py::arg("cache_dtype") = "float32",
            py::arg("no_grad_bytes") = SessionOptions{}.no_grad_bytes, py::arg("no_grad_ms") = 0)
       .def(
           "bind",
@@ -242,7 +245,12 @@ void bind_session(py::module_& module) {
           Unlocked(), py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
           py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true)
       .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
-      .def("keep_device_rows", [](Session& self, std::uint64_t bytes) { self.state().keep_device_rows(bytes); })
+      .def(
+          "keep_device_rows",
+          [](Session& self, std::uint64_t bytes, const std::string& dtype) {
+            self.state().keep_device_rows(bytes, dtype_of("cache.dtype", dtype));
+          },
+          py::arg("bytes"), py::arg("dtype"))
       .def_property_readonly("device_stores",
                              [](Session& self) {
                                std::vector<std::pair<std::uint32_t, std::uint64_t>> out;

@@ -15,6 +15,7 @@
 #include "client_keyed.h"
 #include "rpc/client/client.h"
 #include "rpc/wire/trace_context.h"
+#include "shared_dtype.h"
 #include "shared_errors.h"
 #include "shared_proof.h"
 #include "shared_tls.h"
@@ -32,13 +33,6 @@ using Rows = py::array_t<float, py::array::c_style>;
 using Slots = py::array_t<std::uint16_t, py::array::c_style>;
 
 [[noreturn]] void refuse(const Status& status) { raise_error(status); }
-
-Dtype dtype_of(const std::string& name) {
-  if (name == "float32") return Dtype::kFloat32;
-  if (name == "bfloat16") return Dtype::kBFloat16;
-  if (name == "float16") return Dtype::kFloat16;
-  refuse(not_allowed("wire_dtype", name, "float32, bfloat16, float16"));
-}
 
 // (n) int64 or uint64; int64 must not be negative, for a key is what a torch id is.
 std::span<const std::uint64_t> keys_of(const py::array& keys) {
@@ -310,7 +304,7 @@ void bind_shards(py::module_& module) {
              options.job_id = job_id;
              options.worker_id = worker_id;
              options.worker_epoch = worker_epoch;
-             options.wire_dtype = dtype_of(wire_dtype);
+             options.wire_dtype = dtype_of("wire_dtype", wire_dtype);
              options.frame_crc = frame_crc;
              options.connect_timeout_ms = connect_timeout_ms;
              options.replay_bytes = replay_bytes;

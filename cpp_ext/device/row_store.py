@@ -14,6 +14,21 @@ from torch import Tensor
 
 from .byte_layout import ALIGN, view_of
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # by their numbers in cpp_ext/util/dtype.h
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """The size of the stores of one session, and the dtype of their rows.
+
+    Attributes:
+        bytes: of the rows of all tables; 0: the device keeps none.
+        dtype: the name of the dtype in which rows cross to the device and are kept there.
+    """
+
+    bytes: int = 0
+    dtype: str = "float32"
+
 
 @dataclass(frozen=True)
 class RowPlan:
@@ -26,6 +41,7 @@ class RowPlan:
         sent: rows that the pack holds.
         kept: rows that the device has.
         put: rows that the device keeps from now on.
+        dtype: the dtype of the rows that the pack and the store hold.
     """
 
     size: int
@@ -34,13 +50,14 @@ class RowPlan:
     sent: int
     kept: int
     put: int
+    dtype: torch.dtype
 
     def rows(self, pack: Tensor, store: Tensor | None) -> Tensor:
         """Takes rows from the store and puts others there.
 
         Args:
             pack: (n) uint8 on the device.
-            store: (places, dim) float32; None: the device keeps no rows of this width.
+            store: (places, dim) of the dtype; None: the device keeps no rows of this width.
 
         Returns:
             (size, dim) float32; rows that are neither sent nor kept are unspecified.
@@ -52,10 +69,11 @@ class RowPlan:
             at += -(-count * 4 // ALIGN) * ALIGN
         sent, kept, kept_at, put, put_at = numbers
         rows = torch.empty(self.size, self.dim, device=pack.device)
-        rows.index_copy_(0, sent.to(torch.int64), view_of(pack, at, torch.float32, (self.sent, self.dim)))
+        crossed = view_of(pack, at, self.dtype, (self.sent, self.dim))
+        rows.index_copy_(0, sent.to(torch.int64), crossed.to(torch.float32))
         if store is not None:
-            rows.index_copy_(0, kept.to(torch.int64), store.index_select(0, kept_at))
-            store.index_copy_(0, put_at.to(torch.int64), rows.index_select(0, put))
+            rows.index_copy_(0, kept.to(torch.int64), store.index_select(0, kept_at).to(torch.float32))
+            store.index_copy_(0, put_at.to(torch.int64), rows.index_select(0, put).to(self.dtype))
         return rows
 
 
@@ -75,14 +93,19 @@ class RowStores:
         self._generation = -1
         self._stores: dict[int, Tensor] = {}
 
-    def store(self, dim: int, generation: int, device: torch.device) -> Tensor | None:
-        """The store of a width; None where it has no place. Stores are made anew when the generation has changed."""
+    def store(self, plan: RowPlan, generation: int, device: torch.device) -> Tensor | None:
+        """The store of a plan's width; None where it has no place.
+
+        Stores are made anew when the generation has changed.
+        """
         if generation != self._generation:
             self._stores = {
-                width: torch.empty(places, width, device=device) for width, places in self._sizes() if places
+                width: torch.empty(places, width, dtype=plan.dtype, device=device)
+                for width, places in self._sizes()
+                if places
             }
             self._generation = generation
-        return self._stores.get(dim)
+        return self._stores.get(plan.dim)
 
     @property
     def bytes(self) -> int:

@@ -1,5 +1,6 @@
 #include "session/cached_lookups.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -40,19 +41,25 @@ bool CachedLookups::is_cached(const rpc::TablePull& table) const {
          table.known.empty();
 }
 
-void CachedLookups::probe(const rpc::TablePull& table, std::int64_t oldest, Rest& rest) {
+void CachedLookups::probe(const rpc::TablePull& table, std::int64_t asked_at, Rest& rest) {
   std::vector<Cached> found(table.keys.size());
+  std::vector<std::int64_t> kept_since(table.keys.size());
   rest.versions.resize(table.keys.size());
   {
     const std::lock_guard lock(mutex_);
     RowCache& cache = tables_.at(table.table_id).second;
-    cache.probe(table.table_id, table.keys, oldest, found.data(), rest.versions.data(), table.rows.data());
+    cache.probe(table.table_id, table.keys, asked_at - options_.ttl.count(), found.data(), rest.versions.data(),
+                table.rows.data(), kept_since.data());
   }
   rest.shard_begin.assign(1, 0);
   std::size_t at = 0;
+  std::int64_t age_ms = 0;
   for (std::size_t shard = 0; shard + 1 < table.shard_begin.size(); ++shard) {
     for (; at < table.shard_begin[shard + 1]; ++at) {
-      if (found[at] == Cached::kHit) continue;
+      if (found[at] == Cached::kHit) {
+        age_ms += std::max<std::int64_t>(0, asked_at - kept_since[at]);
+        continue;
+      }
       rest.keys.push_back(table.keys[at]);
       rest.places.push_back(at);
     }
@@ -62,6 +69,7 @@ void CachedLookups::probe(const rpc::TablePull& table, std::int64_t oldest, Rest
   rest.versions.resize(rest.keys.size());
   hits_ += table.keys.size() - rest.keys.size();
   misses_ += rest.keys.size();
+  hit_age_ms_ += static_cast<std::uint64_t>(age_ms);
 }
 
 void CachedLookups::take(const rpc::TablePull& table, const Rest& rest, std::int64_t asked_at) {
@@ -81,7 +89,7 @@ Status CachedLookups::pull(std::span<const rpc::TablePull> tables, const rpc::Ca
   for (std::size_t t = 0; t < tables.size(); ++t) {
     rpc::TablePull request = tables[t];
     if (is_cached(request)) {
-      probe(request, asked_at - options_.ttl.count(), rests[t]);
+      probe(request, asked_at, rests[t]);
       if (rests[t].keys.empty()) continue;
       request.keys = rests[t].keys;
       request.shard_begin = rests[t].shard_begin;

@@ -48,8 +48,9 @@ class CachedLookups final : public rpc::RowReader {
   struct Stats {
     std::uint64_t hits = 0;    // rows
     std::uint64_t misses = 0;  // rows, those too old among them
+    std::uint64_t hit_age_ms = 0;  // of all hits: the time since each row was asked for
   };
-  [[nodiscard]] Stats stats() const noexcept { return {hits_.load(), misses_.load()}; }
+  [[nodiscard]] Stats stats() const noexcept { return {hits_.load(), misses_.load(), hit_age_ms_.load()}; }
 
   // As the shards behind it.
   [[nodiscard]] std::uint32_t shard_count() const noexcept override { return shards_->shard_count(); }
@@ -69,7 +70,7 @@ class CachedLookups final : public rpc::RowReader {
   };
   [[nodiscard]] std::int64_t now_ms() const;
   [[nodiscard]] bool is_cached(const rpc::TablePull& table) const;
-  void probe(const rpc::TablePull& table, std::int64_t oldest, Rest& rest);
+  void probe(const rpc::TablePull& table, std::int64_t asked_at, Rest& rest);
   void take(const rpc::TablePull& table, const Rest& rest, std::int64_t asked_at);
 
   const std::shared_ptr<rpc::RowReader> shards_;
@@ -78,6 +79,7 @@ class CachedLookups final : public rpc::RowReader {
   std::map<std::uint32_t, std::pair<std::uint32_t, RowCache>> tables_;  // by id, with their dim; the caches are guarded
   std::atomic<std::uint64_t> hits_{0};
   std::atomic<std::uint64_t> misses_{0};
+  std::atomic<std::uint64_t> hit_age_ms_{0};
 };
 
 }  // namespace sparserow

@@ -20,7 +20,7 @@ void DeviceDirectory::add_table(std::uint32_t table_id, std::uint32_t dim) {
 
 void DeviceDirectory::make_pools() {
   std::uint64_t row_of_each = 0;
-  for (const Table& table : tables_) row_of_each += table.dim * sizeof(float);
+  for (const Table& table : tables_) row_of_each += row_bytes(dtype_, table.dim);
   const std::uint64_t rows = bytes_ / row_of_each;
   pools_.clear();
   for (const Table& table : tables_) {
@@ -89,10 +89,12 @@ DeviceDirectory::Plan DeviceDirectory::Planning::table(std::uint32_t table_id, s
                                                        std::span<const std::uint8_t> skips) {
   Plan plan;
   plan.generation = directory_.generation_;
+  plan.dtype = directory_.dtype_;
   Pool* pool = directory_.pool_of(table_id);
   const auto is_skipped = [&skips](std::size_t i) { return !skips.empty() && skips[i] != 0; };
   std::vector<std::int32_t> unknown;
   std::vector<XXH128_hash_t> hashes(pool == nullptr ? 0 : keys.size());
+  std::vector<std::byte> converted(pool == nullptr ? 0 : row_bytes(plan.dtype, pool->dim));
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto row = static_cast<std::int32_t>(i);
     if (is_skipped(i)) continue;
@@ -100,7 +102,8 @@ DeviceDirectory::Plan DeviceDirectory::Planning::table(std::uint32_t table_id, s
       plan.sent.push_back(row);
       continue;
     }
-    hashes[i] = XXH3_128bits(rows + std::size_t{indexes[i]} * pool->dim, pool->dim * sizeof(float));
+    convert_from_float(plan.dtype, rows + std::size_t{indexes[i]} * pool->dim, converted.data(), pool->dim);
+    hashes[i] = XXH3_128bits(converted.data(), converted.size());
     Entry* const first = pool->entries.data() + set_of(*pool, table_id, keys[i]) * kWays;
     Entry* const entry = std::find_if(first, first + kWays,
                                       [&](const Entry& one) { return one.key == keys[i] && one.table_id == table_id; });

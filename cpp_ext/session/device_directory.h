@@ -2,7 +2,8 @@
 //
 // The directory is on the host and the rows are on the device, in one store for each width, by place. A row is known by
 // its table, its key and a 128-bit hash of its bytes: a row that has changed in any way is another row. So what the
-// device keeps is right whatever the clock, the session's cache or the shards did.
+// device keeps is right whatever the clock, the session's cache or the shards did. Rows cross and are kept in the
+// directory's dtype, and the hash is of those bytes.
 //
 //   plan(pack): found with the same bytes -> the device takes the row from its place
 //               else                      -> the row is sent, and kept at a place of its set, if one is free
@@ -20,6 +21,8 @@
 #include <span>
 #include <vector>
 
+#include "util/dtype.h"
+
 namespace sparserow {
 
 class DeviceDirectory {
@@ -27,7 +30,7 @@ class DeviceDirectory {
   static constexpr std::uint32_t kWays = 8;
 
   // bytes: of the rows on the device, of all tables.
-  explicit DeviceDirectory(std::uint64_t bytes) : bytes_(bytes) {}
+  explicit DeviceDirectory(std::uint64_t bytes, Dtype dtype = Dtype::kFloat32) : bytes_(bytes), dtype_(dtype) {}
 
   // Tables share the bytes so that each has room for as many rows. What was kept before is forgotten.
   void add_table(std::uint32_t table_id, std::uint32_t dim);
@@ -47,6 +50,7 @@ class DeviceDirectory {
     std::vector<std::int32_t> kept_at;  // ... and their places
     std::vector<std::int32_t> put;      // rows of `sent` that it keeps from now on ...
     std::vector<std::int32_t> put_at;   // ... and their places
+    Dtype dtype = Dtype::kFloat32;      // of the rows that are sent and kept
     std::uint64_t generation = 0;
   };
   // Begins the plan of one pack; its tables follow, under one lock.
@@ -90,6 +94,7 @@ class DeviceDirectory {
   std::int64_t make_room(Pool& pool, std::uint64_t set) const noexcept;
 
   const std::uint64_t bytes_;
+  const Dtype dtype_;
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::vector<Table> tables_;

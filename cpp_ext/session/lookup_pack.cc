@@ -60,13 +60,12 @@ void LookupPack::lay_out() {
   bytes_ = 0;
   for (Group& group : groups_) {
     group.begin = bytes_;
-    const std::size_t row_bytes = dim_of(group) * sizeof(float);
     if (!group.plan) {
-      bytes_ += aligned(group.keys.size() * row_bytes);
+      bytes_ += aligned(group.keys.size() * row_bytes(Dtype::kFloat32, dim_of(group)));
       continue;
     }
     for (const auto* numbers : numbers_of(*group.plan)) bytes_ += aligned(numbers->size() * sizeof(std::int32_t));
-    bytes_ += aligned(group.plan->sent.size() * row_bytes);
+    bytes_ += aligned(group.plan->sent.size() * row_bytes(group.plan->dtype, dim_of(group)));
   }
   for (Part& one : parts_) {
     one.begin = bytes_;
@@ -85,7 +84,7 @@ void LookupPack::plan() {
     SessionCounters& counters = group.binding->state().counters;
     counters.device_hits += group.plan->kept.size();
     counters.device_misses += group.plan->sent.size();
-    counters.device_bytes_saved += group.plan->kept.size() * spec.dim * sizeof(float);
+    counters.device_bytes_saved += group.plan->kept.size() * row_bytes(group.plan->dtype, spec.dim);
   }
   lay_out();
 }
@@ -98,12 +97,12 @@ std::size_t LookupPack::floats_of_sums() const noexcept {
 
 void LookupPack::write(std::byte* to) {
   for (Group& group : groups_) {
-    const std::size_t row_bytes = dim_of(group) * sizeof(float);
+    const Dtype dtype = group.plan ? group.plan->dtype : Dtype::kFloat32;
     const float* rows = group.rows.rows();
     std::byte* at = to + group.begin;
     const auto write_row = [&](std::size_t i) {
-      std::memcpy(at, rows + std::size_t{group.indexes[i]} * dim_of(group), row_bytes);
-      at += row_bytes;
+      convert_from_float(dtype, rows + std::size_t{group.indexes[i]} * dim_of(group), at, dim_of(group));
+      at += row_bytes(dtype, dim_of(group));
     };
     if (!group.plan) {
       for (std::size_t i = 0; i < group.indexes.size(); ++i) write_row(i);

@@ -2,7 +2,7 @@
 //
 //   pack = (rows of group 0, rows of group 1, ... positions of lookup 0, positions of lookup 1, ...)
 //   rows       (unique keys, dim) float32; of a planned group: (sent) int32, (kept) int32, (kept) int32, (put) int32,
-//              (put) int32, (sent, dim) float32, as DeviceDirectory::Plan names them
+//              (put) int32, (sent, dim) of the plan's dtype, as DeviceDirectory::Plan names them
 //   positions  (ids) int32, below the number of unique keys of the lookup's group
 //   Each part begins at a multiple of kAlign bytes.
 //

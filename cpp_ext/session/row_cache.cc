@@ -1,7 +1,6 @@
 #include "session/row_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <tuple>
 
 namespace sparserow {
@@ -9,7 +8,7 @@ namespace {
 
 constexpr std::size_t kTouchedAhead = 12;  // keys between the first touch of a set and its use
 
-// Its upper half picks the set; a copy of it stands in cpp_ext/device/cache_kernels.py.
+// Its upper half picks the set.
 std::uint64_t mix(std::uint32_t table_id, std::uint64_t key) noexcept {
   constexpr std::uint64_t kOdd = 0xd6e8feb86659fd93u;
   std::uint64_t hash = key + table_id * 0x9e3779b97f4a7c15u;
@@ -20,14 +19,16 @@ std::uint64_t mix(std::uint32_t table_id, std::uint64_t key) noexcept {
 
 }  // namespace
 
-RowCache::RowCache(std::size_t capacity_bytes, std::uint32_t dim)
+RowCache::RowCache(std::size_t capacity_bytes, std::uint32_t dim, Dtype dtype)
     : dim_(dim),
+      dtype_(dtype),
+      row_bytes_(row_bytes(dtype, dim)),
       sets_(static_cast<std::uint32_t>(
-          std::min<std::size_t>(capacity_bytes / (kWays * bytes_per_row(dim)), std::size_t{1} << 31))),
+          std::min<std::size_t>(capacity_bytes / (kWays * bytes_per_row(dim, dtype)), std::size_t{1} << 31))),
       keys_(std::size_t{sets_} * kWays),
       metas_(keys_.size()),
       replaced_(sets_),
-      rows_(std::make_unique_for_overwrite<float[]>(keys_.size() * dim)) {}
+      rows_(std::make_unique_for_overwrite<std::byte[]>(keys_.size() * row_bytes_)) {}
 
 std::size_t RowCache::first_of(std::uint32_t table_id, std::uint64_t key) const noexcept {
   return static_cast<std::size_t>(((mix(table_id, key) >> 32) * sets_) >> 32) * kWays;
@@ -46,7 +47,7 @@ void RowCache::locate(std::uint32_t table_id, std::span<const std::uint64_t> key
 }
 
 void RowCache::probe(std::uint32_t table_id, std::span<const std::uint64_t> keys, std::int64_t oldest, Cached* found,
-                     std::uint64_t* versions, float* rows) {
+                     std::uint64_t* versions, float* rows, std::int64_t* validated) {
   ++call_;
   locate(table_id, keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -66,7 +67,8 @@ void RowCache::probe(std::uint32_t table_id, std::span<const std::uint64_t> keys
     if (meta.uses < kMostUses) ++meta.uses;
     found[i] = meta.validated >= oldest ? Cached::kHit : Cached::kStale;
     versions[i] = meta.version;
-    std::memcpy(rows + i * dim_, row(firsts_[i] + way), dim_ * sizeof(float));
+    if (validated != nullptr) validated[i] = meta.validated;
+    convert_to_float(dtype_, row(firsts_[i] + way), rows + i * dim_, dim_);
   }
 }
 
@@ -100,7 +102,7 @@ void RowCache::put(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
     meta.validated = validated;
     meta.used = call_;
     if (is_new) meta.uses = 0;
-    std::memcpy(row(place), rows + i * dim_, dim_ * sizeof(float));
+    convert_from_float(dtype_, rows + i * dim_, row(place), dim_);
   }
 }
 

@@ -16,8 +16,8 @@ constexpr std::uint64_t kOutdated = UINT64_MAX;
 
 Status SessionCache::add_table(const std::string& name, std::uint32_t table_id, std::uint32_t dim) {
   const std::lock_guard lock(mutex_);
-  std::uint64_t row_of_each = RowCache::bytes_per_row(dim);
-  for (const Table& table : tables_) row_of_each += RowCache::bytes_per_row(table.dim);
+  std::uint64_t row_of_each = bytes_per_row(dim);
+  for (const Table& table : tables_) row_of_each += bytes_per_row(table.dim);
   if (const std::uint64_t least = row_of_each * RowCache::kWays; options_.bytes < least) {
     return not_allowed("cache.bytes", options_.bytes,
                        ">= " + std::to_string(least) + " with table '" + name + "' of dim " + std::to_string(dim));
@@ -36,13 +36,14 @@ const SessionCache::Table* SessionCache::table_of(std::uint32_t table_id) const 
 void SessionCache::make_pools() {
   if (!pools_.empty()) return;
   std::uint64_t row_of_each = 0;
-  for (const Table& table : tables_) row_of_each += RowCache::bytes_per_row(table.dim);
+  for (const Table& table : tables_) row_of_each += bytes_per_row(table.dim);
   for (const Table& table : tables_) {
     if (pool_of(table.dim) != nullptr) continue;
     const auto alike =
         std::count_if(tables_.begin(), tables_.end(), [&](const Table& t) { return t.dim == table.dim; });
     const auto rows = options_.bytes / row_of_each * static_cast<std::uint64_t>(alike);
-    pools_.push_back(std::make_unique<Pool>(table.dim, RowCache(rows * RowCache::bytes_per_row(table.dim), table.dim)));
+    pools_.push_back(
+        std::make_unique<Pool>(table.dim, RowCache(rows * bytes_per_row(table.dim), table.dim, options_.dtype)));
   }
 }
 

@@ -39,6 +39,7 @@ struct CacheOptions {
   std::uint64_t bytes = 0;  // of all tables; 0: no cache
   std::int64_t staleness = 0;
   OwnCommits own_commits = OwnCommits::kExact;
+  Dtype dtype = Dtype::kFloat32;  // of what is kept; 16 bits only where staleness >= 1
 };
 
 class SessionCache {
@@ -91,6 +92,9 @@ class SessionCache {
     Ask outdated;
   };
 
+  [[nodiscard]] std::size_t bytes_per_row(std::uint32_t dim) const noexcept {
+    return RowCache::bytes_per_row(dim, options_.dtype);
+  }
   static void gather(const rpc::TablePull& table, const Part& part, Cached what, Ask& ask);
   static void ask_for_rest(rpc::TablePull table, Part& part, std::vector<rpc::TablePull>& asked);
   static void put(RowCache& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated);

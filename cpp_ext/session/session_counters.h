@@ -31,7 +31,7 @@ namespace sparserow {
   COUNTER(cache_bytes_saved)  /* float32 weights of hits and of rows that had not changed */      \
   COUNTER(device_hits)        /* rows that the model's device had, so that they did not cross */  \
   COUNTER(device_misses)      /* rows that crossed to a device that keeps rows */                 \
-  COUNTER(device_bytes_saved) /* float32 weights of device_hits */
+  COUNTER(device_bytes_saved) /* weights of device_hits */
 
 // Values of one moment.
 struct SessionStats {

@@ -107,9 +107,9 @@ void SessionState::add_binding(const std::shared_ptr<Binding>& binding) {
   if (device_directory_ && spec.cached) device_directory_->add_table(spec.table_id, spec.dim);
 }
 
-void SessionState::keep_device_rows(std::uint64_t bytes) {
+void SessionState::keep_device_rows(std::uint64_t bytes, Dtype dtype) {
   const std::lock_guard lock(bindings_mutex_);
-  auto directory = std::make_unique<DeviceDirectory>(bytes);
+  auto directory = std::make_unique<DeviceDirectory>(bytes, dtype);
   for (const auto& held : bindings_) {
     const auto binding = held.lock();
     if (binding && binding->spec().cached) directory->add_table(binding->spec().table_id, binding->spec().dim);

@@ -109,7 +109,7 @@ class SessionState {
   // Which rows the model's device keeps; null while it keeps none.
   [[nodiscard]] DeviceDirectory* device_directory() const noexcept { return device_directory_.get(); }
   // The device keeps `bytes` of rows from now on, of tables bound before and later. Once, before the first lookup.
-  void keep_device_rows(std::uint64_t bytes);
+  void keep_device_rows(std::uint64_t bytes, Dtype dtype);
   // After rows were changed by key.
   void forget_cached(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
     if (cache_) cache_->changed(table_id, keys);

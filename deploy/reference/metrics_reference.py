@@ -23,6 +23,7 @@ from ...ps_server.shard.coordinator_link import Registration
 from ...ps_server.shard.engine import EngineOptions, ShardEngine
 from ...ps_server.shard.metrics import ShardMetrics
 from ...serving.client.shard_assignment import ShardAssignment
+from ...serving.inference.served_model_stats import ServedModelMetrics, ServedModelStats
 from ...serving.metrics import ServingMetrics
 from ...serving.versions import ModelsOptions, ServedModels
 from ...worker.gateway.gateway_metrics import GatewayMetrics
@@ -39,9 +40,9 @@ _HEAD = """# Metrics
 
 Every process serves a Prometheus page at `/metrics` when it is given a port: `--metrics-port` of `coordinator`, `ps`,
 `serve` and `gateway`, `--metrics-port` of `up` for the coordinator and the ports after it for its shards,
-`train.metrics_port` of a job for its workers. A program of your own registers `sr.SessionMetrics(session)`. Values are
-read when the page is asked for. `deploy/monitoring/` has a dashboard and alert rules that use them
-([operations](operations.md)).
+`train.metrics_port` of a job for its workers. A program of your own registers `sr.SessionMetrics(session)`, or
+`sr.ServedModelMetrics(model)` where it predicts. Values are read when the page is asked for. `deploy/monitoring/` has a
+dashboard and alert rules that use them ([operations](operations.md)).
 
 A counter's name ends in `_total`, a histogram's samples in `_bucket`, `_sum` and `_count`; all of them start at 0 with
 the process. `sparserow ps --no-observe` leaves out request times and hot keys.
@@ -63,6 +64,15 @@ class Exported:
         if self.kind == "histogram":
             return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
         return (f"{self.name}_total",) if self.kind == "counter" else (self.name,)
+
+
+class _NoModel:
+    """Counters at their beginning, in place of those of a model."""
+
+    name = "model"
+
+    def stats(self) -> ServedModelStats:
+        return ServedModelStats()
 
 
 @contextlib.contextmanager
@@ -90,6 +100,7 @@ def _collectors() -> Iterator[dict[str, Collector]]:
             "Gateway": gateway,
             "Worker of a job": training,
             "Session": SessionMetrics(session),
+            "Served model": ServedModelMetrics(_NoModel()),
         }
 
 

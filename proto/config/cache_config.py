@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ..errors import not_allowed
+from ..schema import Dtype
 from .config import Bytes, StrictModel
 
 
@@ -30,3 +32,16 @@ class CacheConfig(StrictModel):
         description="exact: a row that the worker's own step changed is read again before its next use. bounded: such "
         "a row may be as old as staleness allows, like rows that other workers changed.",
     )
+    dtype: Dtype = Field(
+        "float32",
+        description="Dtype in which rows are kept, and cross to a device that keeps rows. 16 bits round a kept row, "
+        "not those of the servers, and need staleness of at least 1.",
+    )
+
+    @model_validator(mode="after")
+    def _is_exact_where_staleness_is_0(self) -> CacheConfig:
+        if self.dtype != "float32" and self.staleness == 0:
+            raise not_allowed(
+                "train.cache.dtype", self.dtype, "float32 with train.cache.staleness 0, which gives the servers' bits"
+            )
+        return self

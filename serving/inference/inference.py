@@ -11,6 +11,7 @@ import torch
 from torch.export.passes import move_to_device_pass
 
 from ...cpp_ext import _client
+from ...cpp_ext.device.row_store import KeptRows
 from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice, register
 from ...cpp_ext.torch_arrays import tensor_of
@@ -28,8 +29,10 @@ from ...proto.published.dense import (
 from ...proto.published.program import trusted_keys
 from ...proto.published.program_proof import check_proof
 from ...proto.published.registry import ModelRegistry
+from ...proto.schema import DTYPES, Dtype
 from ..client.client import ServingClient
 from .load_program import load_exported
+from .served_model_stats import ServedModelStats
 
 _DEADLINE_MS = 1000
 
@@ -108,6 +111,8 @@ class ServedModel(Closing):
         device: the device of the program; arguments may be on the host, and cross in one copy. None: the host.
         device_bytes: how many bytes of rows the device keeps from one call to the next, so that a row that has not
             changed does not cross again; 0: none.
+        device_dtype: the dtype in which those rows cross and are kept: "float32", "bfloat16" or "float16". 16 bits
+            round the rows, so that as many bytes hold twice of them.
 
     Raises:
         NotFound: the version was published without a program.
@@ -125,13 +130,17 @@ class ServedModel(Closing):
         cache: LookupCache | None = None,
         device: torch.device | str | None = None,
         device_bytes: int = 0,
+        device_dtype: Dtype = "float32",
     ) -> None:
         if deadline_ms < 1:
             raise not_allowed("ServedModel.deadline_ms", deadline_ms, ">= 1")
         self._device = torch.device("cpu" if device is None else device)
         if device_bytes < 0 or (device_bytes and self._device.type == "cpu"):
             raise not_allowed("ServedModel.device_bytes", device_bytes, ">= 0 with a device, 0 without")
-        self._device_bytes = device_bytes
+        if device_dtype not in DTYPES or (device_dtype != "float32" and not device_bytes):
+            allowed = ", ".join(DTYPES) if device_bytes else "float32 without device_bytes"
+            raise not_allowed("ServedModel.device_dtype", device_dtype, allowed)
+        self._kept = KeptRows(device_bytes, device_dtype)
         self._client = client
         self._root = root
         self._deadline_ms = deadline_ms
@@ -156,14 +165,26 @@ class ServedModel(Closing):
         """The number of the dense weights in use, from 1 within the version; 0: those of its program."""
         return self._loaded.dense.number if self._loaded.dense is not None else 0
 
-    def cache_stats(self) -> dict[str, int]:
-        """Returns ``hits`` and ``misses``, in rows, since the version was loaded; both are 0 without a cache."""
-        cache = self._loaded.cache
-        return cache.stats() if cache is not None else {"hits": 0, "misses": 0}
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self._client.model
 
-    def lookup_stats(self) -> dict[str, int]:
-        """Returns ``pulls``, the number of round trips to the serving processes since the version was loaded."""
-        return {"pulls": int(self._loaded.session.stats()["pulls"])}
+    def stats(self) -> ServedModelStats:
+        """Returns the counters since the version in use was loaded; :class:`ServedModelMetrics` exports them."""
+        loaded = self._loaded
+        session = loaded.session.stats()
+        cache = {} if loaded.cache is None else loaded.cache.stats()
+        return ServedModelStats(
+            version=loaded.version,
+            dense_version=self.dense_version,
+            pulls=session["pulls"],
+            device_hits=session["device_hits"],
+            device_misses=session["device_misses"],
+            device_bytes_saved=session["device_bytes_saved"],
+            device_bytes=0 if loaded.on_device is None else loaded.on_device.stores.bytes,
+            **{f"cache_{name}": value for name, value in cache.items()},
+        )
 
     def refresh(self) -> int:
         """Loads the version that the alias names now, or the newest dense weights of the version in use.
@@ -235,13 +256,6 @@ class ServedModel(Closing):
         finally:
             loaded.on_device.forget()  # of this thread: the host's copies of its arguments
 
-    def device_stats(self) -> dict[str, int]:
-        """Returns ``hits``, ``misses`` (rows) and ``bytes_saved`` of the rows that the device keeps, since the version
-        was loaded; zeros without a device.
-        """
-        stats = self._loaded.session.stats()
-        return {name: int(stats[f"device_{name}"]) for name in ("hits", "misses", "bytes_saved")}
-
     def _folder(self, version: int) -> Folder:
         return ModelRegistry(self._root).folder(self._client.model, version)
 
@@ -264,7 +278,7 @@ class ServedModel(Closing):
             grad_sum=False,
             deadline_ms=self._deadline_ms,
         )
-        on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._device_bytes)
+        on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._kept)
         loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device)
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)

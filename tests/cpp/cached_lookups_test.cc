@@ -73,6 +73,7 @@ TEST_CASE("a row is never older than its time to live") {
   served.now_ms += 100;
   CHECK(served.pull(1, 0, 100) == std::vector<float>(100, 1.0f));
   CHECK(served.cache->stats().hits == 100);
+  CHECK(served.cache->stats().hit_age_ms == 100 * 100);
   served.now_ms += 1;
   CHECK(served.pull(1, 0, 100) == std::vector<float>(100, 2.0f));
   CHECK(served.cache->stats().hits == 100);
@@ -90,6 +91,7 @@ TEST_CASE("only what is missing or too old is asked for, and all of it arrives i
   for (std::size_t key = 0; key < 200; ++key) CHECK(got[key] == static_cast<float>(key));
   CHECK(served.cache->stats().hits == 30);
   CHECK(served.cache->stats().misses == 50 + 30 + 170);
+  CHECK(served.cache->stats().hit_age_ms == 30 * 30);
 }
 
 TEST_CASE("absent rows are kept as well, and seen when they are created") {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,43 @@ def test_bytes_over_the_bus_fall_by_what_the_device_has() -> None:
     # What does not cross is what the device has; numbers of rows and alignment cost a few bytes.
     assert host - there == pytest.approx(saved, rel=0.35)
     assert there < host * (1 - 0.5 * rate)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_16_bits_cross_in_half_of_the_bytes(dtype: Any) -> None:
+    """Rows are rounded as they cross, so that one that was just sent and one that was kept have the same bits."""
+    given = batches(1, 3)[0]
+    sent, exact, seen = {}, {}, {}
+    for kept in ("float32", dtype):
+        cache = sr.RowCache(1 << 20, staleness=3, own_commits="bounded", dtype=kept)
+        with sr.InProcessCluster(shards=2).connect("halved", staleness=3, cache=cache) as session:
+            model = model_on(session, device())
+            model.eval()
+            before = crossings().bytes_to_device
+            with torch.no_grad():
+                outs = [model.one(given[:, 0]).cpu() for _ in range(3)]
+            sent[kept] = crossings().bytes_to_device - before
+            assert session.stats().device_hits == 2 * len(given[:, 0].unique())
+            seen[kept] = outs
+            exact[kept] = torch.from_numpy(session.table("one").pull(given[:, 0].numpy().astype(np.uint64)))
+    assert torch.equal(exact["float32"], exact[dtype])
+    assert all(torch.equal(out, exact["float32"]) for out in seen["float32"])
+    rounded = exact[dtype].to(getattr(torch, dtype)).float()
+    assert not torch.equal(rounded, exact[dtype])
+    assert all(torch.equal(out, rounded) for out in seen[dtype])
+    rows = len(given[:, 0].unique())
+    assert sent["float32"] - sent[dtype] == pytest.approx(rows * DIM * 2, abs=64)
+
+
+def test_16_bits_hold_twice_the_rows() -> None:
+    places = {}
+    for kept in ("float32", "bfloat16"):
+        cache = sr.RowCache(1 << 14, staleness=1, dtype=kept)
+        with sr.InProcessCluster().connect("places", staleness=1, cache=cache) as session:
+            model_on(session, device())(batches(1, 0)[0])
+            places[kept] = sum(count for _, count in session.core.native.device_stores)
+            assert session.core.on_device.stores.bytes <= 1 << 14
+    assert places["bfloat16"] == pytest.approx(2 * places["float32"], rel=0.1)
 
 
 def test_rows_of_bounded_staleness_do_not_cross_while_they_serve() -> None:

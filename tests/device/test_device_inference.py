@@ -64,14 +64,15 @@ def test_scores_are_those_of_the_host_and_hot_rows_stay_on_the_device(published:
                 out = served(*batch(seed))
                 assert out.device == device()
                 torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-6)
-            first = served.device_stats()
+            first = served.stats()
             COUNTS.reset()
             again = served(*batch(0))
             crossed = COUNTS.bytes_to_device, COUNTS.to_device
             torch.testing.assert_close(again.cpu(), scores[0], rtol=1e-5, atol=1e-6)
-            stats = served.device_stats()
-            assert stats["hits"] > first["hits"]
-            assert stats["misses"] == first["misses"]
+            stats = served.stats()
+            assert stats.device_hits > first.device_hits
+            assert stats.device_misses == first.device_misses
+            assert 0 < stats.device_bytes <= 1 << 16
             # The arguments in one copy; the program's own ids come back in one, and their positions cross.
             assert crossed[1] <= 3, COUNTS.log
         with ServedModel(client, root, device=device()) as plain:
@@ -79,7 +80,11 @@ def test_scores_are_those_of_the_host_and_hot_rows_stay_on_the_device(published:
             COUNTS.reset()
             plain(*batch(0))
             assert COUNTS.bytes_to_device > crossed[0]
-            assert plain.device_stats() == {"hits": 0, "misses": 0, "bytes_saved": 0}
+            stats = plain.stats()
+            assert (stats.device_hits, stats.device_misses, stats.device_bytes) == (0, 0, 0)
+        with ServedModel(client, root, device=device(), device_bytes=1 << 16, device_dtype="float16") as halved:
+            for seed, expected in enumerate(scores):
+                torch.testing.assert_close(halved(*batch(seed)).cpu(), expected, rtol=1e-2, atol=1e-3)
 
 
 def test_calls_from_several_threads_do_not_mix(published: tuple[str, list[Tensor]]) -> None:

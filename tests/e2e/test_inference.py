@@ -13,6 +13,7 @@ import pytest
 import sparserow as sr
 import torch
 from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
 from sparserow.deploy import cli
 from sparserow.deploy.examples.online_service import make_app
 from sparserow.proto import serving_pb2, serving_pb2_grpc
@@ -164,9 +165,15 @@ def test_a_program_looks_up_all_tables_at_once_and_may_keep_rows(trained: Traine
         with ServedModel(client, trained.root, cache=sr.LookupCache(1 << 20, ttl_ms=600_000)) as served:
             for _ in range(3):
                 np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[0], rtol=1e-5, atol=1e-6)
-            assert served.lookup_stats()["pulls"] == 3  # of the session; two tables each
+            assert served.stats().pulls == 3  # of the session; two tables each
             asked = len({int(user) for user in batch(9, 6)[0]}) + len({int(tag) for tag in batch(9, 6)[1].flatten()})
-            assert served.cache_stats() == {"hits": 2 * asked, "misses": asked}
+            stats = served.stats()
+            assert (stats.cache_hits, stats.cache_misses) == (2 * asked, asked)
+            assert 0 <= stats.cache_hit_age_ms < 600_000 * stats.cache_hits
+            registry = CollectorRegistry()
+            registry.register(sr.ServedModelMetrics(served))
+            for name, value in (("version", 1), ("cache_hits_total", 2 * asked), ("device_bytes", 0)):
+                assert registry.get_sample_value(f"sparserow_inference_{name}", {"model": served.name}) == value
 
 
 def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: Path) -> None:

@@ -91,6 +91,22 @@ def test_bounded_own_steps_save_rows() -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_16_bits_are_rounded_in_the_cache_alone(dtype: Any) -> None:
+    ids = torch.arange(40)
+    with connect(sr.RowCache(MIB, staleness=3, own_commits="bounded", dtype=dtype), staleness=3) as session:
+        model, seen = model_of(session), []
+        for _ in range(3):
+            seen.append(model["one"](ids).detach())
+            session.step(allow_empty=True)
+        stats, exact = session.stats(), torch.from_numpy(session.table("one").pull(ids.numpy()))
+    assert stats.cache_hits == 2 * len(ids)
+    rounded = exact.to(getattr(torch, dtype)).float()
+    assert not torch.equal(rounded, exact)
+    assert [torch.equal(out, exact) for out in seen] == [True, False, False]
+    assert all(torch.equal(out, rounded) for out in seen[1:])
+
+
 def test_the_figures_are_metrics() -> None:
     registry = CollectorRegistry()
     with connect(sr.RowCache(MIB, staleness=4, own_commits="bounded"), staleness=4) as session:
@@ -133,6 +149,8 @@ GOOD = sr.RowCache(MIB)
         (replace(GOOD, staleness=-1), 0, r"connect.cache.staleness: -1 is not allowed; allowed: \[0, 2"),
         (replace(GOOD, staleness=3), 2, "connect.cache.staleness: 3 is not allowed; allowed: 0 to 2, the session"),
         (replace(GOOD, storage="disk"), 0, "connect.cache.storage: 'disk' is not allowed; allowed: auto, host, device"),
+        (replace(GOOD, staleness=1, dtype="int8"), 1, "connect.cache.dtype: 'int8' is not allowed; allowed: float32, "),
+        (replace(GOOD, dtype="bfloat16"), 0, "connect.cache.dtype: 'bfloat16' is not allowed; allowed: float32 with s"),
         (replace(GOOD, own_commits="no"), 0, "connect.cache.own_commits: 'no' is not allowed; allowed: exact, bounded"),
     ],
 )
@@ -177,6 +195,7 @@ def test_prefetch_must_leave_room_for_the_cache() -> None:
         ([], "train.cache.bytes"),
         (["train.cache.bytes=4096", "train.cache.staleness=1"], "train.cache.staleness: 1 is not allowed .* 0 to 0"),
         (["train.cache.bytes=4096", "train.cache.own_commits=late"], "train.cache.own_commits"),
+        (["train.cache.bytes=4096", "train.cache.dtype=float16"], "train.cache.dtype: 'float16' is not allowed"),
         (["train.cache.bytes=1 MiB", "model.backend=local"], "train.cache: needs model.backend ps"),
         (["train.cache.bytes=1 MiB", "train.prefetch=2"], "train.cache: is not possible with exact prefetch"),
         (

@@ -46,7 +46,8 @@ class Cache(Protocol):
 class PlainRows:
     """The rules, one key after another."""
 
-    def __init__(self, sets: int) -> None:
+    def __init__(self, sets: int, dtype: str = "float32") -> None:
+        self.dtype = getattr(torch, dtype)
         self.sets = [[CachedRow() for _ in range(WAYS)] for _ in range(sets)]
         self.replaced, self.call = [0] * sets, 0
 
@@ -68,7 +69,8 @@ class PlainRows:
 
     def put(self, table_id: int, keys: list[int], versions: list[int], rows: Tensor, validated: int) -> None:
         self.call += 1
-        for key, version, row in zip(keys, versions, rows.tolist(), strict=True):
+        kept = rows.to(self.dtype).float().tolist()
+        for key, version, row in zip(keys, versions, kept, strict=True):
             index, place = self.find(table_id, key)
             if place is None:
                 place = self.make_room(index)
@@ -97,9 +99,9 @@ class PlainRows:
 class NativeRows:
     """The C++ storage, asked in lists."""
 
-    def __init__(self, sets: int, dim: int) -> None:
-        size = sets * WAYS * _client.NativeRowCache.bytes_per_row(dim)
-        self.rows = _client.NativeRowCache(capacity_bytes=size, dim=dim)
+    def __init__(self, sets: int, dim: int, dtype: str = "float32") -> None:
+        size = sets * WAYS * _client.NativeRowCache.bytes_per_row(dim, dtype)
+        self.rows = _client.NativeRowCache(capacity_bytes=size, dim=dim, dtype=dtype)
         assert self.rows.sets == sets
 
     def there(self, values: list[int]) -> Any:
@@ -156,9 +158,23 @@ def play(caches: list[Cache], dim: int, calls: int, keys: int, random_: random.R
     assert is_any_here
 
 
-@pytest.mark.parametrize(("sets", "dim", "keys"), [(1, 3, 30), (5, 16, 90), (64, 4, 900)])
-def test_the_cache_keeps_the_rules_on_random_traces(sets: int, dim: int, keys: int) -> None:
-    play([PlainRows(sets), NativeRows(sets, dim)], dim, 400, keys, random.Random(seed()))
+@pytest.mark.parametrize(
+    ("sets", "dim", "keys", "dtype"),
+    [
+        (1, 3, 30, "float32"),
+        (5, 16, 90, "float32"),
+        (64, 4, 900, "float32"),
+        (5, 3, 90, "bfloat16"),
+        (5, 16, 90, "float16"),
+    ],
+)
+def test_the_cache_keeps_the_rules_on_random_traces(sets: int, dim: int, keys: int, dtype: str) -> None:
+    play([PlainRows(sets, dtype), NativeRows(sets, dim, dtype)], dim, 400, keys, random.Random(seed()))
+
+
+def test_16_bits_take_half_of_the_bytes_of_weights() -> None:
+    plain, halved = (_client.NativeRowCache.bytes_per_row(64, dtype) for dtype in ("float32", "bfloat16"))
+    assert plain - halved == 64 * 2
 
 
 def test_what_was_hot_long_ago_goes_in_the_end() -> None:

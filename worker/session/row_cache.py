@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...cpp_ext.device.row_store import KeptRows
 from ...proto.errors import not_allowed
+from ...proto.schema import DTYPES, Dtype
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +33,17 @@ class RowCache:
         storage: "device": the model's device keeps ``bytes`` of rows as well, and a row that it has unchanged does not
             cross to it again. "host": rows are in the host's memory alone, and cross at each step that uses them.
             "auto": "device" for a model whose lookups give their rows on a device, else "host".
+        dtype: the dtype in which rows are kept, and in which they cross to a device that keeps rows: "float32",
+            "bfloat16" or "float16". With 16 bits a row is rounded when it is kept, so that as many bytes hold about
+            twice the rows; they need a ``staleness`` of at least 1, as 0 promises the bits of the shards. The shards'
+            rows are not rounded. A float16 row has values beyond 65504 as infinities.
     """
 
     bytes: int
     staleness: int = 0
     own_commits: OwnCommits = "exact"
     storage: Storage = "auto"
+    dtype: Dtype = "float32"
 
 
 def check_cache(cache: RowCache | None, staleness: int | None, where: str = "connect.cache") -> None:
@@ -61,6 +68,10 @@ def check_cache(cache: RowCache | None, staleness: int | None, where: str = "con
         raise not_allowed(f"{where}.own_commits", cache.own_commits, "exact, bounded")
     if cache.storage not in ("auto", "host", "device"):
         raise not_allowed(f"{where}.storage", cache.storage, "auto, host, device")
+    if cache.dtype not in DTYPES:
+        raise not_allowed(f"{where}.dtype", cache.dtype, DTYPES)
+    if cache.dtype != "float32" and cache.staleness == 0:
+        raise not_allowed(f"{where}.dtype", cache.dtype, "float32 with staleness 0, which gives the shards' bits")
     if staleness is not None and cache.staleness > staleness:
         raise not_allowed(f"{where}.staleness", cache.staleness, f"0 to {staleness}, the session's staleness")
 
@@ -70,12 +81,17 @@ def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
     if cache is None:
         return {}
     is_exact = cache.own_commits == "exact"
-    return {"cache_bytes": cache.bytes, "cache_staleness": cache.staleness, "cache_exact": is_exact}
+    return {
+        "cache_bytes": cache.bytes,
+        "cache_staleness": cache.staleness,
+        "cache_exact": is_exact,
+        "cache_dtype": cache.dtype,
+    }
 
 
-def kept_on_device(cache: RowCache | None) -> int:
-    """Returns how many bytes of rows a model's device keeps, once lookups give their rows there; 0: none."""
-    return 0 if cache is None or cache.storage == "host" else cache.bytes
+def kept_on_device(cache: RowCache | None) -> KeptRows:
+    """Returns the rows that a model's device keeps, once lookups give their rows there."""
+    return KeptRows() if cache is None or cache.storage == "host" else KeptRows(cache.bytes, cache.dtype)
 
 
 def check_place(cache: RowCache | None, model: torch.nn.Module, where: str = "connect.cache") -> None:

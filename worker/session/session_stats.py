@@ -38,7 +38,7 @@ class SessionStats:
         "Unique rows that the model's device had kept, so that they did not cross to it (count)."
     )
     device_misses: int = _counter("Unique rows that crossed to the model's device although it keeps rows (count).")
-    device_bytes_saved: int = _counter("Float32 weights of device_hits (bytes).")
+    device_bytes_saved: int = _counter("Weights of device_hits, of the cache's dtype (bytes).")
 
     @classmethod
     def describe(cls) -> dict[str, str]:
