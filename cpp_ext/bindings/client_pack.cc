@@ -72,21 +72,21 @@ void bind_pack(py::module_& module) {
       .def_property_readonly("bytes", &LookupPack::bytes)
       .def_property_readonly("floats_of_sums", &LookupPack::floats_of_sums)
       .def("plan", &LookupPack::plan, Unlocked())
-      .def_property_readonly("plans",
-                             [](const LookupPack& pack) {
-                               std::vector<std::optional<std::array<std::size_t, 5>>> out;
-                               for (const LookupPack::Group& group : pack.groups()) {
-                                 const auto& plan = group.plan;
-                                 if (!plan) {
-                                   out.emplace_back(std::nullopt);
-                                 } else {
-                                   out.push_back(std::array<std::size_t, 5>{
-                                       plan->sent.size(), plan->kept.size(), plan->put.size(),
-                                       static_cast<std::size_t>(plan->dtype), plan->generation});
-                                 }
-                               }
-                               return out;
-                             })
+      .def_property_readonly(
+          "plans",
+          [](const LookupPack& pack) {
+            std::vector<std::optional<std::array<std::size_t, 5>>> out;
+            for (const LookupPack::Group& group : pack.groups()) {
+              const auto& plan = group.plan;
+              if (!plan) {
+                out.emplace_back(std::nullopt);
+              } else {
+                out.push_back(std::array<std::size_t, 5>{plan->sent.size(), plan->kept.size(), plan->put.size(),
+                                                         static_cast<std::size_t>(plan->dtype), plan->generation});
+              }
+            }
+            return out;
+          })
       .def_property_readonly("groups",
                              [](const LookupPack& pack) {
                                std::vector<std::tuple<std::string, std::size_t, std::uint32_t, std::size_t>> out;

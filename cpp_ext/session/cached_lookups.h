@@ -46,8 +46,8 @@ class CachedLookups final : public rpc::RowReader {
   Status pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) override;
 
   struct Stats {
-    std::uint64_t hits = 0;    // rows
-    std::uint64_t misses = 0;  // rows, those too old among them
+    std::uint64_t hits = 0;        // rows
+    std::uint64_t misses = 0;      // rows, those too old among them
     std::uint64_t hit_age_ms = 0;  // of all hits: the time since each row was asked for
   };
   [[nodiscard]] Stats stats() const noexcept { return {hits_.load(), misses_.load(), hit_age_ms_.load()}; }

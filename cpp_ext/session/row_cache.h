@@ -36,8 +36,7 @@ class RowCache {
   static constexpr std::uint8_t kHalveEvery = 64;  // replacements of a set
 
   // What a row takes with its bookkeeping. A cache has at least one set of kWays rows.
-  [[nodiscard]] static constexpr std::size_t bytes_per_row(std::uint32_t dim,
-                                                           Dtype dtype = Dtype::kFloat32) noexcept {
+  [[nodiscard]] static constexpr std::size_t bytes_per_row(std::uint32_t dim, Dtype dtype = Dtype::kFloat32) noexcept {
     return sizeof(std::uint64_t) + sizeof(Meta) + row_bytes(dtype, dim);
   }
 

@@ -26,6 +26,11 @@ def plan(
     shards: Annotated[
         int | None, typer.Option(help="Number of shards. Default: as few as the rows need; with --ssd one.")
     ] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="Row cache of each worker for this table, such as 2GiB. Default: none.")
+    ] = None,
+    cache_staleness: Annotated[int, typer.Option(help="Steps for which a cached row is used.")] = 1,
+    cache_dtype: Annotated[str, typer.Option(help="Dtype of cached rows: float32, bfloat16 or float16.")] = "float32",
     json_file: Annotated[Path | None, typer.Option("--json", help="File to write the figures to, as JSON.")] = None,
 ) -> None:
     """Compute what a table takes: bytes by tier, shards, network of a step, hit rates.
@@ -37,7 +42,7 @@ def plan(
 
     from ...proto.config.units import format_bytes, parse_bytes
     from ...proto.errors import not_allowed
-    from ..preflight.planning import Load, PlannedTable, plan as make_plan
+    from ..preflight.planning import Load, PlannedCache, PlannedTable, plan as make_plan
     from .result_file import check_result_file, write_result
     from .terminal import tables_console
 
@@ -48,7 +53,10 @@ def plan(
         raise not_allowed("--rows", rows, "a number, such as 2e9") from None
     table = PlannedTable(count, dim, optimizer, dtype, skew)
     load = Load(batch * lookups, workers, wire)
-    made = make_plan(table, load, budget_bytes=parse_bytes(memory_budget), has_ssd=ssd, shards=shards)
+    if cache is None and (cache_staleness != 1 or cache_dtype != "float32"):
+        raise not_allowed("--cache", None, "a size beside --cache-staleness and --cache-dtype, such as 2GiB")
+    planned = None if cache is None else PlannedCache(parse_bytes(cache), cache_staleness, cache_dtype)
+    made = make_plan(table, load, budget_bytes=parse_bytes(memory_budget), has_ssd=ssd, shards=shards, cache=planned)
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for name, value in (
@@ -65,6 +73,13 @@ def plan(
         ("network of a step", _shared(made.step_bytes, made.shards)),
     ):
         shown.add_row(name, value)
+    if made.cache is not None:
+        shown.add_row("rows in a row cache", f"{made.cache.rows:,}, on the device as many bytes of rows again")
+        shown.add_row("found in a row cache", f"{made.cache.hit_rate:.1%} of unique keys")
+        shown.add_row(
+            "bus of a worker's step",
+            f"{_size(made.cache.bus_bytes)} to the device, {_size(made.cache.bus_bytes_without)} if it keeps no rows",
+        )
     tables_console().print(shown)
     write_result(json_file, asdict(made))
 

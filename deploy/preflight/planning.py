@@ -22,7 +22,10 @@ SSD_HEADER = 24  # bytes of a stored row's header (row_codec.h)
 SSD_KEY = 14  # bytes of slot, table and key
 SSD_REWRITTEN = 2.8  # size of files over the rows' bytes: replaced images are removed later
 SSD_MEMORY = 1.5  # bytes of the database's filters and index for each of its rows
+CACHE_OVERHEAD = 40  # bytes of a cached row beyond its weights (row_cache.h)
 _EXACT_RANKS = 1 << 16
+_POSITION = 4  # bytes of a lookup's position among the rows that cross to a device (lookup_pack.h)
+_PLACES_SENT, _PLACES_KEPT = 12, 8  # bytes of the places of a row that crosses, and of one that the device has
 _FRAME, _SECTION, _TABLE, _ACK = 64, 16, 40, 24  # frame.h
 
 
@@ -86,6 +89,45 @@ class Load:
 
 
 @dataclass(frozen=True)
+class PlannedCache:
+    """A worker's row cache that is planned; ``own_commits`` is "bounded", without which a trained row is never a hit.
+
+    Args:
+        bytes: the capacity for the rows of the table.
+        staleness: the number of steps for which a row serves lookups.
+        dtype: the dtype of kept rows.
+    """
+
+    bytes: int
+    staleness: int
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, value, low in (("cache", self.bytes, 1), ("cache-staleness", self.staleness, 1)):
+            if not low <= value < 1 << 50:
+                raise not_allowed(f"--{name}", value, f"[{low}, {1 << 50})")
+        if self.dtype not in DTYPE_BYTES:
+            raise not_allowed("--cache-dtype", self.dtype, DTYPE_BYTES)
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What a row cache saves in a worker's step.
+
+    Attributes:
+        rows: the rows of the table that it holds, on the host and as many bytes of them on the device.
+        hit_rate: the share of unique keys that need no pull, and whose rows do not cross to the device again.
+        bus_bytes: the bytes of a step that cross to a device that keeps rows: rows and positions.
+        bus_bytes_without: the same bytes when the device keeps none.
+    """
+
+    rows: int
+    hit_rate: float
+    bus_bytes: float
+    bus_bytes_without: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a table will take.
 
@@ -102,6 +144,7 @@ class Plan:
         step_bytes: the bytes of one step of all workers.
         hit_rate: the share of unique keys found in memory when the most popular rows are in memory.
         lru_hit_rate: the same share when the most recently read rows are in memory.
+        cache: what the workers' row caches save; None: there are none.
     """
 
     row_bytes: int
@@ -118,6 +161,7 @@ class Plan:
     step_bytes: float
     hit_rate: float
     lru_hit_rate: float
+    cache: CachePlan | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +213,23 @@ class Popularity:
         if room >= self.counts.sum():
             return 1.0
         asked = self.seen(draws)
+        weight = self.counts * asked
+        return float((weight * -np.expm1(-asked * self._steps_kept(asked, room))).sum() / weight.sum())
+
+    def hits_within(self, draws: int, room: float, staleness: int) -> float:
+        """Returns the share of a step's unique keys that are among the ``room`` most recent keys, and were validated
+        at most ``staleness`` steps ago.
+
+        A key that a step asks for with probability q has one validation and then ``staleness * q`` hits on average.
+        """
+        asked = self.seen(draws)
+        kept = 1.0 if room >= self.counts.sum() else -np.expm1(-asked * self._steps_kept(asked, room))
+        fresh = staleness * asked / (1 + staleness * asked)
+        weight = self.counts * asked
+        return float((weight * np.minimum(kept, fresh)).sum() / weight.sum())
+
+    def _steps_kept(self, asked: NDArray[np.float64], room: float) -> float:
+        """Returns for how many steps a key that is not asked for stays among the ``room`` most recent keys."""
         low, high = 0.0, 1.0
         while (self.counts * -np.expm1(-asked * high)).sum() < room:
             high *= 2
@@ -176,11 +237,18 @@ class Popularity:
             steps = (low + high) / 2
             cached = (self.counts * -np.expm1(-asked * steps)).sum()
             low, high = (steps, high) if cached < room else (low, steps)
-        weight = self.counts * asked
-        return float((weight * -np.expm1(-asked * high)).sum() / weight.sum())
+        return high
 
 
-def plan(table: PlannedTable, load: Load, *, budget_bytes: int, has_ssd: bool, shards: int | None = None) -> Plan:
+def plan(
+    table: PlannedTable,
+    load: Load,
+    *,
+    budget_bytes: int,
+    has_ssd: bool,
+    shards: int | None = None,
+    cache: PlannedCache | None = None,
+) -> Plan:
     """Computes what a table takes.
 
     Args:
@@ -188,6 +256,7 @@ def plan(table: PlannedTable, load: Load, *, budget_bytes: int, has_ssd: bool, s
         budget_bytes: the budget of rows and indexes in each shard's memory (``--memory-budget``), in bytes.
         has_ssd: whether rows beyond the budgets go to an SSD; otherwise there must be enough shards.
         shards: the number of shards; None takes as few as hold all rows in memory, or one with an SSD.
+        cache: the row cache of each worker; None: there is none.
 
     Raises:
         InvalidArgument: the budget is too small, or so many shards do not hold the rows.
@@ -224,6 +293,20 @@ def plan(table: PlannedTable, load: Load, *, budget_bytes: int, has_ssd: bool, s
         step_bytes=load.workers * (pulled + pushed),
         hit_rate=popularity.hits_of_most_asked(load.lookups, room),
         lru_hit_rate=popularity.hits_of_last_asked(load.lookups, room),
+        cache=None if cache is None else _cache_plan(table, load, cache, popularity),
+    )
+
+
+def _cache_plan(table: PlannedTable, load: Load, cache: PlannedCache, popularity: Popularity) -> CachePlan:
+    row = table.dim * DTYPE_BYTES[cache.dtype]
+    room = min(table.rows, cache.bytes // (row + CACHE_OVERHEAD))
+    rate = popularity.hits_within(load.lookups, room, cache.staleness)
+    unique, positions = popularity.unique(load.lookups), _POSITION * load.lookups
+    return CachePlan(
+        rows=room,
+        hit_rate=rate,
+        bus_bytes=unique * ((1 - rate) * (row + _PLACES_SENT) + rate * _PLACES_KEPT) + positions,
+        bus_bytes_without=unique * table.dim * DTYPE_BYTES["float32"] + positions,
     )
 
 

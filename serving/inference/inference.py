@@ -174,7 +174,7 @@ class ServedModel(Closing):
         """Returns the counters since the version in use was loaded; :class:`ServedModelMetrics` exports them."""
         loaded = self._loaded
         session = loaded.session.stats()
-        cache = {} if loaded.cache is None else loaded.cache.stats()
+        cache = {"hits": 0, "misses": 0, "hit_age_ms": 0} if loaded.cache is None else loaded.cache.stats()
         return ServedModelStats(
             version=loaded.version,
             dense_version=self.dense_version,
@@ -183,7 +183,9 @@ class ServedModel(Closing):
             device_misses=session["device_misses"],
             device_bytes_saved=session["device_bytes_saved"],
             device_bytes=0 if loaded.on_device is None else loaded.on_device.stores.bytes,
-            **{f"cache_{name}": value for name, value in cache.items()},
+            cache_hits=cache["hits"],
+            cache_misses=cache["misses"],
+            cache_hit_age_seconds=cache["hit_age_ms"] / 1000,
         )
 
     def refresh(self) -> int:

@@ -27,9 +27,9 @@ class ServedModelStats:
     pulls: int = _counter("Round trips of lookups to the serving processes (count).")
     cache_hits: int = _counter("Rows that lookups took from the cache of this process (count).")
     cache_misses: int = _counter("Rows that lookups sought in the cache of this process in vain (count).")
-    cache_hit_age_ms: int = _counter(
+    cache_hit_age_seconds: float = _counter(
         "Time between the request of a cached row and its use, summed over hits; divided by the hits it is their mean "
-        "staleness (milliseconds)."
+        "staleness (seconds)."
     )
     device_hits: int = _counter("Rows that the device had kept, so that they did not cross to it (count).")
     device_misses: int = _counter("Rows that crossed to the device although it keeps rows (count).")

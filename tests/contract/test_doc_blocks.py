@@ -32,6 +32,7 @@ NOT_RUN = {
     "docs/operations.md: torchrun --nnodes 8": "needs several hosts; tests/e2e/test_node_check.py runs it on one",
     "docs/other-languages/README.md: # beside": "needs Go and protoc",
     "docs/other-languages/README.md: ./client": "needs the program that Go has built",
+    "docs/plan.md: rows in a row cache": "the output is of a plan, which tests/e2e/test_plan.py checks by its figures",
     "docs/plan.md: $ sparserow plan": "the output is of a plan, which tests/e2e/test_plan.py checks by its figures",
     "docs/ray.md: sparserow --security": "needs a Ray cluster of several machines",
     "docs/security.md: sparserow security init": "needs machines of those names",

@@ -24,7 +24,7 @@ def test_the_pages_are_up_to_date() -> None:
 
 
 def test_each_metric_is_one_sentence_with_a_unit(metrics: dict[str, list[metrics_reference.Exported]]) -> None:
-    assert len(metrics) == 6
+    assert len(metrics) == 7
     for each in (each for exported in metrics.values() for each in exported):
         assert re.fullmatch(rf"[A-Z][^.]* \(({UNITS})\)\.", each.sentence), each
         assert re.fullmatch(r"sparserow_[a-z_]+", each.name), each

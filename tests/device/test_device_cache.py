@@ -12,6 +12,7 @@ import sparserow as sr
 import torch
 from counting_device import COUNTS, crossings, device
 from sparserow.cpp_ext import _client
+from sparserow.deploy.preflight.planning import Load, PlannedCache, PlannedTable, plan
 from torch import Tensor, nn
 
 ROWS, DIM, BATCH = 400, 16, 64
@@ -164,6 +165,32 @@ def test_rows_of_bounded_staleness_do_not_cross_while_they_serve() -> None:
         stats = session.stats()
     unique = stats.device_hits + stats.device_misses
     assert stats.device_hits == pytest.approx(unique * 0.75, rel=0.15)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_over_the_bus_are_those_of_the_plan(dtype: Any) -> None:
+    rows, dim, lookups, staleness = 4_000, 32, 500, 6
+    cache = sr.RowCache(1 << 18, staleness=staleness, own_commits="bounded", dtype=dtype)
+    expected = plan(
+        PlannedTable(rows, dim), Load(lookups), budget_bytes=1 << 30, has_ssd=False,
+        cache=PlannedCache(cache.bytes, staleness, dtype),
+    ).cache  # fmt: skip
+    assert expected is not None
+    shares = np.arange(1, rows + 1, dtype=np.float64) ** -1.05
+    draw, keys = np.random.default_rng(6), np.random.default_rng(7).permutation(rows)
+    with sr.InProcessCluster().connect("planned", staleness=staleness, cache=cache) as session:
+        model = sr.distribute(nn.ModuleDict({"user": nn.Embedding(rows, dim)}).to(device()), session,
+                              optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)  # fmt: skip
+
+        def train(steps: int) -> int:
+            for _ in range(steps):
+                ids = torch.from_numpy(keys[draw.choice(rows, lookups, p=shares / shares.sum())])
+                model["user"](ids).sum().backward()
+                session.step()
+            return crossings().bytes_to_device
+
+        before = train(25)
+        assert (train(25) - before) / 25 == pytest.approx(expected.bus_bytes, rel=0.1)
 
 
 def test_a_cache_on_the_device_needs_a_model_there() -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import psutil
 import pytest
 import sparserow as sr
+import torch
 from numpy.typing import NDArray
+from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main
-from sparserow.deploy.preflight.planning import Load, Plan, PlannedTable, Popularity, plan
+from sparserow.deploy.preflight.planning import CachePlan, Load, Plan, PlannedCache, PlannedTable, Popularity, plan
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
@@ -103,6 +105,31 @@ def test_hit_rate_and_tiers_are_those_of_a_cluster(tmp_path: Path) -> None:
     assert usage.ssd_bytes == pytest.approx(expected.ssd_bytes, rel=NEAR)
 
 
+@pytest.mark.parametrize(("room", "staleness"), [(2_000, 4), (20_000, 12)], ids=["small", "whole"])
+def test_hits_of_a_row_cache_are_those_of_a_worker_that_trains(room: int, staleness: int) -> None:
+    rows, dim, lookups = 20_000, 8, 1_000
+    size = room * _client.NativeRowCache.bytes_per_row(dim)
+    planned = PlannedCache(size, staleness)
+    expected = plan(PlannedTable(rows, dim), Load(lookups), budget_bytes=1 << 30, has_ssd=False, cache=planned).cache
+    assert expected is not None
+    assert expected.rows == room
+    draw, cache = zipf_draws(rows, 1.05), sr.RowCache(size, staleness=staleness, own_commits="bounded")
+    with sr.InProcessCluster().connect("planned", staleness=staleness, cache=cache) as session:
+        model = sr.distribute(torch.nn.ModuleDict({"user": torch.nn.Embedding(rows, dim)}), session,
+                              optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)  # fmt: skip
+
+        def train(steps: int) -> sr.SessionStats:
+            for _ in range(steps):
+                model["user"](torch.from_numpy(draw(lookups))).sum().backward()
+                session.step()
+            return session.stats()
+
+        before, after = train(60), train(60)
+    hits, asked = (getattr(after, name) - getattr(before, name) for name in ("cache_hits", "cache_misses"))
+    asked += hits + after.cache_revalidated - before.cache_revalidated
+    assert hits / asked == pytest.approx(expected.hit_rate, rel=NEAR)
+
+
 @pytest.mark.parametrize("skew", [0.0, 0.7, 1.0, 1.3])
 def test_groups_of_ranks_stand_for_each_rank(skew: float) -> None:
     rows, draws = 300_000, 40_000  # beyond the ranks that stand alone
@@ -169,6 +196,9 @@ def test_shards_hold_the_rows() -> None:
         ({"--dtype": "int8"}, "--dtype: 'int8'"),
         ({"--memory-budget": "1MiB"}, "--memory-budget: 1048576 is not allowed"),
         ({"--workers": "0"}, "--workers: 0 is not allowed"),
+        ({"--cache": "1MiB", "--cache-staleness": "0"}, "--cache-staleness: 0 is not allowed"),
+        ({"--cache": "1MiB", "--cache-dtype": "int8"}, "--cache-dtype: 'int8' is not allowed"),
+        ({"--cache-staleness": "3"}, "--cache: None is not allowed"),
     ],
 )
 def test_mistakes(change: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,11 +218,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "--memory-budget=64GiB",
         "--shards=4",
         "--workers=16",
+        "--cache=1GiB",
+        "--cache-staleness=4",
         f"--json={path}",
     ]
     with pytest.raises(SystemExit) as ended:
         main(["plan", *options])
     assert ended.value.code == 0
     assert "found in memory" in capsys.readouterr().out
-    made = plan(PlannedTable(2 * 10**9, 64), Load(2048, 16), budget_bytes=64 << 30, has_ssd=True, shards=4)
-    assert Plan(**json.loads(path.read_text())) == made
+    cache = PlannedCache(1 << 30, 4)
+    made = plan(PlannedTable(2 * 10**9, 64), Load(2048, 16), budget_bytes=64 << 30, has_ssd=True, shards=4, cache=cache)
+    told = json.loads(path.read_text())
+    assert Plan(**{**told, "cache": CachePlan(**told["cache"])}) == made
