@@ -72,6 +72,7 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
     "sets",
     [
         ("train.amp=bfloat16",),
+        ("train.amp=float16", "train.clip_norm=0.5"),
         ("train.activation_checkpointing=true", "train.cache.bytes=1MiB"),
         ("train.staleness=1",),
     ],

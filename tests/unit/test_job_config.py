@@ -145,7 +145,6 @@ TENSOR = "train.parallel={tensor: 2}"
         ((TENSOR, "train.elastic={}"), r"train\.parallel: is not possible with train\.elastic"),
         ((TENSOR, "train.device=cuda"), r"train\.parallel: is not possible with train\.device cuda"),
         ((TENSOR, "train.zero=true"), r"train\.parallel: is not possible with train\.zero, as fsdp shards"),
-        ((TENSOR, "train.amp=float16"), r"train\.parallel: .* train\.amp float16; allowed: none, bfloat16"),
         ((TENSOR, "train.workers=1"), r"train\.parallel: needs at least 2 processes; this job has 1"),
         ((TENSOR, "train.workers=5"), r"train\.parallel\.tensor: 2 is not allowed; allowed: divisors of 5 .*: 1, 5"),
         (

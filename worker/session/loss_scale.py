@@ -13,6 +13,23 @@ import torch
 from torch.amp.grad_scaler import GradScaler, OptState
 
 
+def unscale(scaler: GradScaler, dense: torch.optim.Optimizer) -> None:
+    """Unscales the gradients of an optimizer, as ``scaler.unscale_`` does.
+
+    torch refuses gradients of which some are DTensors and some are not, as in a tensor group. The parts of this rank
+    are unscaled then, and the scaler's record says whether one of them has an Inf or NaN; the ranks' vote compares it.
+    """
+    grads: list[Any] = [p.grad for group in dense.param_groups for p in group["params"] if p.grad is not None]
+    if len({hasattr(grad, "to_local") for grad in grads}) < 2:
+        scaler.unscale_(dense)
+        return
+    scale: torch.Tensor = scaler._scale  # type: ignore[assignment]
+    found = torch.zeros((), dtype=torch.float32, device=scale.device)
+    parts = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
+    torch._amp_foreach_non_finite_check_and_unscale_(parts, found, scale.double().reciprocal().float())
+    scaler._per_optimizer_states[id(dense)].update(found_inf_per_device={found.device: found}, stage=OptState.UNSCALED)
+
+
 class LossScale:
     """An enabled scaler for one step of the session, which calls the scaler's ``step`` and ``update`` itself.
 
@@ -44,7 +61,7 @@ class LossScale:
         if dense is None:
             return []
         if self._record(dense)["stage"] is OptState.READY:
-            self._scaler.unscale_(dense)
+            unscale(self._scaler, dense)
         return list(self._record(dense)["found_inf_per_device"].values())
 
     def _record(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

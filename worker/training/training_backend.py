@@ -14,6 +14,7 @@ from ...cpp_ext import _client
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..data import Batch
+from ..session.loss_scale import unscale
 from ..session.session import Session
 from ..session.tracing import Trace
 from .parallel_towers import clip_parts
@@ -64,7 +65,7 @@ def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | N
         scaler: unscales the gradients first; None: they are not scaled.
     """
     if scaler is not None:
-        scaler.unscale_(dense)
+        unscale(scaler, dense)
     parameters = [p for group in dense.param_groups for p in group["params"]]
     if any(hasattr(parameter, "to_local") for parameter in parameters):
         clip_parts(parameters, norm)
