@@ -39,15 +39,20 @@ class PooledClickModel(nn.Module):
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True) for _ in range(TABLES))
-        self.mlp = nn.Sequential(
-            nn.Linear(TABLES * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
-        )
+        self.mlp = mlp_of_click_model()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Returns logits (batch) of ids (tables, batch, hot) int64."""
         pooled = [table(ids[index]) for index, table in enumerate(self.tables)]
         logits: Tensor = self.mlp(torch.cat(pooled, dim=1))
         return logits.squeeze(1)
+
+
+def mlp_of_click_model() -> nn.Sequential:
+    """Returns the dense tower, from the pooled rows of all tables (batch, tables * dim) to logits (batch, 1)."""
+    return nn.Sequential(
+        nn.Linear(TABLES * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
+    )
 
 
 @dataclass

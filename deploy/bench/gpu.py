@@ -3,7 +3,8 @@
 The model of ``bench train`` runs in blocks of steps that take turns: with its rows on one shard process of this
 machine and a prefetch, and as torch's own ``EmbeddingBag(sparse=True)`` on the device. Beside them two parts of a step
 run alone in the same blocks: the dense tower on the device, and the pull and push of the same ids on the shard. A step
-that hides the shorter part behind the longer one takes as long as the longer one.
+that hides the shorter part behind the longer one takes as long as the longer one. The dense part runs under DDP in a
+job of one rank as well, by NCCL and by gloo, and the whole model in fbgemm's table-batched embeddings where they are.
 
 Then the same model is evaluated over Zipf-distributed ids with rows that the device keeps and without; the bytes that
 cross are counted, and lookups are timed. Without a CUDA device the command refuses; any device that has a link
@@ -30,8 +31,10 @@ from ...worker.session.connect import connect
 from ...worker.session.row_cache import RowCache
 from ...worker.session.session import Session
 from ..launch.local_cluster import local_cluster
-from .click_model import DIM, HIDDEN, TABLES, PooledClickModel, Size, ZipfBatches
+from .click_model import DIM, TABLES, PooledClickModel, Size, ZipfBatches, mlp_of_click_model
 from .harness import Figure, median
+from .peers.fbgemm_tables import FbgemmTables, lack_of_fbgemm
+from .reduced_tower import backends_of, job_of_one_rank
 
 __all__ = ["FULL", "QUICK", "run_gpu", "run_on"]
 
@@ -80,7 +83,7 @@ def run_on(size: Size, device: torch.device) -> list[Figure]:
     """
     figures: list[Figure] = []
     for hot in size.hot:
-        figures += _measure_steps(size, hot, device)
+        figures += measure_steps(size, hot, device)
     return [*figures, *_measure_kept_rows(size, device)]
 
 
@@ -120,7 +123,8 @@ def _rows_on_a_shard(session: Session, model: nn.Module, device: torch.device) -
 
     def run(batches: list[OnHost]) -> float:
         began = 0.0
-        ahead = prefetch(batches, session, DEPTH, ids=ids_of, device=device, on_host=lambda batch: [batch.ids])
+        on_host = None if device.type == "cpu" else lambda batch: [batch.ids]
+        ahead = prefetch(batches, session, DEPTH, ids=ids_of, device=device, on_host=on_host)
         for number, batch in enumerate(ahead):
             if number == _DROPPED:
                 _finish(device)
@@ -168,10 +172,24 @@ def _torch_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], 
     return step
 
 
-def _dense_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+def _fbgemm_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], None]:
     torch.manual_seed(0)
-    layers = (nn.Linear(TABLES * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
-    tower = nn.Sequential(*layers).to(device)
+    tables, mlp = FbgemmTables(TABLES, size.rows, DIM, lr=0.05, device=device), mlp_of_click_model().to(device)
+    dense = torch.optim.Adam(mlp.parameters(), lr=1e-3)
+
+    def step(ids: Tensor, labels: Tensor) -> None:
+        nn.functional.binary_cross_entropy_with_logits(mlp(tables(ids)).squeeze(1), labels).backward()
+        dense.step()
+        dense.zero_grad()
+
+    return step
+
+
+def _dense_step(
+    size: Size, device: torch.device, wrap: Callable[[nn.Module], nn.Module] = lambda tower: tower
+) -> Callable[[Tensor, Tensor], None]:
+    torch.manual_seed(0)
+    tower = wrap(mlp_of_click_model().to(device))
     dense = torch.optim.Adam(tower.parameters(), lr=1e-3)
     pooled = torch.randn(size.batch, TABLES * DIM).to(device).requires_grad_()
 
@@ -201,16 +219,22 @@ def _rows_alone(session: Session) -> Callable[[list[OnHost]], float]:
     return run
 
 
-def _measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
-    source, link = ZipfBatches(size, hot), link_of(device)
+def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
+    """Returns the figures of training steps with ``hot`` ids in a bag; on the host nothing crosses."""
+    source, link, lack = ZipfBatches(size, hot), link_of(device), _lack_of_fbgemm_on(device)
     batches = [OnHost(*source.make()) for _ in range(max(size.repetitions // _BLOCKS, 2) + _DROPPED)]
-    with _distributed(size, device, f"bench-gpu-{hot}", None) as (session, model):
+    with _distributed(size, device, f"bench-gpu-{hot}", None) as (session, model), job_of_one_rank(device) as reduced:
         runs: dict[str, Callable[[list[OnHost]], float]] = {
             "rows on a shard": _rows_on_a_shard(session, model, device),
             "torch EmbeddingBag": _on_device(_torch_step(size, device), device),
             "dense part": _on_device(_dense_step(size, device), device),
             "pull and push": _rows_alone(session),
         }
+        for backend in backends_of(device):
+            step = _dense_step(size, device, lambda tower, backend=backend: reduced(tower, backend))  # type: ignore[misc]
+            runs[f"dense part, {backend}"] = _on_device(step, device)
+        if not lack:
+            runs["fbgemm TBE"] = _on_device(_fbgemm_step(size, device), device)
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         crossed: list[tuple[int, int, int]] = []
         for block in range(_BLOCKS + 1):
@@ -229,7 +253,21 @@ def _measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
     rate, unit = size.batch / times["rows on a shard"], "samples/s"
     of_torch = times["torch EmbeddingBag"] / times["rows on a shard"]
     copies, there, back = (median([each[index] for each in crossed]) / len(batches) for index in range(3))
+    peers = [
+        Figure(f"{name}: dense part in a job of one rank, {backend}", times[f"dense part, {backend}"] * 1e3, "ms/step",
+               None, times[f"dense part, {backend}"] / times["dense part"], higher_is_better=False)
+        for backend in backends_of(device)
+    ]  # fmt: skip
+    if lack:
+        print(f"bench gpu: no figure of fbgemm's TBE: {lack}")
+    else:
+        seconds_of_tbe = times["fbgemm TBE"]
+        peers.append(Figure(f"{name}: fbgemm TBE on the device", size.batch / seconds_of_tbe, unit))
+        peers.append(
+            Figure(f"{name}: rows on a shard, of TBE", rate, unit, None, seconds_of_tbe / times["rows on a shard"])
+        )
     return [
+        *peers,
         Figure(f"{name}: torch EmbeddingBag on the device", size.batch / times["torch EmbeddingBag"], unit),
         Figure(
             f"{name}: rows on a shard, of torch",
@@ -252,6 +290,11 @@ def _measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
         Figure(f"{name}: to the device", there / 1e6, "MB/step", higher_is_better=False),
         Figure(f"{name}: to the host", back / 1e6, "MB/step", higher_is_better=False),
     ]
+
+
+def _lack_of_fbgemm_on(device: torch.device) -> str:
+    """Returns why fbgemm's TBE cannot be measured on a device; "" when it can."""
+    return lack_of_fbgemm() if device.type in ("cpu", "cuda") else f"it knows no device of kind {device.type}"
 
 
 def _counts(crossings: object) -> tuple[int, int, int]:

@@ -76,7 +76,8 @@ PYTHON_ROOMS = {
     "deploy/examples": {"deploy/launch"},
     "deploy/train": {"deploy/launch", "deploy/preflight"},
     "deploy/ray": {*LOCAL, "deploy/preflight"},
-    "deploy/bench": LOCAL,
+    "deploy/bench/peers": set(),
+    "deploy/bench": {*LOCAL, "deploy/bench/peers"},
     "deploy/reference": {"deploy/train"},
     "deploy/commands": {
         *LOCAL,
