@@ -15,6 +15,17 @@ from .proto.errors import (
     StaleRoute as StaleRoute,
     Unavailable as Unavailable,
 )
+from .proto.features.kinds import (
+    BucketizedFeature as BucketizedFeature,
+    CrossFeature as CrossFeature,
+    HashUnknown as HashUnknown,
+    IdFeature as IdFeature,
+    MultiHotFeature as MultiHotFeature,
+    NumericFeature as NumericFeature,
+    SequenceFeature as SequenceFeature,
+    SplitFeature as SplitFeature,
+    TimeFeature as TimeFeature,
+)
 from .proto.row_keys import hash_key as hash_key
 from .proto.schema import (
     SGD as SGD,
@@ -53,6 +64,7 @@ from .worker.checkpoint import (
     restore as restore,
     save as save,
 )
+from .worker.data.tensor_features import TensorFeatures as TensorFeatures
 from .worker.layers.compile_model import compile_model as compile_model
 from .worker.layers.deferred import deferred as deferred
 from .worker.layers.dense_rows import DenseRows as DenseRows, dense_on_servers as dense_on_servers

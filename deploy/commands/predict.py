@@ -1,4 +1,4 @@
-"""``sparserow predict``: scores the rows of a CSV file with a published model."""
+"""``sparserow predict``: scores the rows of a file with a published model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ def predict(
     model: Annotated[str, typer.Option(help="NAME[@ALIAS|@VERSION].")],
     input_file: Annotated[
         Path,
-        typer.Option("--input", help="CSV file whose columns are the program's arguments: ids, or ids[0], ids[1]."),
+        typer.Option(
+            "--input",
+            help="File of the rows. For a version with features: .parquet, .orc, .arrow, .feather, .jsonl or CSV, with "
+            "their columns. Otherwise CSV with the program's arguments: ids, or ids[0], ids[1].",
+        ),
     ],
     root: options.ModelRoot,
     serving: options.Serving = options.DEFAULT_SERVING,
     output: Annotated[Path | None, typer.Option(help="File to write the lines to. Default: standard output.")] = None,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows in one call of the model.")] = 1024,
 ) -> None:
-    """Score the rows of a CSV file with a published model; its embedding rows come from the serving processes."""
+    """Score the rows of a file with a published model; its embedding rows come from the serving processes."""
     import sys
     from contextlib import nullcontext
 
     from ...proto.errors import InvalidArgument
     from ...serving.client.client import ServingClient
+    from ...serving.inference.column_files import read_columns
     from ...serving.inference.inference import ServedModel
     from ...serving.inference.prediction import format_output, read_batches
 
@@ -38,5 +43,9 @@ def predict(
         ServedModel(client, root) as served,
         nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as lines,
     ):
+        if served.features is not None:
+            for columns in read_columns(input_file, served.features, batch_rows):
+                lines.writelines(f"{line}\n" for line in format_output(served(columns)))
+            return
         for batch in read_batches(input_file, served.inputs, batch_rows):
             lines.writelines(f"{line}\n" for line in format_output(served(*batch)))

@@ -6,6 +6,7 @@ ROOT/MODEL/v000001/                 one version, complete once manifest.json is 
     rows.TABLE.SHARD.N.safetensors  rows (row_parts.py)
     slots.safetensors               a version of each slot that the rows have reached, where live sync begins
     program.pt2                     the model by torch.export, when there is one
+    features.json, vocabulary.N.txt what makes the program's arguments of columns, when it was published with features
     claim.json                      the process that took the number; it stays when the publication is given up
     manifest.json                   the list of all files, with sizes and checksums; written last
 ROOT/MODEL/aliases.json             the aliases, which move between versions (registry.py)
@@ -90,6 +91,7 @@ class ModelManifest:
         program: the exported model; None when only rows were published.
         card: the publisher's facts about the version, such as step, data_position and auc.
         proof: the SHA-256 and signature of the program; None when the previous version of Sparserow published it.
+        features: the files that make the program's arguments of columns; () when it takes tensors.
     """
 
     model: Text
@@ -103,6 +105,7 @@ class ModelManifest:
     program: FileFacts | None = None
     card: dict[str, Any] = field(default_factory=dict)
     proof: ProgramProof | None = None
+    features: tuple[FileFacts, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -113,7 +116,8 @@ class ModelManifest:
     def size(self) -> int:
         """The size of all files that the manifest names, in bytes."""
         parts = sum(part.bytes for table in self.tables for part in table.parts)
-        return parts + self.slots.bytes + (self.program.bytes if self.program is not None else 0)
+        others = (*self.features, *(() if self.program is None else (self.program,)))
+        return int(parts + self.slots.bytes + sum(file.bytes for file in others))
 
     def to_json(self) -> bytes:
         """Returns the bytes of the manifest's file.
@@ -137,6 +141,7 @@ class ModelManifest:
             "slots": asdict(self.slots),
             "program": None if self.program is None else asdict(self.program),
             "program_proof": None if self.proof is None else asdict(self.proof),
+            "features": [asdict(file) for file in self.features],
         }
         data = json.dumps(document, indent=2).encode() + b"\n"
         if len(data) > MOST_BYTES:

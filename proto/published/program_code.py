@@ -27,7 +27,8 @@ _SCALARS = re.compile(
 )
 _FUNCTIONS = frozenset(
     {
-        *("Max", "Min", "Abs", "Mod", "PythonMod", "FloorDiv", "CleanDiv", "CeilDiv", "CeilToInt", "FloorToInt"),
+        *("Add", "Mul", "Max", "Min", "Abs", "Mod", "PythonMod", "FloorDiv", "CleanDiv", "CeilDiv"),
+        *("CeilToInt", "FloorToInt"),
         *("TruncToInt", "TruncToFloat", "ToFloat", "IntTrueDiv", "FloatTrueDiv", "RoundToInt", "RoundDecimal"),
         *("PowByNatural", "FloatPow", "LShift", "RShift", "ModularIndexing", "Identity", "Where", "Piecewise"),
         *("Eq", "Ne", "Ge", "Gt", "Le", "Lt", "And", "Or", "Not", "Integer", "Float", "Rational"),
@@ -60,8 +61,8 @@ def check_code(model: Any, where: str, *, is_signed: bool, is_operator: IsOperat
         _walk(model, "", partial(_check_operator, is_signed=is_signed, is_operator=is_operator))
         for guard in model.get("guards_code", ()):
             _check_expression(guard, is_guard=True)
-        for name in model["range_constraints"]:
-            _check_name(name)
+        for size in model["range_constraints"]:
+            _check_expression(size, is_guard=False)  # of a size that depends on another one, such as s0 + 1
     except _NotAllowed as error:
         raise DataLoss(f"{where}: {error}, which may run code; it is not allowed in a program") from None
 

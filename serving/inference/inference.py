@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch.export.passes import move_to_device_pass
+from torch.utils import _pytree as pytree
 
 from ...cpp_ext import _client
 from ...cpp_ext.device.row_store import KeptRows
@@ -19,6 +22,8 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
 from ...proto.errors import DataLoss, FailedPrecondition, not_allowed, typed_error
+from ...proto.features.compute import Jagged
+from ...proto.features.feature_set import FeatureSet
 from ...proto.published.dense import (
     DenseVersion,
     dense_facts,
@@ -26,6 +31,7 @@ from ...proto.published.dense import (
     read_dense,
     read_dense_proof,
 )
+from ...proto.published.feature_files import read_features
 from ...proto.published.program import trusted_keys
 from ...proto.published.program_proof import check_proof
 from ...proto.published.registry import ModelRegistry
@@ -94,6 +100,8 @@ class _Loaded:
     module: torch.nn.Module
     generation: int  # the generation of the client's connections
     on_device: StepOnDevice | None = None  # None: the program is on the host
+    features: FeatureSet | None = None  # None: the program takes tensors
+    arguments: tuple[str, ...] = ()  # the feature of each argument
     dense: DenseVersion | None = None
 
 
@@ -226,10 +234,11 @@ class ServedModel(Closing):
         """Returns the output of the model's forward, in eval mode.
 
         Args:
-            arguments: the arguments of the forward; see :attr:`inputs`.
+            arguments: the arguments of the forward; see :attr:`inputs`. Of a version with features it may be one
+                table, record batch or mapping with the columns :attr:`columns`.
 
         Raises:
-            InvalidArgument: an id is out of range.
+            InvalidArgument: an id is out of range, or a column is missing or does not fit.
             Unavailable, DeadlineExceeded: a serving shard does not answer.
             FailedPrecondition: the model is closed.
         """
@@ -240,6 +249,8 @@ class ServedModel(Closing):
         if self._closed:
             raise FailedPrecondition("ServedModel: the model is closed")
         loaded = self._loaded
+        if len(arguments) == 1 and isinstance(arguments[0], pa.Table | pa.RecordBatch | Mapping):
+            arguments = _of_columns(loaded, arguments[0])
         try:
             with torch.no_grad():
                 output = self._run(loaded, arguments)
@@ -257,6 +268,17 @@ class ServedModel(Closing):
             return loaded.module(*_there(arguments, loaded.on_device, self._device))
         finally:
             loaded.on_device.forget()  # of this thread: the host's copies of its arguments
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a version with features reads; () of a version whose program takes tensors."""
+        features = self._loaded.features
+        return () if features is None else features.columns
+
+    @property
+    def features(self) -> FeatureSet | None:
+        """The features of the version in use; None when its program takes tensors."""
+        return self._loaded.features
 
     def _folder(self, version: int) -> Folder:
         return ModelRegistry(self._root).folder(self._client.model, version)
@@ -281,7 +303,8 @@ class ServedModel(Closing):
             deadline_ms=self._deadline_ms,
         )
         on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._kept)
-        loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device)
+        features, names = read_features(self._folder(version), manifest.features) or (None, ())
+        loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device, features, names)
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)
         if before is not None:
@@ -330,12 +353,28 @@ class ServedModel(Closing):
         return dataclasses.replace(loaded, module=module, dense=dense)
 
 
-def _there(arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device) -> list[Any]:
+def _of_columns(loaded: _Loaded, columns: Any) -> tuple[Any, ...]:
+    """Returns the arguments of a version's program, made of columns."""
+    if loaded.features is None:
+        raise FailedPrecondition(
+            f"ServedModel: version {loaded.version} was published without features, so its program takes tensors"
+        )
+    arrays = loaded.features(columns, "ServedModel")
+    values = [arrays[name] for name in loaded.arguments]
+    return tuple(
+        tuple(map(tensor_of, value.parts)) if isinstance(value, Jagged) else tensor_of(value) for value in values
+    )
+
+
+def _is_on_host(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _there(arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device) -> tuple[Any, ...]:
     """Returns the arguments on the device; those on the host cross in one copy, and ids are known on both sides."""
-    link = step.link(device)
-    mine = [value for value in arguments if isinstance(value, torch.Tensor) and value.device.type == "cpu"]
-    crossed = iter(BatchOnDevice(link, step.stores, None, mine).receive(step))
-    return [
-        next(crossed) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
-        for value in arguments
-    ]
+    leaves, structure = pytree.tree_flatten(arguments)
+    mine = [value for value in leaves if _is_on_host(value)]
+    crossed = iter(BatchOnDevice(step.link(device), step.stores, None, mine).receive(step))
+    there = [next(crossed) if _is_on_host(value) else value for value in leaves]
+    moved: tuple[Any, ...] = pytree.tree_unflatten(there, structure)
+    return moved

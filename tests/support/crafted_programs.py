@@ -95,9 +95,15 @@ def native_library(entries: Entries, marker: Path) -> None:
     entries["data/aotinductor/model/model.so"] = b"\x7fELF" + bytes(100)
 
 
+def size_of_range(entries: Entries, marker: Path) -> None:
+    """The name of a size, in the place of which an expression of other sizes may stand."""
+    code = f"__import__('pathlib').Path({str(marker)!r}).touch() or s0 + 1"
+    change_model(entries, lambda model: model["range_constraints"].update({code: {"min_val": 1, "max_val": 9}}))
+
+
 ATTACKS: tuple[Callable[[Entries, Path], None], ...] = (
     *(example_inputs, pickled_weight, opaque_constant, legacy_weights),
-    *(expression, guard, operator, argument_name, native_library),
+    *(expression, guard, operator, argument_name, native_library, size_of_range),
 )
 
 

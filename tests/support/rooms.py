@@ -50,7 +50,7 @@ PYTHON_ROOMS = {
     "worker/prefetch": {*SESSION, "worker/data"},
     "worker/row_files": SESSION,
     "worker/checkpoint": {*SESSION, "worker/layers"},
-    "worker/publish": {*SESSION, "worker/layers", "worker/checkpoint"},
+    "worker/publish": {*SESSION, "worker/layers", "worker/checkpoint", "worker/data"},
     "worker/gateway": SESSION,
     "worker/training": {
         *SESSION,

@@ -25,6 +25,7 @@ from ...proto.config.units import format_bytes
 from ...proto.control import ClusterView, ControlClient
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, not_allowed
 from ...proto.grpc_status import error_of_status
+from ...proto.published.feature_files import write_features
 from ...proto.published.manifest import (
     MANIFEST,
     PROGRAM,
@@ -42,11 +43,14 @@ from ...proto.published.row_parts import write_rows, write_tensors
 from ...proto.schema import TableSchema
 from ...proto.security.security import loaded_security, open_channel
 from ..membership.shard_client import shard_client
+from .featured_program import featured_source
 from .program_export import Program, ProgramSource, ProgramTensor, export_program
 
 if TYPE_CHECKING:
     import torch
 
+    from ...proto.features.cells import Columns
+    from ..data.tensor_features import TensorFeatures
     from ..session.session import Session
 
 log = logging.getLogger(__name__)
@@ -92,6 +96,7 @@ class Publication:
         card: facts about the version for the manifest, such as step, data_position or auc.
         program: the dense side, as a model to export or an exported program; None: only rows are published.
         without: the names of tables that are not published.
+        features: the files that make the program's arguments of columns, by name; none: it takes tensors.
     """
 
     name: str
@@ -101,6 +106,7 @@ class Publication:
     card: Mapping[str, Any] = field(default_factory=dict)
     program: ProgramSource | Program | None = None
     without: tuple[str, ...] = ()
+    features: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def publish(
@@ -109,7 +115,8 @@ def publish(
     *,
     root: str,
     model: torch.nn.Module | None = None,
-    example: tuple[Any, ...] | None = None,
+    example: tuple[Any, ...] | Columns | None = None,
+    features: TensorFeatures | None = None,
     dynamic_shapes: Any = None,
     alias: str | None = "live",
     dtype: ServedDtype | Mapping[str, ServedDtype] | None = None,
@@ -126,7 +133,10 @@ def publish(
         name: the name of the model.
         root: the folder of published models, by path or URL.
         model: the model, in any mode; ``torch.export`` exports it in eval mode. None: only rows are published.
-        example: example arguments of the model's forward, needed with ``model``; they are not published.
+        example: example arguments of the model's forward, needed with ``model``; they are not published. With
+            ``features`` they are columns of two rows or more.
+        features: makes the arguments of the model's forward, which has one for each feature, by its name. A served
+            model then takes columns. None: it takes tensors.
         dynamic_shapes: the dimensions that vary, as ``torch.export.export`` takes them. None: the first dimension of
             every tensor of ``example`` varies.
         alias: the alias that names the version afterwards; None: no alias does.
@@ -147,11 +157,11 @@ def publish(
         raise FailedPrecondition("publish: it needs a session of a cluster (sr.connect), not of stores in this process")
     if (model is None) != (example is None):
         raise InvalidArgument("publish: model and example belong together: example=(arguments of model.forward)")
-    program = None if model is None or example is None else ProgramSource(model, example, dynamic_shapes)
+    program, files = _source(model, example, features, dynamic_shapes)
     session.flush()
     tower = None if program is None else session.core.read_dense_rows()
     card = {"step": session.current_step, **(card or {})}
-    publication = Publication(name, root, alias, dtype, card, program, () if tower is None else (tower,))
+    publication = Publication(name, root, alias, dtype, card, program, () if tower is None else (tower,), files)
     done = publish_from(session.core.catalog, session.namespace, publication)
     if done.program_bytes:
         largest = ", ".join(map(str, done.largest_tensors)) or "none"
@@ -161,6 +171,19 @@ def publish(
             file=sys.stderr,
         )
     return done
+
+
+def _source(
+    model: torch.nn.Module | None, example: Any, features: TensorFeatures | None, dynamic_shapes: Any
+) -> tuple[ProgramSource | None, dict[str, bytes]]:
+    """Returns the model to export, and the files of its features by name."""
+    if features is None:
+        return (None if model is None else ProgramSource(model, example, dynamic_shapes)), {}
+    if model is None:
+        raise InvalidArgument("publish.features: has no effect without model")
+    if dynamic_shapes is not None:
+        raise not_allowed("publish.dynamic_shapes", dynamic_shapes, "None with features, which say what varies")
+    return featured_source(model, features, example)
 
 
 def publish_from(
@@ -216,6 +239,7 @@ def publish_from(
             program=facts,
             card=_checked_card(publication.card),
             proof=proof,
+            features=write_features(folder, publication.features),
         )
         folder.put(MANIFEST, manifest.to_json())
     except BaseException:

@@ -1,0 +1,1 @@
+"""Features of a model as pure functions of columns, for training and for serving."""

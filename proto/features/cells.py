@@ -1,0 +1,210 @@
+"""Reads Arrow columns for features: numbers, tokens and lists, without Python for each row.
+
+An error names the feature, the column, and where the data come from; nothing is guessed of a column that does not fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InvalidArgument
+
+Columns: TypeAlias = "pa.Table | pa.RecordBatch | Mapping[str, Any]"
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The texts of a column, each distinct one once.
+
+    Attributes:
+        codes: the number of each cell's text, (n) int64; -1 for a null.
+        texts: the distinct texts, as UTF-8 bytes.
+    """
+
+    codes: npt.NDArray[np.int64]
+    texts: list[bytes]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The cells of a list column.
+
+    Attributes:
+        items: the elements of all lists, one after another, as an Arrow array.
+        lengths: the length of each list, (n) int64; 0 for a null.
+    """
+
+    items: pa.Array
+    lengths: npt.NDArray[np.int64]
+
+
+def table_of(columns: Columns, where: str) -> pa.Table:
+    """Returns columns as a table.
+
+    Args:
+        columns: a table, a record batch, or a mapping from names to sequences of the same length.
+        where: where the data come from, which begins error texts.
+
+    Raises:
+        InvalidArgument: a column is not one that Arrow can take, or their lengths differ.
+    """
+    if isinstance(columns, pa.Table):
+        return columns
+    if isinstance(columns, pa.RecordBatch):
+        return pa.Table.from_batches([columns])
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"{where}: column {name!r}: Arrow cannot take it: {error}") from None
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise InvalidArgument(f"{where}: the columns have different lengths: {said}")
+    return pa.table(arrays)
+
+
+class Cells:
+    """The columns of some rows, as one feature reads them.
+
+    Args:
+        table: the rows.
+        feature: the name of the feature, for error texts.
+        where: where the data come from, which begins error texts.
+    """
+
+    def __init__(self, table: pa.Table, feature: str, where: str) -> None:
+        self._table, self._feature, self._where = table, feature, where
+
+    def refuse(self, column: str, text: str) -> InvalidArgument:
+        """Returns the error of a column that does not fit."""
+        return InvalidArgument(f"{self._where}: column {column!r} of feature {self._feature!r}: {text}")
+
+    def column(self, name: str, *, refuses_null: bool = False) -> pa.Array:
+        """Returns a column as one array.
+
+        Raises:
+            InvalidArgument: there is no such column, and the text has the nearest names; or it has a null.
+        """
+        found = self._table.schema.get_all_field_indices(name)
+        if len(found) != 1:
+            names = self._table.schema.names
+            near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:8]
+            count = "there is no such column" if not found else f"there are {len(found)} columns of this name"
+            raise self.refuse(name, f"{count}; the nearest names: {', '.join(near) or 'none, as there is no column'}")
+        chunks = self._table.column(found[0])
+        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # of an empty column
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        if refuses_null and array.null_count:
+            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            raise self.refuse(name, f"row {row} is null, which on_null refuses")
+        return array
+
+    def numbers(self, name: str, *, refuses_null: bool = False) -> npt.NDArray[np.float64]:
+        """Returns the numbers of a column, (n) float64 with NaN for nulls.
+
+        Raises:
+            InvalidArgument: the column has no numbers, or one that is not finite as a float32.
+        """
+        array = self.column(name, refuses_null=refuses_null)
+        kind = array.type
+        if pa.types.is_null(kind):
+            return np.full(len(array), np.nan)
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        if not (is_number or pa.types.is_boolean(kind)):
+            raise self.refuse(name, f"has type {kind}; a number is needed")
+        values = pc.cast(array, pa.float64(), safe=False)
+        numbers: npt.NDArray[np.float64] = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
+        nulls = array.is_null().to_numpy(zero_copy_only=False)
+        is_bad = ~nulls & ~(np.abs(numbers) <= _FLOAT32_MAX)
+        if is_bad.any():
+            row = int(np.flatnonzero(is_bad)[0])
+            raise self.refuse(name, f"row {row} is {numbers[row]}, which is not finite as a float32")
+        numbers[nulls] = np.nan
+        return numbers
+
+    def tokens(self, name: str, *, refuses_null: bool = False) -> Tokens:
+        """Returns the texts of a column of integers or texts.
+
+        Raises:
+            InvalidArgument: the column has neither, or a null.
+        """
+        return self.tokens_of(name, self.column(name, refuses_null=refuses_null))
+
+    def tokens_of(self, name: str, array: pa.Array) -> Tokens:
+        """Returns the texts of an array that belongs to the column ``name``; see :meth:`tokens`."""
+        if pa.types.is_null(array.type):
+            return Tokens(np.full(len(array), -1, dtype=np.int64), [])
+        if not pa.types.is_dictionary(array.type):
+            self._check_tokens(name, array.type)
+            array = array.dictionary_encode()
+        values = array.dictionary
+        if pa.types.is_null(values.type):
+            return Tokens(np.full(len(array), -1, dtype=np.int64), [])
+        self._check_tokens(name, values.type)
+        if pa.types.is_integer(values.type):
+            values = pc.cast(values, pa.string())
+        codes = array.indices.fill_null(-1) if array.null_count else array.indices
+        numbers = codes.to_numpy(zero_copy_only=False).astype(np.int64)
+        if values.null_count:  # a dictionary may have a null as well
+            numbers = np.where(values.is_null().to_numpy(zero_copy_only=False)[numbers] & (numbers >= 0), -1, numbers)
+            values = values.fill_null("") if pa.types.is_string(values.type) else values
+        texts = [text.encode() if isinstance(text, str) else (text or b"") for text in values.to_pylist()]
+        return Tokens(numbers, texts)
+
+    def _check_tokens(self, name: str, kind: pa.DataType) -> None:
+        is_text = any(
+            test(kind)
+            for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+                         pa.types.is_integer)
+        )  # fmt: skip
+        if not is_text:
+            raise self.refuse(name, f"has type {kind}; an integer or a text is needed")
+
+    def lists(self, name: str, *, refuses_null: bool = False) -> Lists:
+        """Returns the lists of a column.
+
+        Raises:
+            InvalidArgument: the column has no lists, or a null.
+        """
+        array = self.column(name, refuses_null=refuses_null)
+        if pa.types.is_null(array.type):
+            return Lists(pa.array([], pa.string()), np.zeros(len(array), dtype=np.int64))
+        is_list = any(test(array.type) for test in (pa.types.is_list, pa.types.is_large_list,
+                                                    pa.types.is_fixed_size_list))  # fmt: skip
+        if not is_list:
+            raise self.refuse(name, f"has type {array.type}; a list is needed")
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        return Lists(pc.list_flatten(array), lengths)
+
+
+def kept_positions(lengths: npt.NDArray[np.int64], most: int, keep: str) -> npt.NDArray[np.bool_]:
+    """Returns which elements of lists stay when each list is cut, (sum of lengths) bool.
+
+    Args:
+        lengths: the length of each list, (n) int64.
+        most: the number of elements that stay of a list at most.
+        keep: "first" or "last", the end that stays.
+    """
+    begins = np.cumsum(lengths) - lengths
+    places = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
+    if keep == "first":
+        return np.asarray(places < most)
+    return np.asarray(places >= np.repeat(lengths, lengths) - most)
+
+
+def names_of(columns: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names without repeats, in their order."""
+    return tuple(dict.fromkeys(columns))

@@ -1,0 +1,110 @@
+"""Features as files beside a published program: ``features.json`` and a file for each vocabulary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict, TypeAdapter
+
+from ..documents import checked, parse_json
+from ..errors import DataLoss, InvalidArgument
+from .feature_set import FeatureSet
+from .kinds import Feature, NumericFeature, feature_of
+from .vocabulary import Vocabulary
+
+FEATURES = "features.json"
+FORMAT = 1
+MOST_BYTES = 64 << 20
+
+_Text = Annotated[str, Strict()]
+_Numbers = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+
+
+@dataclass(frozen=True)
+class FeatureDocument:
+    """The contents of ``features.json``.
+
+    Attributes:
+        format: the version of the format.
+        features: the options of each feature by its name, in order.
+        statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
+        vocabularies: the file of each vocabulary by the name of its feature.
+        arguments: the feature of each argument of the program, in order.
+    """
+
+    format: Literal[1]
+    features: dict[_Text, dict[_Text, Any]]
+    statistics: dict[_Text, _Numbers]
+    vocabularies: dict[_Text, _Text]
+    arguments: tuple[_Text, ...]
+
+
+_DOCUMENT = TypeAdapter(FeatureDocument)
+
+
+def files_of(features: FeatureSet, arguments: tuple[str, ...]) -> dict[str, bytes]:
+    """Returns the files of a set of features by name, ``features.json`` first.
+
+    Args:
+        features: the features, which lack no statistics.
+        arguments: the names of the arguments of the program, in order, each the name of a feature.
+    """
+    names: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    for number, (name, vocabulary) in enumerate(features.vocabularies.items()):
+        same = next((old for old, data in files.items() if data == vocabulary.data), None)
+        names[name] = same or f"vocabulary.{number}.txt"
+        files[names[name]] = vocabulary.data
+    document = {
+        "format": FORMAT,
+        "features": {feature.name: _options(feature) for feature in features.features},
+        "statistics": {name: list(values) for name, values in features.statistics.items()},
+        "vocabularies": names,
+        "arguments": list(arguments),
+    }
+    return {FEATURES: json.dumps(document, indent=1).encode(), **files}
+
+
+def _options(feature: Feature) -> dict[str, Any]:
+    return feature.model_dump(mode="json", exclude={"name"}, exclude_unset=True) | {"kind": feature.kind}  # type: ignore[attr-defined]
+
+
+def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, tuple[str, ...]]:
+    """Returns the features that files hold, and the names of the program's arguments.
+
+    Args:
+        files: the files by name, as :func:`files_of` made them.
+        where: the place of the files, which begins error texts.
+
+    Raises:
+        DataLoss: a file is missing, or does not hold features.
+    """
+    place = f"{where}/{FEATURES}"
+    document = checked(_DOCUMENT, parse_json(files[FEATURES], place, MOST_BYTES), place)
+    try:
+        features = tuple(feature_of(name, entry) for name, entry in document.features.items())
+        vocabularies = {name: Vocabulary(files[file], file) for name, file in document.vocabularies.items()}
+        given = FeatureSet.of([_without_vocabulary(feature) for feature in features], _no_file).statistics
+    except (InvalidArgument, KeyError) as error:
+        raise DataLoss(f"{place}: is damaged: {error}") from None
+    whole = FeatureSet(features, {**given, **document.statistics}, vocabularies)
+    known = {feature.name for feature in features}
+    needs = {feature.name for feature in features if getattr(feature, "vocabulary", None) is not None}
+    if whole.lacks or set(document.arguments) != known or needs != set(vocabularies):
+        raise DataLoss(f"{place}: is damaged: its features, statistics, vocabularies and arguments do not match")
+    for feature in features:
+        if isinstance(feature, NumericFeature) and feature.scale != "none" and len(whole.statistics[feature.name]) != 2:
+            raise DataLoss(f"{place}: is damaged: statistics.{feature.name} has not two numbers")
+    return whole, document.arguments
+
+
+def _without_vocabulary(feature: Feature) -> Feature:
+    if getattr(feature, "vocabulary", None) is None:
+        return feature
+    return feature.model_copy(update={"vocabulary": None})
+
+
+def _no_file(path: str) -> bytes:
+    raise InvalidArgument(f"{path} is not among the files")

@@ -1,0 +1,173 @@
+"""``FeatureSet``: all features of a model, as a pure function from columns to arrays by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import FailedPrecondition, InvalidArgument
+from .cells import Cells, Columns, names_of, table_of
+from .compute import Array, Statistics, check_zone, computed, numbers_before_buckets, numbers_before_scale
+from .kinds import BucketizedFeature, CrossFeature, Feature, NumericFeature, TimeFeature
+from .statistics import Moments, QuantileSample, Range
+from .vocabulary import Vocabulary
+
+_SAMPLE_SEED = 20
+Opener = Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """The features of a model with what was learnt of them. It does not change; :meth:`fit` returns another one.
+
+    Attributes:
+        features: the features, in the order of the arrays.
+        statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
+        vocabularies: by the name of a feature.
+    """
+
+    features: tuple[Feature, ...]
+    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+
+    @staticmethod
+    def of(features: Sequence[Feature], open_file: Opener) -> FeatureSet:
+        """Returns a set of features with the statistics and vocabularies that they name.
+
+        Args:
+            features: the features; each name is there once.
+            open_file: reads a file by its path or URL.
+
+        Raises:
+            InvalidArgument: there is no feature, a name is there twice, a zone is not known, or a vocabulary is wrong.
+        """
+        names = [feature.name for feature in features]
+        if not names:
+            raise InvalidArgument("features: there is none; allowed: at least one")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidArgument(f"features: two of them have the name {twice!r}")
+        statistics: dict[str, Statistics] = {}
+        vocabularies: dict[str, Vocabulary] = {}
+        for feature in features:
+            if isinstance(feature, NumericFeature) and feature.statistics is not None:
+                statistics[feature.name] = feature.statistics
+            if isinstance(feature, BucketizedFeature) and feature.boundaries is not None:
+                statistics[feature.name] = feature.boundaries
+            if isinstance(feature, TimeFeature) and not check_zone(feature.zone):
+                raise InvalidArgument(
+                    f"features.{feature.name}.zone: {feature.zone!r} is no zone of this machine's time zone database "
+                    "(Debian: tzdata)"
+                )
+            path: str | None = getattr(feature, "vocabulary", None)
+            if path is not None:
+                vocabularies[feature.name] = Vocabulary(open_file(path), path)
+        return FeatureSet(tuple(features), statistics, vocabularies)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all columns that the features read."""
+        return names_of([name for feature in self.features for name in feature.columns])
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The names of features whose statistics a pass over the training data must find first (:meth:`fit`)."""
+        return tuple(
+            feature.name
+            for feature in self.features
+            if getattr(feature, "needs_statistics", False) and feature.name not in self.statistics
+        )
+
+    def fit(self, training: Iterable[Columns], where: str = "features") -> FeatureSet:
+        """Returns the set with the statistics of the training data, found in one pass.
+
+        Mean, deviation and range are exact. Quantiles are exact up to 200,000 rows, and beyond those of a uniform
+        sample of 200,000 rows, drawn with a fixed seed.
+
+        Args:
+            training: the data, as tables, record batches or mappings; not read when no feature lacks statistics.
+            where: where the data come from, which begins error texts.
+
+        Raises:
+            InvalidArgument: a column is missing or does not fit; the text names it.
+        """
+        lacking = [feature for feature in self.features if feature.name in self.lacks]
+        if not lacking:
+            return self
+        learnt: dict[str, Any] = {}
+        for index, feature in enumerate(self.features):
+            if isinstance(feature, NumericFeature):
+                learnt[feature.name] = Moments() if feature.scale == "standardize" else Range()
+            elif isinstance(feature, BucketizedFeature):
+                learnt[feature.name] = QuantileSample(_SAMPLE_SEED + index)
+        for columns in training:
+            table = table_of(columns, where)
+            for feature in lacking:
+                cells = Cells(table, feature.name, where)
+                if isinstance(feature, NumericFeature):
+                    values = numbers_before_scale(feature, cells)
+                else:
+                    assert isinstance(feature, BucketizedFeature)
+                    values = numbers_before_buckets(feature, cells)
+                learnt[feature.name].add(values[~np.isnan(values)])
+        found: dict[str, Statistics] = dict(self.statistics)
+        for feature in lacking:
+            kept = learnt[feature.name]
+            quantiles = getattr(feature, "quantiles", None)
+            found[feature.name] = kept.pair if quantiles is None else kept.edges(quantiles)
+        return FeatureSet(self.features, found, self.vocabularies)
+
+    def __call__(self, columns: Columns, where: str = "features") -> dict[str, Array]:
+        """Returns the arrays of rows by the names of the features, in their order.
+
+        Args:
+            columns: a table, a record batch, or a mapping from names to sequences. Columns that no feature reads are
+                not looked at.
+            where: where the data come from, which begins error texts.
+
+        Returns:
+            For each feature (n) float32, (n) int64, or :class:`Jagged`.
+
+        Raises:
+            InvalidArgument: a column is missing or does not fit; the text names it.
+            FailedPrecondition: a feature lacks statistics.
+        """
+        if self.lacks:
+            raise FailedPrecondition(
+                f"features: {', '.join(self.lacks)} need statistics of the training data; call fit first, or give them"
+            )
+        table = table_of(columns, where)
+        return {
+            feature.name: computed(
+                feature,
+                Cells(table, feature.name, where),
+                self.statistics.get(feature.name),
+                self.vocabularies.get(feature.name),
+            )
+            for feature in self.features
+        }
+
+    def keys_of(self, name: str) -> int | None:
+        """Returns how many keys a feature can give, from 0; None: they have 63 bits, or it gives numbers.
+
+        Args:
+            name: the name of the feature.
+        """
+        feature = next(each for each in self.features if each.name == name)
+        if isinstance(feature, TimeFeature):
+            return {"hour": 24, "weekday": 7, "day": 31, "month": 12}[feature.part] + 1
+        if isinstance(feature, BucketizedFeature):
+            return feature.null_bucket + 1
+        vocabulary = self.vocabularies.get(name)
+        if vocabulary is not None:
+            unknown = feature.unknown  # type: ignore[attr-defined]
+            return len(vocabulary) + ({"row": 1, "refuse": 0}[unknown] if isinstance(unknown, str) else unknown.hash)
+        return getattr(feature, "modulo", None) if not isinstance(feature, CrossFeature) else feature.modulo
+
+    def empty(self) -> pa.Table:
+        """Returns no rows of all columns, each of which is a column of nulls."""
+        return pa.table({name: pa.nulls(0) for name in self.columns})

@@ -1,0 +1,331 @@
+"""The kinds of features: the options of each, as a job file's ``features:`` and Python give them.
+
+A feature has a name, which is the name of the tensor that the model's ``forward`` takes, and one or more columns.
+Features whose values are keys look up a table; several may share one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationError, model_validator
+
+from ..config.config import FromList, StrictModel, describe_error
+from ..errors import InvalidArgument, not_allowed
+
+MOST_KEYS = 1 << 62
+_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+_NAME_FORM = "a name of letters, digits and _, at most 128, that does not begin with a digit"
+
+Pool: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]
+
+
+class Feature(StrictModel):
+    """The base of every kind. ``IdFeature("user", column="user_id")`` makes one.
+
+    Args:
+        given: the name of the feature.
+        options: the attributes of its class.
+
+    Attributes:
+        name: the name of the feature, and of the tensor that the model takes.
+
+    Raises:
+        InvalidArgument: an option is unknown, of a wrong type or out of range; the text names it.
+    """
+
+    name: str = Field(pattern=_NAME, description="Name of the tensor.", json_schema_extra={"allowed": _NAME_FORM})
+
+    def __init__(self, given: str | None = None, /, **options: Any) -> None:
+        try:
+            super().__init__(**options if given is None else {"name": given, **options})
+        except ValidationError as error:
+            text = describe_error(type(self), error.errors()[0]).removeprefix("the document: ")
+            raise InvalidArgument(text) from None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that the feature reads."""
+        column: str | None = getattr(self, "column", None)
+        return (self.name if column is None else column,)
+
+
+class OneColumn(Feature):
+    """The base of kinds that read one column.
+
+    Attributes:
+        column: the name of the column; None: the name of the feature.
+        on_null: what a null becomes: "default" takes ``default``, "refuse" ends the read with an error.
+    """
+
+    column: str | None = Field(None, min_length=1, description="Column; null: the feature's name.")
+    on_null: Literal["default", "refuse"] = Field(
+        "default", description="default: a null takes the feature's default. refuse: it is an error."
+    )
+
+
+class HashUnknown(StrictModel):
+    """Tokens that a vocabulary does not have share ``hash`` rows, chosen by their hash."""
+
+    hash: int = Field(ge=1, le=1 << 32, description="Number of rows that unknown tokens share.")
+
+
+class KeyOptions(StrictModel):
+    """The options that turn a token into a key.
+
+    Attributes:
+        table: the name of the table that the keys look up; None: the name of the feature.
+        modulo: the keys are taken modulo this number; None: they have 63 bits.
+        vocabulary: a file with a token on each line; the key of a token is the number of its line, from 0. None: the
+            key of a token is its hash (``proto/row_keys.py``).
+        unknown: what a token becomes that the vocabulary does not have: "row": the key behind the last line, which all
+            of them share. {"hash": n}: one of n keys behind the last line. "refuse": an error.
+        default: the token of a null.
+    """
+
+    table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
+    modulo: int | None = Field(None, ge=1, le=MOST_KEYS, description="Keys are taken modulo this; null: 63 bits.")
+    vocabulary: str | None = Field(
+        None, min_length=1, description="File with a token on each line, whose number is its key; null: hashed keys."
+    )
+    unknown: Literal["row", "refuse"] | HashUnknown = Field(
+        "row",
+        description="What tokens become that the vocabulary does not have: one row for all, {hash: n} rows, or refuse.",
+    )
+    default: str | int = Field("", description="Token of a null.")
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> KeyOptions:
+        if self.vocabulary is None and "unknown" in self.model_fields_set:
+            raise InvalidArgument("unknown: has no effect without vocabulary")
+        if self.vocabulary is not None and self.modulo is not None:
+            raise InvalidArgument("modulo: has no effect with vocabulary, whose keys are the numbers of its lines")
+        return self
+
+
+class IdFeature(OneColumn, KeyOptions):
+    """A key of an integer or a text; an integer's token is its decimal text. Gives (n) int64."""
+
+    kind: Literal["id"] = "id"
+
+
+class NumericFeature(OneColumn):
+    """A number, changed in this order: ``clip``, ``log1p``, ``scale``. Gives (n) float32.
+
+    Attributes:
+        clip: the least and the greatest value; None: all values.
+        log1p: whether ``sign(x) log(1 + |x|)`` is taken.
+        scale: "standardize": ``(x - mean) / std``; "min_max": ``(x - low) / (high - low)``; "none".
+        statistics: (mean, std) or (low, high) of ``scale``, after ``clip`` and ``log1p``; None: a pass over the
+            training data finds them.
+        default: what a null becomes, after all of it.
+    """
+
+    kind: Literal["dense"] = "dense"
+    clip: Annotated[tuple[float, float] | None, FromList] = Field(None, description="Least and greatest value.")
+    log1p: bool = Field(False, description="Whether sign(x) log(1 + |x|) is taken.")
+    scale: Literal["none", "standardize", "min_max"] = Field(
+        "none", description="standardize: by mean and std; min_max: to [0, 1]."
+    )
+    statistics: Annotated[tuple[float, float] | None, FromList] = Field(
+        None, description="Mean and std, or low and high; null: those of the training data."
+    )
+    default: float = Field(0.0, allow_inf_nan=False, description="What a null becomes.")
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> NumericFeature:
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise not_allowed("clip", list(self.clip), "[low, high] with low < high")
+        if self.statistics is None:
+            return self
+        if self.scale == "none":
+            raise InvalidArgument("statistics: has no effect with scale none")
+        first, second = self.statistics
+        is_right = second > 0 if self.scale == "standardize" else second > first
+        if not (math.isfinite(first) and math.isfinite(second) and is_right):
+            words = "[mean, std] with std > 0" if self.scale == "standardize" else "[low, high] with low < high"
+            raise not_allowed("statistics", list(self.statistics), words)
+        return self
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether a pass over the training data must find mean and std, or low and high."""
+        return self.scale != "none" and self.statistics is None
+
+
+class BucketizedFeature(OneColumn):
+    """The number of the bucket that a number falls into, as a key; a bucket includes its left edge. Gives (n) int64.
+
+    Attributes:
+        boundaries: the edges between buckets, ascending; None: quantiles.
+        quantiles: the number of buckets with as many training samples each; None: boundaries.
+        table: the name of the table that the keys look up; None: the name of the feature.
+
+    The bucket of a null is the number ``quantiles``, or the one behind the last bucket between boundaries. There are
+    fewer buckets than ``quantiles`` when the data have fewer distinct values.
+    """
+
+    kind: Literal["bucketize"] = "bucketize"
+    boundaries: Annotated[tuple[float, ...] | None, FromList] = Field(None, description="Edges between the buckets.")
+    quantiles: int | None = Field(None, ge=2, le=65536, description="Number of buckets of as many samples each.")
+    table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
+
+    @model_validator(mode="after")
+    def _has_edges(self) -> BucketizedFeature:
+        if (self.boundaries is None) == (self.quantiles is None):
+            raise InvalidArgument("boundaries, quantiles: exactly one of them is needed")
+        edges = self.boundaries
+        if edges is not None and (not edges or any(not a < b for a, b in itertools.pairwise(edges))):
+            raise not_allowed("boundaries", list(edges), "numbers in ascending order, at least one")
+        return self
+
+    @property
+    def null_bucket(self) -> int:
+        """The key of a null, which is the greatest key of the feature."""
+        return len(self.boundaries or ()) + 1 if self.quantiles is None else self.quantiles
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether a pass over the training data must find the edges."""
+        return self.quantiles is not None
+
+
+class CrossFeature(Feature):
+    """The key of the values of two or more columns together. Gives (n) int64.
+
+    The key is ``sr.hash_key`` of the tuple of their tokens. A null has the empty token.
+
+    Attributes:
+        of: the names of the columns.
+        modulo: the keys are taken modulo this number; None: they have 63 bits.
+        table: the name of the table that the keys look up; None: the name of the feature.
+    """
+
+    kind: Literal["cross"] = "cross"
+    of: Annotated[tuple[str, ...], FromList] = Field(min_length=2, max_length=16, description="Columns, two or more.")
+    modulo: int | None = Field(None, ge=1, le=MOST_KEYS, description="Keys are taken modulo this; null: 63 bits.")
+    table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that the feature reads."""
+        return self.of
+
+
+class ListOfKeys(OneColumn, KeyOptions):
+    """The base of kinds that give the keys of a list: values (m) int64 and offsets (n + 1) int64.
+
+    A null list is empty, unless ``on_null`` refuses it; a null within a list has the token ``default``.
+
+    Attributes:
+        max_len: the number of keys that a list may have; None: as many as there are.
+    """
+
+    max_len: int | None = Field(None, ge=1, le=1 << 20, description="Most keys of a list; null: no limit.")
+
+
+class MultiHotFeature(ListOfKeys):
+    """The keys of a list column without order, pooled by the model. A list longer than ``max_len`` is refused.
+
+    Attributes:
+        weights: the name of a list column with a weight for each key; None: no weights.
+        pool: how the model pools the rows of a list.
+    """
+
+    kind: Literal["multi_hot"] = "multi_hot"
+    weights: str | None = Field(None, min_length=1, description="List column with a weight of each key.")
+    pool: Pool = Field("sum", description="How the rows of a list are pooled.")
+
+    @model_validator(mode="after")
+    def _weights_can_be_pooled(self) -> MultiHotFeature:
+        if self.weights is not None and self.pool == "max":
+            raise InvalidArgument("weights: is not possible with pool max; allowed: sum, mean, sqrtn")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that the feature reads."""
+        return super().columns if self.weights is None else (*super().columns, self.weights)
+
+
+class SequenceFeature(ListOfKeys):
+    """The keys of a list column in their order. A list longer than ``max_len`` is cut.
+
+    Attributes:
+        keep: the end of a list that is kept when it is cut.
+    """
+
+    kind: Literal["sequence"] = "sequence"
+    keep: Literal["last", "first"] = Field("last", description="End of a list that is kept when it is cut.")
+
+    @model_validator(mode="after")
+    def _keep_has_an_effect(self) -> SequenceFeature:
+        if self.max_len is None and "keep" in self.model_fields_set:
+            raise InvalidArgument("keep: has no effect without max_len")
+        return self
+
+
+class SplitFeature(ListOfKeys):
+    """The keys of the parts of a text, in their order. An empty text has no part. A longer list is cut.
+
+    Attributes:
+        delimiter: the text between two parts.
+        keep: the end of a list that is kept when it is cut.
+        pool: how the model pools the rows of a list; None: it takes them as a sequence.
+    """
+
+    kind: Literal["split"] = "split"
+    delimiter: str = Field("|", min_length=1, max_length=16, description="Text between two parts.")
+    keep: Literal["last", "first"] = Field("last", description="End of a list that is kept when it is cut.")
+    pool: Pool | None = Field(None, description="How the rows of a list are pooled; null: a sequence.")
+
+
+class TimeFeature(OneColumn):
+    """A part of a timestamp as a key, counted from 0. Gives (n) int64.
+
+    A null has a key of its own, behind the others. A timestamp without a zone is in UTC.
+
+    Attributes:
+        part: "hour" (24 keys), "weekday" (7, Monday is 0), "day" of the month (31) or "month" (12).
+        zone: the name of the time zone in which the part is taken.
+        table: the name of the table that the keys look up; None: the name of the feature.
+    """
+
+    kind: Literal["time"] = "time"
+    part: Literal["hour", "weekday", "day", "month"] = Field("hour", description="Part of the timestamp.")
+    zone: str = Field("UTC", min_length=1, description="Time zone in which the part is taken.")
+    table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
+
+
+KINDS: dict[str, type[Feature]] = {
+    "id": IdFeature,
+    "dense": NumericFeature,
+    "bucketize": BucketizedFeature,
+    "cross": CrossFeature,
+    "multi_hot": MultiHotFeature,
+    "sequence": SequenceFeature,
+    "split": SplitFeature,
+    "time": TimeFeature,
+}
+
+
+def feature_of(name: str, options: Mapping[str, Any]) -> Feature:
+    """Returns the feature of an entry of a job file's ``features:``.
+
+    Args:
+        name: the name of the entry.
+        options: the options, with ``kind``.
+
+    Raises:
+        InvalidArgument: an option is unknown, of a wrong type or out of range; the text names it.
+    """
+    kind = options.get("kind")
+    if kind not in KINDS:
+        raise not_allowed(f"features.{name}.kind", kind, ", ".join(KINDS))
+    try:
+        return KINDS[kind](name, **options)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"features.{name}: {error}") from None

@@ -1,0 +1,82 @@
+"""What a pass over training data learns of numbers: mean and deviation, range, quantiles."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+QUANTILE_SAMPLE_ROWS = 200_000
+
+
+class Moments:
+    """A running mean and a running sum of squared deviations (Chan, Golub & LeVeque, 1979)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
+
+    def add(self, values: npt.NDArray[np.float64]) -> None:
+        """Adds values, (n) float64 without NaN."""
+        if not len(values):
+            return
+        mean = float(values.mean())
+        squares = float(np.square(values - mean).sum())
+        total = self.count + len(values)
+        delta = mean - self.mean
+        self._squares += squares + delta * delta * self.count * len(values) / total
+        self.mean += delta * len(values) / total
+        self.count = total
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """The mean and the population standard deviation, which is 1 when all values are equal or none was added."""
+        return self.mean, math.sqrt(self._squares / self.count) if self._squares > 0 else 1.0
+
+
+class Range:
+    """The least and the greatest of the values."""
+
+    def __init__(self) -> None:
+        self._low, self._high = math.inf, -math.inf
+
+    def add(self, values: npt.NDArray[np.float64]) -> None:
+        """Adds values, (n) float64 without NaN."""
+        if len(values):
+            self._low, self._high = min(self._low, float(values.min())), max(self._high, float(values.max()))
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """The least and the greatest value; (least, least + 1) when all are equal, and (0, 1) when none was added."""
+        if self._low > self._high:
+            return 0.0, 1.0
+        return self._low, self._high if self._high > self._low else self._low + 1.0
+
+
+class QuantileSample:
+    """A uniform sample of a stream: each value draws a random rank, and the values with the lowest ranks stay.
+
+    Quantiles are exact up to 200,000 values; beyond, they are those of a sample of that size, drawn by a fixed seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._values = np.empty(0)
+        self._ranks = np.empty(0)
+
+    def add(self, values: npt.NDArray[np.float64]) -> None:
+        """Adds values, (n) float64 without NaN."""
+        self._values = np.concatenate([self._values, values])
+        self._ranks = np.concatenate([self._ranks, self._random.random(len(values))])
+        if len(self._values) > QUANTILE_SAMPLE_ROWS:
+            keep = np.argpartition(self._ranks, QUANTILE_SAMPLE_ROWS)[:QUANTILE_SAMPLE_ROWS]
+            self._values, self._ranks = self._values[keep], self._ranks[keep]
+
+    def edges(self, buckets: int) -> tuple[float, ...]:
+        """Returns the inner edges of so many buckets; with fewer distinct values each has a bucket of its own."""
+        distinct = np.unique(self._values)
+        if len(distinct) <= buckets:
+            return tuple(distinct[1:].tolist())
+        return tuple(np.unique(np.quantile(self._values, np.arange(1, buckets) / buckets, method="higher")).tolist())

@@ -1,0 +1,44 @@
+"""Writes and reads the features of a published program, as files in the folder of its version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import xxhash
+
+from ..checkpoint.folder import Folder
+from ..checkpoint.manifest import FileFacts
+from ..errors import DataLoss
+from ..features.document import FEATURES, features_of
+from ..features.feature_set import FeatureSet
+from .row_parts import read_file
+
+
+def write_features(folder: Folder, files: Mapping[str, bytes]) -> tuple[FileFacts, ...]:
+    """Writes the files of features, as ``features.document.files_of`` made them; returns their entries.
+
+    Args:
+        folder: the folder of the version.
+        files: the files by name.
+    """
+    for name, data in files.items():
+        folder.write(name, [data])
+    return tuple(FileFacts(name, len(data), xxhash.xxh3_64_hexdigest(data)) for name, data in files.items())
+
+
+def read_features(folder: Folder, facts: Sequence[FileFacts]) -> tuple[FeatureSet, tuple[str, ...]] | None:
+    """Returns the features of a version, and the names of the program's arguments; None when it has none.
+
+    Args:
+        folder: the folder of the version.
+        facts: the entries of the files in the manifest.
+
+    Raises:
+        DataLoss: a file is missing, damaged, or does not hold features.
+    """
+    if not facts:
+        return None
+    files = {each.file: bytes(read_file(folder, each)) for each in facts}
+    if FEATURES not in files:
+        raise DataLoss(f"{folder.url}: is damaged: its manifest names features, and not {FEATURES}")
+    return features_of(files, folder.url)

@@ -1,0 +1,219 @@
+"""Features of random columns against plain loops over rows, whatever the layout of the columns in memory."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sparserow as sr
+from sparserow.proto.features.compute import Jagged
+from sparserow.proto.features.document import features_of, files_of
+from sparserow.proto.features.feature_set import FeatureSet
+from sparserow.proto.features.kinds import Feature, HashUnknown
+
+WORDS = ("a", "b", "", "ä", "long " * 9, "0", "7", "c|d", "e|f|g|h", "|")
+VOCABULARY = "a\nb\nä\n7\n"
+ROWS = 60
+
+
+def seeded() -> random.Random:
+    given = os.environ.get("SPARSEROW_TEST_SEED")
+    seed = random.randrange(2**32) if given is None else int(given)
+    print(f"SPARSEROW_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+def columns_of(draw: random.Random, rows: int) -> dict[str, list[Any]]:
+    """A null is at each place with a probability of 15 %."""
+
+    def some(make: Callable[[], Any]) -> list[Any]:
+        return [None if draw.random() < 0.15 else make() for _ in range(rows)]
+
+    lists = some(lambda: [draw.choice(WORDS) if draw.random() > 0.1 else None for _ in range(draw.choice([0, 1, 5]))])
+    begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
+    return {
+        "word": some(lambda: draw.choice(WORDS)),
+        "number": some(lambda: draw.randrange(-5, 2**62)),
+        "value": some(lambda: draw.choice([0.0, -2.5, 3.0, 1e9, draw.gauss(0, 10)])),
+        "list": lists,
+        "weight": [None if each is None else [draw.random() for _ in each] for each in lists],
+        "moment": some(lambda: begin + datetime.timedelta(minutes=draw.randrange(10**6))),
+    }
+
+
+def layouts_of(columns: dict[str, list[Any]], draw: random.Random) -> list[Any]:
+    """The same rows as a mapping, as chunks of a table, with dictionaries, and as a part of a longer table."""
+    plain = pa.table(columns)
+    cut = draw.randrange(len(plain) + 1)
+    chunks = pa.concat_tables([plain.slice(0, cut), plain.slice(cut)])
+    coded = plain
+    for name in ("word", "number"):
+        coded = coded.set_column(coded.schema.get_field_index(name), name, coded.column(name).dictionary_encode())
+    before = plain.slice(0, 3)
+    longer = pa.concat_tables([before, plain, plain.slice(0, 2)]).combine_chunks().slice(len(before), len(plain))
+    return [columns, plain, chunks, coded, longer]
+
+
+def hashed(token: Any, modulo: int | None = None) -> int:
+    key = sr.hash_key("" if token is None else str(token))
+    return key if modulo is None else key % modulo
+
+
+def known(token: str | None, unknown: Any, default: str = "") -> int:
+    lines = VOCABULARY.split("\n")[:-1]
+    text = default if token is None else token
+    if text in lines:
+        return lines.index(text)
+    return len(lines) + (0 if unknown == "row" else hashed(text) % unknown.hash)
+
+
+def part_of(moment: Any, part: str, zone: str) -> int:
+    counts = {"hour": 24, "weekday": 7, "day": 31, "month": 12}
+    if moment is None:
+        return counts[part]
+    local = moment.astimezone(ZoneInfo(zone))
+    return {"hour": local.hour, "weekday": local.weekday(), "day": local.day - 1, "month": local.month - 1}[part]
+
+
+def scaled(value: float | None, first: float, width: float, default: float) -> float:
+    if value is None:
+        return default
+    clipped = min(max(value, -100.0), 100.0)
+    return (math.copysign(math.log1p(abs(clipped)), clipped) - first) / width
+
+
+def expected(feature: Feature, row: dict[str, Any]) -> Any:
+    """A row's value by plain Python: a number, a key, or keys with weights."""
+    match feature:
+        case sr.IdFeature(vocabulary=None):
+            return hashed(row[feature.columns[0]], feature.modulo)
+        case sr.IdFeature():
+            return known(row["word"], feature.unknown, str(feature.default))
+        case sr.NumericFeature():
+            first, second = feature.statistics or (0.0, 1.0)
+            width = second - first if feature.scale == "min_max" else second
+            return scaled(row["value"], first, width, feature.default)
+        case sr.BucketizedFeature():
+            edges, value = feature.boundaries or (), row["value"]
+            return len(edges) + 1 if value is None else sum(edge <= value for edge in edges)
+        case sr.CrossFeature():
+            parts = tuple("" if row[name] is None else str(row[name]) for name in feature.of)
+            return sr.hash_key(parts) % (feature.modulo or 2**63)
+        case sr.TimeFeature():
+            return part_of(row["moment"], feature.part, feature.zone)
+        case sr.MultiHotFeature():
+            return [hashed(each, feature.modulo) for each in row["list"] or []]
+        case sr.SequenceFeature():
+            keys = [hashed(each) for each in row["list"] or []]
+            return keys[-2:] if feature.keep == "last" else keys[:2]
+        case sr.SplitFeature():
+            parts_ = (row["word"] or "").split("|") if row["word"] else []
+            return [hashed(each) for each in parts_][-3:]
+    raise AssertionError(feature)
+
+
+FEATURES: tuple[Feature, ...] = (
+    sr.IdFeature("word"),
+    sr.IdFeature("number", modulo=1000),
+    sr.IdFeature("known", column="word", vocabulary="words", default="b"),
+    sr.IdFeature("hashed", column="word", vocabulary="words", unknown=HashUnknown(hash=3)),
+    sr.NumericFeature("value", clip=(-100.0, 100.0), log1p=True, scale="standardize", statistics=(0.5, 2.0)),
+    sr.NumericFeature("ranged", column="value", clip=(-100.0, 100.0), log1p=True, scale="min_max",
+                      statistics=(-1.0, 3.0), default=0.25),
+    sr.BucketizedFeature("bucket", column="value", boundaries=(-2.5, 0.0, 4.0)),
+    sr.CrossFeature("cross", of=("word", "number", "known_twin"), modulo=10**6),
+    sr.MultiHotFeature("weighted", column="list", weights="weight", modulo=50),
+    sr.SequenceFeature("last", column="list", max_len=2),
+    sr.SequenceFeature("first", column="list", max_len=2, keep="first"),
+    sr.SplitFeature("split", column="word", max_len=3),
+    *(sr.TimeFeature(part, column="moment", part=part, zone="America/New_York")
+      for part in ("hour", "weekday", "day", "month")),
+)  # fmt: skip
+
+
+def read(path: str) -> bytes:
+    assert path == "words"
+    return VOCABULARY.encode()
+
+
+def test_values_are_those_of_loops_over_rows() -> None:
+    draw = seeded()
+    features = FeatureSet.of(FEATURES, read)
+    for rows in (0, 1, ROWS):
+        columns = columns_of(draw, rows)
+        columns["known_twin"] = columns["word"]
+        by_row = [{name: values[at] for name, values in columns.items()} for at in range(rows)]
+        for layout in layouts_of(columns, draw) if rows else [{name: [] for name in columns}]:
+            arrays = features(layout)
+            assert list(arrays) == [feature.name for feature in FEATURES]
+            for feature in FEATURES:
+                wanted, got = [expected(feature, row) for row in by_row], arrays[feature.name]
+                if isinstance(got, Jagged):
+                    assert got.offsets.tolist() == [0, *np.cumsum([len(each) for each in wanted], dtype=int).tolist()]
+                    assert got.values.tolist() == [key for keys in wanted for key in keys], feature
+                elif got.dtype == np.float32:
+                    np.testing.assert_allclose(got, np.array(wanted, np.float32), rtol=1e-6, atol=1e-6)
+                else:
+                    assert got.tolist() == wanted, feature
+            weights = arrays["weighted"].weights
+            flat = [each for values in columns["weight"] for each in values or []]
+            np.testing.assert_array_equal(weights, np.array(flat, np.float32))
+
+
+def test_features_are_the_same_from_their_files() -> None:
+    draw = seeded()
+    columns = columns_of(draw, ROWS)
+    columns["known_twin"] = columns["word"]
+    learnt = (
+        sr.NumericFeature("z", column="value", scale="standardize"),
+        sr.BucketizedFeature("q", column="value", quantiles=5),
+    )
+    features = FeatureSet.of((*FEATURES, *learnt), read).fit([columns])
+    names = tuple(feature.name for feature in features.features)
+    files = files_of(features, names)
+    assert set(files) == {"features.json", "vocabulary.0.txt"}, "two features have the same vocabulary"
+    again, arguments = features_of(files, "s3://models/ctr/v000001")
+    assert (arguments, again.features, again.statistics) == (names, features.features, features.statistics)
+    one, other = features(columns), again(columns)
+    for name in names:
+        for mine, theirs in zip(parts_of(one[name]), parts_of(other[name]), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def parts_of(array: Any) -> tuple[Any, ...]:
+    return array.parts if isinstance(array, Jagged) else (array,)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+def test_statistics_do_not_depend_on_the_pieces_of_the_data(pieces: int) -> None:
+    values = np.random.default_rng(5).normal(3.0, 2.0, 5000)
+    values[::10] = np.nan
+    column = [None if math.isnan(value) else value for value in values]
+    features = FeatureSet.of(
+        (
+            sr.NumericFeature("z", column="v", scale="standardize"),
+            sr.NumericFeature("r", column="v", scale="min_max"),
+            sr.BucketizedFeature("q", column="v", quantiles=10),
+        ),
+        read,
+    )
+    assert features.lacks == ("z", "r", "q")
+    with pytest.raises(sr.FailedPrecondition, match="z, r, q need statistics of the training data; call fit first"):
+        features({"v": column})
+    fitted = features.fit({"v": part.tolist()} for part in np.array_split(np.array(column, object), pieces))
+    arrays, present = fitted({"v": column}), ~np.isnan(values)
+    assert abs(arrays["z"][present].mean()) < 1e-5
+    assert abs(arrays["z"][present].std() - 1) < 1e-5
+    assert (arrays["r"][present].min(), arrays["r"][present].max()) == (0.0, 1.0)
+    counts = np.bincount(arrays["q"], minlength=11)
+    assert counts[10] == 500, "nulls have a bucket of their own"
+    assert np.all(np.abs(counts[:10] - 450) <= 1)
+    assert fitted.keys_of("q") == 11

@@ -1,0 +1,49 @@
+"""Files of columns for ``sparserow predict``: a text stays a text, batches, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import sparserow as sr
+from sparserow.proto.features.feature_set import FeatureSet
+from sparserow.serving.inference.column_files import read_columns
+
+
+def features() -> FeatureSet:
+    return sr.TensorFeatures([sr.IdFeature("user"), sr.NumericFeature("age")]).set
+
+
+def test_a_column_of_csv_that_is_a_key_is_read_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("age,user,other\n1.5,007,x\n2,7,\n")
+    (columns,) = read_columns(path, features(), 10)
+    arrays = features()(columns)
+    assert arrays["user"].tolist() == [sr.hash_key("007"), sr.hash_key("7")]
+    assert arrays["age"].tolist() == [1.5, 2.0]
+
+
+def test_rows_come_in_batches(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.table({"user": range(10), "age": [1.0] * 10, "b": [[1]] * 10}), path, row_group_size=6)
+    batches = list(read_columns(path, features(), 4))
+    assert max(len(batch) for batch in batches) == 4
+    assert pa.concat_tables(batches).column("user").to_pylist() == list(range(10))
+
+
+def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    with pytest.raises(sr.NotFound, match=r"--input .*rows\.csv: the file does not exist"):
+        list(read_columns(path, features(), 4))
+    path.write_text("age,usr\n1,2\n")
+    with pytest.raises(sr.InvalidArgument, match=r"there is no column 'user', which .*; columns: age, usr"):
+        list(read_columns(path, features(), 4))
+    path.write_text("age,user\nold,2\n")
+    with pytest.raises(sr.InvalidArgument, match=r"rows\.csv: .*old"):
+        list(read_columns(path, features(), 4))
+    damaged = tmp_path / "rows.parquet"
+    damaged.write_bytes(b"PAR1 and no more")
+    with pytest.raises(sr.DataLoss, match=r"rows\.parquet: "):
+        list(read_columns(damaged, features(), 4))

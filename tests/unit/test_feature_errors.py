@@ -1,0 +1,139 @@
+"""Features that are wrong: options, columns, vocabularies and files; each error names what is at fault."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sparserow as sr
+from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
+from sparserow.proto.features.document import FEATURES, features_of, files_of
+from sparserow.proto.features.feature_set import FeatureSet
+from sparserow.proto.features.kinds import KINDS, Feature, feature_of
+
+
+def no_file(path: str) -> bytes:
+    raise AssertionError(path)
+
+
+def set_of(*features: Feature) -> FeatureSet:
+    return FeatureSet.of(features, no_file)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"features\.f\.kind: None is not allowed; allowed: id, dense, bucketize, cross, multi_hot"),
+        ({"kind": "embed"}, r"features\.f\.kind: 'embed' is not allowed"),
+        ({"kind": "id", "modulo": 0}, r"features\.f: modulo: 0 is not allowed; allowed: an integer >= 1"),
+        ({"kind": "id", "colum": "x"}, r"features\.f: colum: unknown key; did you mean 'column'"),
+        ({"kind": "id", "unknown": "row"}, "unknown: has no effect without vocabulary"),
+        ({"kind": "id", "vocabulary": "v", "modulo": 3}, "modulo: has no effect with vocabulary"),
+        ({"kind": "dense", "clip": [2, 1]}, r"clip: \[2.0, 1.0\] is not allowed; allowed: \[low, high\]"),
+        ({"kind": "dense", "statistics": [0, 1]}, "statistics: has no effect with scale none"),
+        ({"kind": "dense", "scale": "standardize", "statistics": [0, 0]}, r"allowed: \[mean, std\] with std > 0"),
+        ({"kind": "bucketize"}, "boundaries, quantiles: exactly one of them is needed"),
+        ({"kind": "bucketize", "boundaries": [1, 1]}, "boundaries: .* allowed: numbers in ascending order"),
+        ({"kind": "cross", "of": ["a"]}, r"of: \('a',\) is not allowed; allowed: a sequence"),
+        ({"kind": "multi_hot", "weights": "w", "pool": "max"}, "weights: is not possible with pool max"),
+        ({"kind": "sequence", "keep": "first"}, "keep: has no effect without max_len"),
+        ({"kind": "time", "part": "minute"}, "part: 'minute' is not allowed; allowed: hour, weekday, day, month"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        feature_of("f", options)
+
+
+def test_wrong_sets_are_named() -> None:
+    with pytest.raises(InvalidArgument, match="features: there is none"):
+        set_of()
+    with pytest.raises(InvalidArgument, match="two of them have the name 'a'"):
+        set_of(sr.IdFeature("a"), sr.NumericFeature("a"))
+    with pytest.raises(InvalidArgument, match=r"name: '9a' is not allowed; allowed: a name of letters"):
+        sr.IdFeature("9a")
+    with pytest.raises(InvalidArgument, match=r"features\.t\.zone: 'Mars/Olympus' is no zone"):
+        set_of(sr.TimeFeature("t", zone="Mars/Olympus"))
+    assert set(KINDS) == {"id", "dense", "bucketize", "cross", "multi_hot", "sequence", "split", "time"}
+
+
+@pytest.mark.parametrize(
+    ("feature", "columns", "message"),
+    [
+        (sr.IdFeature("user"), {"usr": [1]}, "log.parquet: column 'user' of feature 'user': .* nearest names: usr"),
+        (sr.IdFeature("a"), {"a": [1.5]}, "column 'a' .* has type double; an integer or a text is needed"),
+        (sr.NumericFeature("a"), {"a": ["x"]}, "column 'a' .* has type string; a number is needed"),
+        (sr.NumericFeature("a"), {"a": [1.0, float("inf")]}, "row 1 is inf, which is not finite as a float32"),
+        (sr.NumericFeature("a", on_null="refuse"), {"a": [1.0, None]}, "row 1 is null, which on_null refuses"),
+        (sr.IdFeature("a", on_null="refuse"), {"a": [None, 1]}, "row 0 is null, which on_null refuses"),
+        (sr.MultiHotFeature("a"), {"a": ["x"]}, "has type string; a list is needed"),
+        (sr.MultiHotFeature("a", max_len=1), {"a": [[1], [1, 2]]}, r"row 1 has 2 keys; allowed: at most 1 \(max_len\)"),
+        (sr.MultiHotFeature("a", weights="w"), {"a": [[1, 2]], "w": [[1.0]]}, "row 0 has 1 weights for 2 keys"),
+        (sr.MultiHotFeature("a", weights="w"), {"a": [[1]], "w": [[None]]}, "a weight is null or not finite"),
+        (sr.SequenceFeature("a", on_null="refuse"), {"a": [[1, None]]}, "a list has a null, which on_null refuses"),
+        (sr.TimeFeature("a"), {"a": ["noon"]}, "has type string; a timestamp is needed"),
+        (sr.IdFeature("a"), {"a": [1], "b": [1, 2]}, "the columns have different lengths: a 1, b 2"),
+        (sr.IdFeature("a"), {"a": [1, "x"]}, "column 'a': Arrow cannot take it"),
+    ],
+)
+def test_wrong_columns_are_named(feature: Feature, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        set_of(feature)(columns, "log.parquet")
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    table = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(InvalidArgument, match="there are 2 columns of this name"):
+        set_of(sr.IdFeature("a"))(table)
+
+
+def test_vocabularies_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    with pytest.raises(NotFound, match=r"words\.txt: the file does not exist"):
+        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+    path.write_bytes(b"")
+    with pytest.raises(InvalidArgument, match="the file has no line"):
+        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+    path.write_bytes(b"x\ny\nx\n")
+    with pytest.raises(InvalidArgument, match="line 3 repeats line 1, 'x'"):
+        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+    path.write_bytes(b"x\r\ny")
+    features = sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path), unknown="refuse", default="y")])
+    assert features.keys_of("a") == 2
+    assert features({"a": ["y", "x", None]})["a"].tolist() == [1, 0, 1]
+    with pytest.raises(InvalidArgument, match=r"'z' is not in the vocabulary .*words\.txt, and unknown is refuse"):
+        features({"a": ["x", "z"]})
+
+
+def test_damaged_documents_are_refused() -> None:
+    features = set_of(sr.IdFeature("a"), sr.BucketizedFeature("b", quantiles=2)).fit([{"a": [1], "b": [1.0]}])
+    whole = files_of(features, ("a", "b"))
+    document = json.loads(whole[FEATURES])
+    assert features_of(whole, "v1")[0].features == features.features
+    for change in (
+        {"format": 2},
+        {"features": []},
+        {"features": {"a": {"kind": "id", "modulo": 0}, "b": document["features"]["b"]}},
+        {"statistics": {}},
+        {"statistics": {"b": ["x"]}},
+        {"arguments": ["a"]},
+        {"arguments": 3},
+        {"vocabularies": {"a": "absent.txt"}},
+    ):
+        damaged = {FEATURES: json.dumps({**document, **change}).encode()}
+        with pytest.raises(DataLoss, match=r"v1/features\.json: is damaged"):
+            features_of(damaged, "v1")
+    with pytest.raises(DataLoss, match="it is not JSON"):
+        features_of({FEATURES: b"{"}, "v1")
+
+
+def test_a_timestamp_without_a_zone_is_in_utc() -> None:
+    noon = datetime.datetime(2026, 7, 1, 12)
+    features = set_of(sr.TimeFeature("t", zone="Asia/Tokyo"))
+    assert features({"t": [noon, None]})["t"].tolist() == [21, 24]
+    assert features({"t": np.array(["2026-07-01T12"], dtype="datetime64[s]")})["t"].tolist() == [21]

@@ -1,0 +1,88 @@
+"""``TensorFeatures``: features of a model in Python, from columns to the tensors that its ``forward`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from ...cpp_ext.torch_arrays import tensor_of
+from ...proto.checkpoint.folder import Folder
+from ...proto.errors import NotFound
+from ...proto.features.cells import Columns
+from ...proto.features.compute import Array, Jagged
+from ...proto.features.feature_set import FeatureSet
+from ...proto.features.kinds import Feature
+from ...proto.features.vocabulary import MOST_BYTES
+
+Tensors: TypeAlias = "dict[str, Tensor | tuple[Tensor, ...]]"
+
+
+class TensorFeatures:
+    """The features of a model, as a function from columns to tensors by name.
+
+    A published version holds them (``publish(features=)``), so that serving computes the same values.
+
+    Args:
+        features: the features: ``sr.IdFeature``, ``sr.NumericFeature``, ``sr.BucketizedFeature``, ``sr.CrossFeature``,
+            ``sr.MultiHotFeature``, ``sr.SequenceFeature``, ``sr.SplitFeature``, ``sr.TimeFeature``.
+
+    Attributes:
+        set: the features without torch, with what was learnt of the training data.
+
+    Raises:
+        InvalidArgument: two features have one name, or a vocabulary is not one.
+        NotFound: the file of a vocabulary does not exist.
+    """
+
+    def __init__(self, features: Sequence[Feature] | FeatureSet) -> None:
+        self.set = features if isinstance(features, FeatureSet) else FeatureSet.of(features, _read)
+
+    def fit(self, training: Iterable[Columns]) -> TensorFeatures:
+        """Returns the features with the statistics of the training data: means, ranges, quantiles.
+
+        Args:
+            training: the data, as tables, record batches or mappings, which are read once. They are not read when no
+                feature lacks statistics.
+
+        Raises:
+            InvalidArgument: a column is missing or does not fit; the text names it.
+        """
+        return TensorFeatures(self.set.fit(training))
+
+    def keys_of(self, name: str) -> int | None:
+        """Returns how many keys a feature can give, from 0; None: they have 63 bits, or it gives numbers."""
+        return self.set.keys_of(name)
+
+    def __call__(self, columns: Columns) -> Tensors:
+        """Returns the tensors of rows by the names of the features, in their order.
+
+        Args:
+            columns: an Arrow table, a record batch, or a mapping from names to sequences. Columns that no feature
+                reads are not looked at.
+
+        Returns:
+            For each feature a tensor (n), float32 of numbers and int64 of keys; for lists a tuple of values (m) int64
+            and offsets (n + 1) int64, and weights (m) float32 where the feature has some. ``nn.EmbeddingBag`` with
+            ``include_last_offset=True`` takes them.
+
+        Raises:
+            InvalidArgument: a column is missing or does not fit; the text names it.
+            FailedPrecondition: a feature lacks statistics.
+        """
+        return {name: _tensors(array) for name, array in self.set(columns).items()}
+
+
+def _tensors(array: Array) -> Tensor | tuple[Tensor, ...]:
+    if isinstance(array, Jagged):
+        return tuple(tensor_of(part) for part in array.parts)
+    return tensor_of(array)
+
+
+def _read(path: str) -> bytes:
+    parent, _, name = path.rpartition("/")
+    folder = Folder(parent or ".")
+    if not folder.exists(name):
+        raise NotFound(f"vocabulary {path}: the file does not exist")
+    return bytes(folder.read_small(name, MOST_BYTES))
