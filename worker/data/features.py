@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...proto.features.statistics import Moments, QuantileSample
 from .line_decoder import Lines
 
-_QUANTILE_SAMPLE_ROWS = 200_000
 _SAMPLE_SEED = 20
 
 
@@ -150,64 +150,18 @@ def fit(spec: FeatureSpec, training: Iterable[Lines]) -> Features:
     width = len(spec.dense)
     if not spec.needs_fit:
         return Features(spec, np.zeros(width), np.ones(width))
-    moments = [_Moments() for _ in spec.dense]
-    samples = [_Sample(seed=_SAMPLE_SEED + index) for index in range(len(spec.buckets))]
+    moments = [Moments() for _ in spec.dense]
+    samples = [QuantileSample(seed=_SAMPLE_SEED + index) for index in range(len(spec.buckets))]
     for lines in training:
         for feature, moment in zip(spec.dense, moments, strict=True):
             if feature.standardize:
                 moment.add(_present(_transformed(lines, feature)))
         for bucket, sample in zip(spec.buckets, samples, strict=True):
             sample.add(_present(lines.numeric[:, bucket.source]))
-    edges = tuple(sample.edges(bucket.buckets) for bucket, sample in zip(spec.buckets, samples, strict=True))
-    return Features(spec, np.array([m.mean for m in moments]), np.array([m.std for m in moments]), edges)
+    edges = tuple(np.array(sample.edges(bucket.buckets)) for bucket, sample in zip(spec.buckets, samples, strict=True))
+    pairs = np.array([moment.pair for moment in moments]).reshape(width, 2)
+    return Features(spec, pairs[:, 0], pairs[:, 1], edges)
 
 
 def _present(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return value[~np.isnan(value)]
-
-
-class _Moments:
-    """A running mean and a running sum of squared deviations."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._squares = 0.0
-
-    def add(self, values: npt.NDArray[np.float64]) -> None:
-        if not len(values):
-            return
-        mean = float(values.mean())
-        squares = float(np.square(values - mean).sum())
-        total = self.count + len(values)
-        delta = mean - self.mean
-        self._squares += squares + delta * delta * self.count * len(values) / total
-        self.mean += delta * len(values) / total
-        self.count = total
-
-    @property
-    def std(self) -> float:
-        """The population standard deviation; 1 when all values are equal, or none was added."""
-        return (self._squares / self.count) ** 0.5 if self._squares > 0 else 1.0
-
-
-class _Sample:
-    """A uniform sample of a stream: each value draws a random rank, and the values with the lowest ranks stay."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-        self._values = np.empty(0)
-        self._ranks = np.empty(0)
-
-    def add(self, values: npt.NDArray[np.float64]) -> None:
-        self._values = np.concatenate([self._values, values])
-        self._ranks = np.concatenate([self._ranks, self._random.random(len(values))])
-        if len(self._values) > _QUANTILE_SAMPLE_ROWS:
-            keep = np.argpartition(self._ranks, _QUANTILE_SAMPLE_ROWS)[:_QUANTILE_SAMPLE_ROWS]
-            self._values, self._ranks = self._values[keep], self._ranks[keep]
-
-    def edges(self, buckets: int) -> npt.NDArray[np.float64]:
-        distinct = np.unique(self._values)
-        if len(distinct) <= buckets:
-            return distinct[1:]
-        return np.unique(np.quantile(self._values, np.arange(1, buckets) / buckets, method="higher"))
