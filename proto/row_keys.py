@@ -6,7 +6,8 @@ table and serving client computes it with this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 from .errors import InvalidArgument, not_allowed
 
 KeyArray: TypeAlias = NDArray[np.uint64]
+TextHasher: TypeAlias = Callable[[NDArray[np.int64], Any], NDArray[np.int64]]
 Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str] | Sequence[bytes]"
 
 
@@ -37,6 +39,19 @@ def hash_key(value: str | bytes | tuple[str | bytes, ...]) -> int:
 def hash_keys(tokens: Iterable[bytes]) -> NDArray[np.int64]:
     """Returns the keys of tokens, (n) non-negative int64 in their order; each is :func:`hash_key` of its token."""
     return np.fromiter((xxh3_64_intdigest(token) >> 1 for token in tokens), dtype=np.int64)
+
+
+def hash_texts(offsets: NDArray[np.int64], texts: Any) -> NDArray[np.int64]:
+    """Returns the keys of texts that lie one after another, (n) int64; each is :func:`hash_key` of its text.
+
+    A process with the native library has a faster function of the same arguments, ``_client.text_keys``.
+
+    Args:
+        offsets: where each text begins in ``texts``, and the end of the last one, (n + 1) int64.
+        texts: the bytes of the texts, as a buffer.
+    """
+    data, places = memoryview(texts), offsets.tolist()
+    return hash_keys(bytes(data[begin:end]) for begin, end in itertools.pairwise(places))
 
 
 def as_keys(keys: Keys) -> KeyArray:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidArgument
+from ..row_keys import TextHasher
 
 Columns: TypeAlias = "pa.Table | pa.RecordBatch | Mapping[str, Any]"
 
@@ -24,15 +25,24 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Tokens:
-    """The texts of a column, each distinct one once.
+    """The texts of a column.
 
     Attributes:
         codes: the number of each cell's text, (n) int64; -1 for a null.
-        texts: the distinct texts, as UTF-8 bytes.
+        texts: the texts as a large binary array of UTF-8 without nulls. One may be there twice.
     """
 
     codes: npt.NDArray[np.int64]
-    texts: list[bytes]
+    texts: pa.Array
+
+    def hashed(self, hasher: TextHasher) -> npt.NDArray[np.int64]:
+        """Returns the key of each of ``texts``, (number of texts) int64."""
+        _, offsets, data = self.texts.buffers()
+        places = np.frombuffer(offsets, np.int64, count=len(self.texts) + 1, offset=self.texts.offset * 8)
+        return hasher(places, b"" if data is None else data)
+
+
+_NO_TEXTS = pa.array([], pa.large_binary())
 
 
 @dataclass(frozen=True)
@@ -82,10 +92,14 @@ class Cells:
         table: the rows.
         feature: the name of the feature, for error texts.
         where: where the data come from, which begins error texts.
+        hasher: makes keys of texts.
+
+    Attributes:
+        hasher: the argument of that name.
     """
 
-    def __init__(self, table: pa.Table, feature: str, where: str) -> None:
-        self._table, self._feature, self._where = table, feature, where
+    def __init__(self, table: pa.Table, feature: str, where: str, hasher: TextHasher) -> None:
+        self._table, self._feature, self._where, self.hasher = table, feature, where, hasher
 
     def refuse(self, column: str, text: str) -> InvalidArgument:
         """Returns the error of a column that does not fit."""
@@ -136,33 +150,40 @@ class Cells:
         return numbers
 
     def tokens(self, name: str, *, refuses_null: bool = False) -> Tokens:
-        """Returns the texts of a column of integers or texts.
+        """Returns the texts of a column of integers or texts, each distinct one once.
 
         Raises:
             InvalidArgument: the column has neither, or a null.
         """
         return self.tokens_of(name, self.column(name, refuses_null=refuses_null))
 
-    def tokens_of(self, name: str, array: pa.Array) -> Tokens:
-        """Returns the texts of an array that belongs to the column ``name``; see :meth:`tokens`."""
+    def tokens_of(self, name: str, array: pa.Array, *, is_distinct: bool = True) -> Tokens:
+        """Returns the texts of an array that belongs to the column ``name``; see :meth:`tokens`.
+
+        Args:
+            name: the name of the column.
+            array: the array.
+            is_distinct: whether each distinct text is there once; otherwise an array without a dictionary has a text
+                for each cell.
+        """
         if pa.types.is_null(array.type):
-            return Tokens(np.full(len(array), -1, dtype=np.int64), [])
+            return Tokens(np.full(len(array), -1, dtype=np.int64), _NO_TEXTS)
         if not pa.types.is_dictionary(array.type):
             self._check_tokens(name, array.type)
+            if not is_distinct:
+                codes = np.where(array.is_null().to_numpy(zero_copy_only=False), -1, np.arange(len(array)))
+                return Tokens(codes, _as_bytes(array))
             array = array.dictionary_encode()
         values = array.dictionary
         if pa.types.is_null(values.type):
-            return Tokens(np.full(len(array), -1, dtype=np.int64), [])
+            return Tokens(np.full(len(array), -1, dtype=np.int64), _NO_TEXTS)
         self._check_tokens(name, values.type)
-        if pa.types.is_integer(values.type):
-            values = pc.cast(values, pa.string())
         codes = array.indices.fill_null(-1) if array.null_count else array.indices
         numbers = codes.to_numpy(zero_copy_only=False).astype(np.int64)
         if values.null_count:  # a dictionary may have a null as well
-            numbers = np.where(values.is_null().to_numpy(zero_copy_only=False)[numbers] & (numbers >= 0), -1, numbers)
-            values = values.fill_null("") if pa.types.is_string(values.type) else values
-        texts = [text.encode() if isinstance(text, str) else (text or b"") for text in values.to_pylist()]
-        return Tokens(numbers, texts)
+            is_null = values.is_null().to_numpy(zero_copy_only=False)
+            numbers = np.where(is_null[numbers] & (numbers >= 0), -1, numbers)
+        return Tokens(numbers, _as_bytes(values))
 
     def _check_tokens(self, name: str, kind: pa.DataType) -> None:
         is_text = any(
@@ -188,6 +209,17 @@ class Cells:
             raise self.refuse(name, f"has type {array.type}; a list is needed")
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         return Lists(pc.list_flatten(array), lengths)
+
+
+def _as_bytes(values: pa.Array) -> pa.Array:
+    """Returns texts, bytes or integers as a large binary array; a null has the empty text."""
+    texts = (
+        values
+        if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+        else (pc.cast(values, pa.large_string()))
+    )
+    made = pc.cast(texts, pa.large_binary())
+    return made.fill_null(b"") if made.null_count else made
 
 
 def kept_positions(lengths: npt.NDArray[np.int64], most: int, keep: str) -> npt.NDArray[np.bool_]:

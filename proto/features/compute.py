@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..row_keys import hash_key, hash_keys
+from ..row_keys import hash_key
 from .cells import Cells, Lists, Tokens, kept_positions
 from .kinds import (
     BucketizedFeature,
@@ -100,8 +100,8 @@ def computed(feature: Feature, cells: Cells, statistics: Statistics | None, voca
         return np.where(np.isnan(values), feature.null_bucket, buckets).astype(np.int64)
     if isinstance(feature, IdFeature):
         column = feature.columns[0]
-        tokens = cells.tokens(column, refuses_null=feature.on_null == "refuse")
-        return _keys(feature, tokens, vocabulary, cells, column)
+        array = cells.column(column, refuses_null=feature.on_null == "refuse")
+        return _keys(feature, column, array, vocabulary, cells)
     if isinstance(feature, CrossFeature):
         return _cross(feature, cells)
     if isinstance(feature, TimeFeature):
@@ -121,31 +121,30 @@ def _numeric(feature: NumericFeature, cells: Cells, statistics: Statistics | Non
 
 
 def _keys(
-    feature: KeyOptions, tokens: Tokens, vocabulary: Vocabulary | None, cells: Cells, column: str
+    feature: KeyOptions, name: str, array: pa.Array, vocabulary: Vocabulary | None, cells: Cells
 ) -> npt.NDArray[np.int64]:
-    """Returns the key of each token, (n) int64."""
-    texts = [*tokens.texts, str(feature.default).encode()]  # the last one is taken by the code -1
+    """Returns the key of each cell of an array that belongs to the column ``name``, (n) int64."""
+    tokens = cells.tokens_of(name, array, is_distinct=vocabulary is not None)
+    default = str(feature.default).encode()
     if vocabulary is None:
-        keys = hash_keys(texts)
+        keys = np.append(tokens.hashed(cells.hasher), hash_key(default))  # the code -1 takes the last one
         return (keys if feature.modulo is None else keys % feature.modulo)[tokens.codes]
+    texts = pa.concat_arrays([tokens.texts, pa.array([default], pa.large_binary())])
     keys = vocabulary.keys(texts)
     unknown = keys < 0
-    if unknown.any():
-        keys[unknown] = _unknown(
-            feature, vocabulary, [text for text, is_it in zip(texts, unknown, strict=True) if is_it]
-        )
-        used = keys[tokens.codes]
-        if feature.unknown == "refuse" and (used < 0).any():
-            row = int(np.flatnonzero(used < 0)[0])
-            token = texts[tokens.codes[row]].decode(errors="replace")
-            raise cells.refuse(column, f"{token!r} is not in the vocabulary {vocabulary.name}, and unknown is refuse")
-    return keys[tokens.codes]
-
-
-def _unknown(feature: KeyOptions, vocabulary: Vocabulary, texts: list[bytes]) -> npt.NDArray[np.int64] | int:
+    if not unknown.any():
+        return keys[tokens.codes]
     if isinstance(feature.unknown, HashUnknown):
-        return len(vocabulary) + hash_keys(texts) % feature.unknown.hash
-    return len(vocabulary) if feature.unknown == "row" else -1
+        hashed = Tokens(tokens.codes, texts).hashed(cells.hasher) % feature.unknown.hash
+        keys = np.where(unknown, len(vocabulary) + hashed, keys)
+    elif feature.unknown == "row":
+        keys = np.where(unknown, len(vocabulary), keys)
+    used = keys[tokens.codes]
+    if (used < 0).any():
+        row = int(np.flatnonzero(used < 0)[0])
+        token = texts[int(tokens.codes[row]) % len(texts)].as_py().decode(errors="replace")
+        raise cells.refuse(name, f"{token!r} is not in the vocabulary {vocabulary.name}, and unknown is refuse")
+    return used
 
 
 def _cross(feature: CrossFeature, cells: Cells) -> npt.NDArray[np.int64]:
@@ -156,13 +155,17 @@ def _cross(feature: CrossFeature, cells: Cells) -> npt.NDArray[np.int64]:
         combined = np.unique(mixed, return_inverse=True)[1].astype(np.int64)
     _, first, inverse = np.unique(combined, return_index=True, return_inverse=True)
     rows = zip(*(part.codes[first].tolist() for part in parts), strict=True)
+    texts = [part.texts.to_pylist() for part in parts]
     keys = np.fromiter(
-        (hash_key(tuple(b"" if code < 0 else part.texts[code] for part, code in zip(parts, row, strict=True)))
-         for row in rows),
+        (hash_key(tuple(_text(some, code) for some, code in zip(texts, row, strict=True))) for row in rows),
         dtype=np.int64,
         count=len(first),
     )  # fmt: skip
     return (keys if feature.modulo is None else keys % feature.modulo)[inverse]
+
+
+def _text(texts: list[bytes], code: int) -> bytes:
+    return b"" if code < 0 else texts[code]
 
 
 def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
@@ -200,17 +203,28 @@ def _list_of_keys(
     items = lists.items
     if refuses and items.null_count:
         raise cells.refuse(column, "a list has a null, which on_null refuses")
-    values = _keys(feature, cells.tokens_of(column, items), vocabulary, cells, column)
+    values = _keys(feature, column, items, vocabulary, cells)
     made = Jagged(values, _offsets_of(lists.lengths), _weights(feature, cells, lists))
     return _cut(feature, made, lists.lengths, cells, column)
 
 
 def _split(feature: SplitFeature, cells: Cells, column: str, refuses: bool) -> Lists:
     tokens = cells.tokens(column, refuses_null=refuses)
-    distinct = [text.split(feature.delimiter.encode()) if text else [] for text in tokens.texts]
-    lists = pa.array([*distinct, []], type=pa.list_(pa.binary())).take(pa.array(np.where(
-        tokens.codes < 0, len(distinct), tokens.codes)))  # fmt: skip
-    return Lists(pc.list_flatten(lists), pc.list_value_length(lists).to_numpy().astype(np.int64))
+    parts = pc.split_pattern(pc.cast(tokens.texts, pa.binary()), feature.delimiter)
+    lengths = pc.list_value_length(parts).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths[pc.binary_length(tokens.texts).to_numpy(zero_copy_only=False) == 0] = 0  # an empty text has no part
+    of_text = pa.ListArray.from_arrays(
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        pc.list_flatten(parts).filter(_parts_kept(parts, lengths)),
+    )
+    lists = pa.concat_arrays([of_text, pa.array([[]], of_text.type)]).take(pa.array(tokens.codes % (len(of_text) + 1)))
+    return Lists(pc.list_flatten(lists), pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64))
+
+
+def _parts_kept(parts: pa.Array, lengths: npt.NDArray[np.int64]) -> pa.Array:
+    """Returns which parts of texts count, as an Arrow array: those of texts that are not empty."""
+    found = pc.list_value_length(parts).to_numpy(zero_copy_only=False)
+    return pa.array(np.repeat(lengths > 0, found))
 
 
 def _weights(feature: KeyOptions, cells: Cells, lists: Lists) -> npt.NDArray[np.float32] | None:

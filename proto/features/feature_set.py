@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import FailedPrecondition, InvalidArgument
+from ..row_keys import TextHasher, hash_texts
 from .cells import Cells, Columns, names_of, table_of
 from .compute import Array, Statistics, check_zone, computed, numbers_before_buckets, numbers_before_scale
 from .kinds import BucketizedFeature, CrossFeature, Feature, NumericFeature, TimeFeature
@@ -28,11 +29,13 @@ class FeatureSet:
         features: the features, in the order of the arrays.
         statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
         vocabularies: by the name of a feature.
+        hasher: makes keys of texts.
     """
 
     features: tuple[Feature, ...]
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    hasher: TextHasher = field(default=hash_texts, compare=False)
 
     @staticmethod
     def of(features: Sequence[Feature], open_file: Opener) -> FeatureSet:
@@ -107,7 +110,7 @@ class FeatureSet:
         for columns in training:
             table = table_of(columns, where)
             for feature in lacking:
-                cells = Cells(table, feature.name, where)
+                cells = Cells(table, feature.name, where, self.hasher)
                 if isinstance(feature, NumericFeature):
                     values = numbers_before_scale(feature, cells)
                 else:
@@ -119,7 +122,7 @@ class FeatureSet:
             kept = learnt[feature.name]
             quantiles = getattr(feature, "quantiles", None)
             found[feature.name] = kept.pair if quantiles is None else kept.edges(quantiles)
-        return FeatureSet(self.features, found, self.vocabularies)
+        return replace(self, statistics=found)
 
     def __call__(self, columns: Columns, where: str = "features") -> dict[str, Array]:
         """Returns the arrays of rows by the names of the features, in their order.
@@ -144,7 +147,7 @@ class FeatureSet:
         return {
             feature.name: computed(
                 feature,
-                Cells(table, feature.name, where),
+                Cells(table, feature.name, where, self.hasher),
                 self.statistics.get(feature.name),
                 self.vocabularies.get(feature.name),
             )

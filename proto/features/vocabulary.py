@@ -31,7 +31,7 @@ class Vocabulary:
             raise InvalidArgument(f"vocabulary {name}: the file has no line")
         self.name = name
         self.data = data
-        self._tokens = pa.array([line.removesuffix(b"\r") for line in lines], type=pa.binary())
+        self._tokens = pa.array([line.removesuffix(b"\r") for line in lines], type=pa.large_binary())
         if len(pc.unique(self._tokens)) < len(self._tokens):
             seen: dict[bytes, int] = {}
             for number, token in enumerate(self._tokens.to_pylist(), 1):
@@ -43,8 +43,12 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def keys(self, tokens: list[bytes]) -> npt.NDArray[np.int64]:
-        """Returns the keys of tokens, (n) int64; -1 for one that the vocabulary does not have."""
-        found = pc.index_in(pa.array(tokens, type=pa.binary()), value_set=self._tokens)
+    def keys(self, tokens: pa.Array) -> npt.NDArray[np.int64]:
+        """Returns the keys of tokens, (n) int64; -1 for one that the vocabulary does not have.
+
+        Args:
+            tokens: a large binary array.
+        """
+        found = pc.index_in(tokens, value_set=self._tokens)
         keys: npt.NDArray[np.int64] = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
         return keys

@@ -50,16 +50,23 @@ def columns_of(draw: random.Random, rows: int) -> dict[str, list[Any]]:
 
 
 def layouts_of(columns: dict[str, list[Any]], draw: random.Random) -> list[Any]:
-    """The same rows as a mapping, as chunks of a table, with dictionaries, and as a part of a longer table."""
+    """The same rows as a mapping, in chunks, with dictionaries that differ, and as a part of a longer table."""
     plain = pa.table(columns)
     cut = draw.randrange(len(plain) + 1)
     chunks = pa.concat_tables([plain.slice(0, cut), plain.slice(cut)])
-    coded = plain
-    for name in ("word", "number"):
-        coded = coded.set_column(coded.schema.get_field_index(name), name, coded.column(name).dictionary_encode())
+    coded = with_dictionaries(plain)
+    mixed = pa.concat_tables([with_dictionaries(plain.slice(0, cut)), with_dictionaries(plain.slice(cut))])
+    wide = plain.set_column(0, "word", plain.column("word").cast(pa.large_string()))
     before = plain.slice(0, 3)
     longer = pa.concat_tables([before, plain, plain.slice(0, 2)]).combine_chunks().slice(len(before), len(plain))
-    return [columns, plain, chunks, coded, longer]
+    return [columns, plain, chunks, coded, mixed, wide, longer]
+
+
+def with_dictionaries(table: pa.Table) -> pa.Table:
+    for name in ("word", "number"):
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, name, table.column(name).dictionary_encode())
+    return table
 
 
 def hashed(token: Any, modulo: int | None = None) -> int:
