@@ -155,6 +155,8 @@ _PARTS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
 def check_job(path: Path) -> Iterator[Finding]:
     """Checks a job file: its data files exist, have its columns, and their first lines can be read."""
+    from ...worker.data.sources import find_files
+
     try:
         job = load_config(JobConfig, path)
     except SparserowError as error:
@@ -162,30 +164,27 @@ def check_job(path: Path) -> Iterator[Finding]:
         return
     yield Finding("config", "ok", f"{path}: job {job.name}")
     is_complete = True
-    for which in ("train", "test"):
-        for pattern in getattr(job.data, which):
-            folder, name = Path(pattern).parent, Path(pattern).name
-            if not any(folder.glob(name)):
-                is_complete = False
-                yield Finding("config", "wrong", f"data.{which}: no file matches {pattern}", "correct the path")
+    for which in _PARTS:
+        try:
+            find_files(job.data, which)
+        except SparserowError as error:
+            is_complete = False
+            yield Finding("config", "wrong", str(error), "correct the path")
     if is_complete:
-        yield _first_lines(job)
+        yield _first_samples(job)
 
 
-def _first_lines(job: JobConfig) -> Finding:
-    """Checks the columns and the first lines of each data file, read as training reads them."""
-    from ...worker.data import find_files
-    from ...worker.data.open_reader import check_first_lines
+def _first_samples(job: JobConfig) -> Finding:
+    """Checks the columns and the beginning of each data file, read as training reads them."""
+    from ...worker.data.sources.open_reader import check_first_samples
     from ...worker.training.build_model import check_data
 
     try:
         check_data(job.data, job.model)
-        files = [file for which in _PARTS for file in find_files(job.data, which)]
-        for file in files:
-            check_first_lines(file)
+        files = sum(check_first_samples(job.data, which) for which in _PARTS)
     except SparserowError as error:
-        return Finding("config", "wrong", str(error), "correct data.csv, or the file")
-    return Finding("config", "ok", f"{len(files)} data files have the job's columns, and their first lines can be read")
+        return Finding("config", "wrong", str(error), f"correct data.{job.data.format}, or the file")
+    return Finding("config", "ok", f"{files} data files have the job's columns, and their first lines can be read")
 
 
 def check_ports(addresses: Sequence[str]) -> Iterator[Finding]:

@@ -117,30 +117,30 @@ def train_on_ray(
 def _check_paths(job: JobConfig) -> None:
     checkpoint, elastic, publish = job.train.checkpoint, job.train.elastic, job.publish
     for setting, path in [("data.train", path) for path in job.data.train] + [("data.test", p) for p in job.data.test]:
-        if not Path(path).is_absolute():
-            raise InvalidArgument(
-                f"{setting}: {path!r} is not allowed on Ray, where each worker runs in a folder of its own; allowed: "
-                "an absolute path that all nodes have"
-            )
+        _check_everywhere(setting, path)
     named = [] if checkpoint is None else [("train.checkpoint.url", checkpoint.url)]
     named += [] if elastic is None or elastic.url is None else [("train.elastic.url", elastic.url)]
     named += [] if publish is None else [("publish.root", publish.root)]
     named += [("keep", job.keep)] if job.keep is not None and "keep" in job.model_fields_set else []
     for setting, path in named:
-        if "://" not in path and not Path(path).is_absolute():
-            raise InvalidArgument(
-                f"{setting}: {path!r} is not allowed on Ray, where each worker runs in a folder of its own; allowed: "
-                "an absolute path that all nodes have, or a URL"
-            )
+        _check_everywhere(setting, path)
+
+
+def _check_everywhere(setting: str, path: str) -> None:
+    if "://" not in path and not Path(path).is_absolute():
+        raise InvalidArgument(
+            f"{setting}: {path!r} is not allowed on Ray, where each worker runs in a folder of its own; allowed: "
+            "an absolute path that all nodes have, or a URL"
+        )
 
 
 def problem_with_data(job: JobConfig) -> SparserowError | None:
     """Returns what keeps this node from reading the job's data, as far as its files show; None when nothing does."""
-    from ...worker.data import find_files
+    from ...worker.data.sources import check_files
     from ...worker.training.build_model import check_data
 
     try:
-        find_files(job.data, "train")
+        check_files(job.data, "train")
         check_data(job.data, job.model)  # also looks for the test files
     except SparserowError as error:
         return error

@@ -5,9 +5,9 @@ The sections are data, model, train, tables, cluster, keep and publish; ``sparse
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ..errors import InvalidArgument
 from ..schema import MAX_DIM
@@ -20,6 +20,7 @@ from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .parallel_config import ParallelConfig, check_parallel
 from .publish_config import PublishConfig
+from .row_filter import parse_where
 from .schedule import ConstantSchedule, ScheduleConfig
 from .table_config import TableConfig
 
@@ -33,26 +34,35 @@ def _paths(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _no_urls(paths: tuple[str, ...]) -> tuple[str, ...]:
-    for path in paths:
-        if "://" in path:
-            raise ValueError(
-                f"{path!r} is a URL, and training data are not read from URLs; name a path, or a sequence of paths"
-            )
-    return paths
-
-
 Paths: TypeAlias = Annotated[
     tuple[str, ...],
     BeforeValidator(_paths),
-    AfterValidator(_no_urls),
     Field(
         min_length=1,
-        json_schema_extra={"allowed": "a path, or a sequence of paths, no URL; * and ? match file names"},
+        json_schema_extra={"allowed": "a path or URL, or a sequence of them; * and ? match file names"},
     ),
 ]
 _CHARACTER = r"^[\x00-\x7f]$"
 _OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"
+
+
+LabelValues: TypeAlias = dict[str, Literal[0, 1]]
+BucketCount: TypeAlias = Annotated[int, Field(ge=2, le=65536)]
+_LABEL: Any = Field(description="The column to predict.")
+_LABEL_VALUES: Any = Field(
+    {"0": 0, "1": 1},
+    description="Texts of the label and the class of each; a line or row with another text is malformed.",
+)
+_NUMERIC: Any = Field(
+    {},
+    description="Numeric columns and the transform of each; log is sign(x) log(1 + |x|), standardize comes after it.",
+)
+_CATEGORICAL: Any = Field((), description="Columns whose text becomes a key of a table.")
+_BUCKETS: Any = Field(
+    {},
+    description="Numeric columns that also become keys: each is cut into so many quantile buckets, whose number is a "
+    "key of a table NAME_bucket.",
+)
 
 
 class CsvSchema(StrictModel):
@@ -79,53 +89,83 @@ class CsvSchema(StrictModel):
     missing: Annotated[tuple[str, ...], FromList] = Field(
         (), description="Texts that mean a missing value, besides the empty field."
     )
-    label: ColumnRef = Field(description="The column to predict.")
-    label_values: dict[str, Literal[0, 1]] = Field(
-        {"0": 0, "1": 1}, description="Texts of the label and the class of each; a line with another text is malformed."
-    )
-    numeric: dict[str, NumericTransform] = Field(
-        {},
-        description="Numeric columns and the transform of each; log is sign(x) log(1 + |x|), standardize comes after "
-        "it.",
-    )
-    categorical: Annotated[tuple[ColumnRef, ...], FromList] = Field(
-        (), description="Columns whose text becomes a key of a table."
-    )
-    buckets: dict[str, Annotated[int, Field(ge=2, le=65536)]] = Field(
-        {},
-        description="Numeric columns that also become keys: each is cut into so many quantile buckets, whose number is "
-        "a key of a table NAME_bucket.",
-    )
+    label: ColumnRef = _LABEL
+    label_values: LabelValues = _LABEL_VALUES
+    numeric: dict[str, NumericTransform] = _NUMERIC
+    categorical: Annotated[tuple[ColumnRef, ...], FromList] = _CATEGORICAL
+    buckets: dict[str, BucketCount] = _BUCKETS
 
     @model_validator(mode="after")
     def _has_inputs(self) -> CsvSchema:
-        if not self.numeric and not self.categorical and not self.buckets:
-            raise InvalidArgument("no input columns; name some under numeric, categorical or buckets")
+        _check_inputs(self)
         return self
 
 
-class DataConfig(StrictModel):
-    """The training and test files and their format. Files whose name ends in .gz are decompressed."""
+class ColumnsSchema(StrictModel):
+    """Files with named columns: the use of each. Columns that are not named are not read."""
 
-    format: Literal["criteo", "csv"] = Field("criteo", description="criteo: TSV, or CSV with a header. csv: see csv.")
-    train: Paths = Field(description="Training files.")
-    test: Paths = Field(description="Files of the evaluation after each epoch.")
+    label: str = _LABEL
+    label_values: LabelValues = _LABEL_VALUES
+    numeric: dict[str, NumericTransform] = _NUMERIC
+    categorical: Annotated[tuple[str, ...], FromList] = _CATEGORICAL
+    buckets: dict[str, BucketCount] = _BUCKETS
+
+    @model_validator(mode="after")
+    def _has_inputs(self) -> ColumnsSchema:
+        _check_inputs(self)
+        return self
+
+
+def _check_inputs(schema: CsvSchema | ColumnsSchema) -> None:
+    if not schema.numeric and not schema.categorical and not schema.buckets:
+        raise InvalidArgument("no input columns; name some under numeric, categorical or buckets")
+
+
+_WITH_COLUMNS = ("parquet", "orc", "arrow", "jsonl")
+
+
+class DataConfig(StrictModel):
+    """The training and test files and their format. Texts whose name ends in .gz are decompressed."""
+
+    format: Literal["criteo", "csv", "parquet", "orc", "arrow", "jsonl"] = Field(
+        "criteo",
+        description="criteo: TSV, or CSV with a header. csv: see csv. parquet, orc, arrow (also called Feather) and "
+        "jsonl (a JSON object on each line): see columns.",
+    )
+    train: Paths = Field(description="Training files, or folders of them.")
+    test: Paths = Field(description="Files of the evaluation after each epoch, or folders of them.")
     csv: CsvSchema | None = Field(None, description="Columns of the files, with format csv.")
+    columns: ColumnsSchema | None = Field(
+        None, description="Columns of the files, with format parquet, orc, arrow or jsonl."
+    )
+    where: str | None = Field(
+        None,
+        min_length=1,
+        description="Rows that are read, with format parquet, orc, arrow or jsonl, such as \"day >= '2024-01-05' and "
+        "country in ['DE', 'FR']\"; a folder KEY=VALUE is a column. null: all rows.",
+        json_schema_extra={"allowed": "comparisons of columns, in, is None, and, or, not; or null"},
+    )
     on_bad_line: Literal["error", "skip"] = Field(
-        "error", description="error: a malformed line ends the job. skip: it is skipped and counted."
+        "error", description="error: a malformed line or row ends the job. skip: it is skipped and counted."
     )
     shuffle_rows: int = Field(
         131072,
         ge=0,
         le=1 << 26,
-        description="Number of lines that are shuffled together, over all workers; 0: file order.",
+        description="Number of samples that are shuffled together, beside files and parts of files; 0: file order.",
     )
 
     @model_validator(mode="after")
-    def _schema_of_csv(self) -> DataConfig:
-        if (self.format == "csv") != (self.csv is not None):
-            needs = "needs a section csv" if self.csv is None else "has no use for a section csv"
-            raise InvalidArgument(f"format {self.format} {needs}")
+    def _schema_of_the_format(self) -> DataConfig:
+        for section, formats in (("csv", ("csv",)), ("columns", _WITH_COLUMNS)):
+            is_there = getattr(self, section) is not None
+            if (self.format in formats) != is_there:
+                needs = "has no use for" if is_there else "needs"
+                raise InvalidArgument(f"format {self.format} {needs} a section {section}")
+        if self.where is not None:
+            if self.format not in _WITH_COLUMNS:
+                raise InvalidArgument(f"where: needs format {', '.join(_WITH_COLUMNS)}; format is {self.format}")
+            parse_where(self.where)
         return self
 
 

@@ -12,7 +12,8 @@ import sparserow as sr
 import torch
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from sparserow.worker.data import ReadOptions, fit_features, open_reader
+from sparserow.worker.data import ReadOptions
+from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
 from sparserow.worker.training.build_model import build_model
 

@@ -15,7 +15,8 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.inference.inference import ServedModel
-from sparserow.worker.data import ReadOptions, fit_features, open_reader
+from sparserow.worker.data import ReadOptions
+from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
 from sparserow_process import Launcher
 

@@ -13,7 +13,8 @@ from statistics import mean
 import pytest
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import DataConfig, JobConfig
-from sparserow.worker.data import ReadOptions, fit_features, open_reader
+from sparserow.worker.data import ReadOptions
+from sparserow.worker.data.sources import fit_features, open_reader
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "deploy" / "jobs"

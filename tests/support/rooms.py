@@ -44,6 +44,7 @@ PYTHON_ROOMS = {
     "worker/metrics": set(),
     "worker/models": set(),
     "worker/data": {"worker/metrics"},
+    "worker/data/sources": {"worker/data"},
     "worker/id_trace": {"worker/data"},
     "worker/session": SESSION,
     "worker/layers": {*SESSION, "worker/data"},
@@ -54,7 +55,8 @@ PYTHON_ROOMS = {
     "worker/gateway": SESSION,
     "worker/training": {
         *SESSION,
-        *("worker/checkpoint", "worker/data", "worker/layers", "worker/metrics", "worker/models", "worker/prefetch"),
+        *("worker/checkpoint", "worker/data", "worker/data/sources", "worker/layers", "worker/metrics"),
+        *("worker/models", "worker/prefetch"),
     },
     "serving/client": set(),
     "serving/inference": {"serving/client"},

@@ -15,7 +15,7 @@ from sparserow.worker.data.bad_line import BadLine, BadLinePolicy
 from sparserow.worker.data.line_checker import check_lines
 from sparserow.worker.data.line_decoder import LineDecoder
 from sparserow.worker.data.line_layout import LineLayout
-from sparserow.worker.data.line_windows import LinePosition, LineWindow, first_line, read_windows
+from sparserow.worker.data.line_windows import LinePosition, LineWindow, first_line, header_end, read_runs
 
 LAYOUT = LineLayout(
     columns=("y", "a", "unused", "b", "c"),
@@ -131,48 +131,43 @@ def test_both_paths_mean_the_same():
         assert lines.keys[:, 0].tolist() == [hash_key(row.tokens[0]) for row in slow], text
 
 
-def test_windows_cover_a_file_and_their_spans_cover_them(tmp_path):
+def test_runs_cover_a_file_and_their_spans_cover_them(tmp_path):
     text = b"".join(b"%d\n" % i for i in range(1000)) + b"the end"
     for name, data in (("plain", text), ("packed.gz", gzip.compress(text))):
         path = tmp_path / name
         path.write_bytes(data)
-        for size in (1, 7, 1000, 1001, 5000):
-            windows = list(read_windows(str(path), size))
-            assert b"".join(window.text for window in windows) == text
-            assert [window.lines for window in windows[:-1]] == [size] * (len(windows) - 1)
-            assert sum(window.lines for window in windows) == 1001
-            for window in windows:
-                assert text[window.place.offset :].startswith(window.text)
-                assert window.place.line == text[: window.place.offset].count(b"\n") + 1
-                spans = [window.span(part, 3) for part in range(3)]
-                assert b"".join(span.text for span in spans) == window.text
+        for size in (1, 7, 1000, 1001, 50_000):
+            runs = list(read_runs(str(path), run_bytes=size))
+            assert b"".join(run.text for run in runs) == text
+            assert all(run.lines == run.text.count(b"\n") for run in runs[:-1])
+            assert sum(run.lines for run in runs) == 1001
+            for run in runs:
+                assert text[run.place.offset :].startswith(run.text)
+                assert run.place.line == text[: run.place.offset].count(b"\n") + 1
+                spans = [run.span(part, 3) for part in range(3)]
+                assert b"".join(span.text for span in spans) == run.text
                 assert max(span.lines for span in spans) - min(span.lines for span in spans) <= 1
-                assert spans[2].place.line == window.place.line + spans[0].lines + spans[1].lines
-            again = list(read_windows(str(path), size, windows[-1].place))
-            assert again == windows[-1:]
+                assert spans[2].place.line == run.place.line + spans[0].lines + spans[1].lines
+            again = list(read_runs(str(path), runs[-1].place, size))
+            assert b"".join(run.text for run in again) == runs[-1].text
 
 
-def test_windows_are_cut_across_read_blocks(tmp_path, monkeypatch):
-    from sparserow.worker.data import line_windows
-
+def test_the_end_of_a_header(tmp_path):
     path = tmp_path / "log"
-    text = b"".join(b"x" * (i % 13) + b"\n" for i in range(500))
-    path.write_bytes(text)
-    whole = list(read_windows(str(path), 37))
-    for block in (1, 5, 64):
-        monkeypatch.setattr(line_windows, "_BLOCK_BYTES", block)
-        assert list(read_windows(str(path), 37)) == whole
+    for text, end in ((b"a,b\n1,2\n", 4), (b"a,b", 3), (b"", 0)):
+        path.write_bytes(text)
+        assert header_end(str(path)) == LinePosition(end, 2)
 
 
 def test_unreadable_files(tmp_path):
     with pytest.raises(NotFound, match=r"nothing.tsv: No such file"):
-        list(read_windows(str(tmp_path / "nothing.tsv"), 10))
+        list(read_runs(str(tmp_path / "nothing.tsv")))
     with pytest.raises(NotFound, match="directory"):
-        list(read_windows(str(tmp_path), 10))
+        list(read_runs(str(tmp_path)))
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(random.Random(1).randbytes(100_000))[:5000])
     with pytest.raises(DataLoss, match="damaged or cut short"):
-        list(read_windows(str(cut), 10))
+        list(read_runs(str(cut)))
     fake = tmp_path / "fake.gz"
     fake.write_bytes(b"plain text\n")
     with pytest.raises(DataLoss, match="damaged or cut short"):
@@ -180,4 +175,4 @@ def test_unreadable_files(tmp_path):
     endless = tmp_path / "endless"
     endless.write_bytes(b"one\n" + b"x" * (10 << 20))
     with pytest.raises(InvalidArgument, match="line 2: the line is longer than 1048576 bytes"):
-        list(read_windows(str(endless), 10))
+        list(read_runs(str(endless)))

@@ -15,7 +15,8 @@ from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import DataConfig
 from sparserow.proto.errors import InvalidArgument, NotFound
 from sparserow.proto.row_keys import hash_key
-from sparserow.worker.data import BadLine, ReadOptions, fit_features, open_reader
+from sparserow.worker.data import BadLine, ReadOptions
+from sparserow.worker.data.sources import fit_features, open_reader
 
 COUNTING = ["format=csv", "csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}"]
 
@@ -25,7 +26,7 @@ def config_of(path: Path, *sets: str) -> DataConfig:
 
 
 def reader_of(config: DataConfig, **options):
-    return open_reader(config, "train", fit_features(config), ReadOptions(on_bad_line=config.on_bad_line, **options))
+    return open_reader(config, "train", fit_features(config), ReadOptions(**options))
 
 
 @pytest.fixture
@@ -216,14 +217,14 @@ def test_ranks_share_every_sample_once_in_equal_batches(counting, shuffle, world
         assert seen[0] == seen[1] == [list(range(1003))]
 
 
-def test_equal_batches_although_one_ranks_lines_are_bad(tmp_path):
+def test_equal_numbers_of_batches_although_lines_are_bad(tmp_path):
     path = tmp_path / "half.csv"
     path.write_text("0,1,a\n" * 50 + "0,one,a\n" * 50)
     config = config_of(path, *COUNTING, "on_bad_line=skip")
     readers = [reader_of(config, batch_size=10, rank=rank, world=2) for rank in range(2)]
     sizes = [[len(batch) for batch in reader] for reader in readers]
-    assert sizes == [[10] * 5, [0] * 5]
-    assert [reader.bad_lines for reader in readers] == [0, 50]
+    assert sizes == [[10, 10, 10, 0, 0], [10, 10, 0, 0, 0]]
+    assert [reader.bad_lines for reader in readers] == [20, 30]
 
 
 def test_order_depends_on_the_seed_alone(counting):
@@ -278,10 +279,24 @@ def test_a_reader_resumes_after_the_last_batch_of_an_epoch(counting):
 def test_state_of_another_dealing_is_refused(counting):
     config = config_of(counting, *COUNTING)
     state = reader_of(config, batch_size=10).state_dict()
-    with pytest.raises(InvalidArgument, match="reader state: batch_size was 10; this reader has 20"):
-        reader_of(config, batch_size=20).load_state_dict(state)
-    with pytest.raises(InvalidArgument, match=r"reader state\.version: 7 is not allowed; allowed: 1"):
-        reader_of(config, batch_size=10).load_state_dict({**state, "version": 7})
+    for options, message in (
+        ({"shuffle": True}, "reader state: shuffle was False; this reader has True"),
+        ({"in_order": False}, "reader state: in_order was True; this reader has False"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            reader_of(config, batch_size=10, **options).load_state_dict(state)
+    shuffled = reader_of(config, batch_size=10, shuffle=True, seed=1).state_dict()
+    with pytest.raises(InvalidArgument, match="reader state: seed was 1; this reader has 2"):
+        reader_of(config, batch_size=10, shuffle=True, seed=2).load_state_dict(shuffled)
+    counting.write_text(counting.read_text() + "0,1003,k0\n")
+    with pytest.raises(InvalidArgument, match="reader state: samples was 1003; this reader has 1004"):
+        reader_of(config, batch_size=10).load_state_dict(state)
+
+
+def test_the_state_of_an_older_version_is_refused_by_name(counting):
+    state = reader_of(config_of(counting, *COUNTING), batch_size=10).state_dict()
+    with pytest.raises(InvalidArgument, match=r"reader state\.version: 1 is not allowed; allowed: 2\. Another version"):
+        reader_of(config_of(counting, *COUNTING), batch_size=10).load_state_dict({**state, "version": 1})
 
 
 def test_a_pass_left_early_starts_anew(counting):
@@ -298,10 +313,6 @@ def test_a_pass_left_early_starts_anew(counting):
         ({"batch_size": 1, "world": 0}, "ReadOptions.world"),
         ({"batch_size": 1, "shuffle_rows": 0}, "ReadOptions.shuffle_rows"),
         ({"batch_size": 1, "seed": -1}, "ReadOptions.seed"),
-        (
-            {"batch_size": 1, "on_bad_line": "log"},
-            "ReadOptions.on_bad_line: 'log' is not allowed; allowed: error, skip",
-        ),
     ],
 )
 def test_option_errors(options, message):

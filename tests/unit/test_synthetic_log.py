@@ -9,7 +9,8 @@ import pytest
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import DataConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.worker.data import ReadOptions, fit_features, open_reader, write_click_log
+from sparserow.worker.data import ReadOptions, write_click_log
+from sparserow.worker.data.sources import fit_features, open_reader
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):

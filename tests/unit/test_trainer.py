@@ -13,7 +13,8 @@ from sparserow.deploy.train.training_display import summary
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
-from sparserow.worker.data import BadLine, fit_features
+from sparserow.worker.data import BadLine
+from sparserow.worker.data.sources import fit_features
 from sparserow.worker.training.build_model import build_model, table_rows
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup

@@ -1,24 +1,20 @@
-"""Readers of click logs (Criteo, delimited text), and a generator of synthetic ones."""
+"""Readers of click logs, their batches and their order, and a generator of synthetic logs."""
 
 from .bad_line import BadLine
 from .batch import Batch
 from .features import Features, FeatureSpec
-from .open_reader import feature_spec, find_files, fit_features, open_reader
-from .reader import ClickReader, DataFile, ReadOptions
+from .reader import ClickReader, ReadOptions
+from .source import PlannedFile
 from .synthetic import SyntheticLog, write_click_log
 
 __all__ = [
     "BadLine",
     "Batch",
     "ClickReader",
-    "DataFile",
     "FeatureSpec",
     "Features",
+    "PlannedFile",
     "ReadOptions",
     "SyntheticLog",
-    "feature_spec",
-    "find_files",
-    "fit_features",
-    "open_reader",
     "write_click_log",
 ]

@@ -1,4 +1,4 @@
-"""The error for a malformed line, with its place, and the policy that raises it or counts it."""
+"""The error for a malformed line or row, with its place, and the policy that raises it or counts it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class BadLine(InvalidArgument):
 
     Attributes:
         path: the path of the file.
-        line: the line number, from 1.
+        line: the number of the line or row, from 1.
         column: the name of the column; None when the line as a whole is wrong.
+        unit: "line" or "row", the word for what ``line`` counts.
     """
 
-    def __init__(self, path: str, line: int, column: str | None, problem: str) -> None:
-        place = f"{path}, line {line}" + (f", column {column}" if column is not None else "")
+    def __init__(self, path: str, line: int, column: str | None, problem: str, unit: str = "line") -> None:
+        place = f"{path}, {unit} {line}" + (f", column {column}" if column is not None else "")
         super().__init__(f"{place}: {problem}")
-        self.path, self.line, self.column = path, line, column
+        self.path, self.line, self.column, self.unit = path, line, column, unit
         self._problem = problem
 
-    def __reduce__(self) -> tuple[type[BadLine], tuple[str, int, str | None, str]]:
+    def __reduce__(self) -> tuple[type[BadLine], tuple[str, int, str | None, str, str]]:
         """Makes the error picklable, since Ray and multiprocessing send errors between processes."""
-        return BadLine, (self.path, self.line, self.column, self._problem)
+        return BadLine, (self.path, self.line, self.column, self._problem, self.unit)
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""Reads the chunks of an epoch that the coordinator leases to this worker, so that workers may join and leave.
+"""Reads the windows of an epoch that the coordinator leases to this worker, so that workers may join and leave.
 
-A *chunk* is a run of whole lines of one file; every worker cuts the files in the same way. The coordinator decides
-which worker trains on a chunk when a worker asks for one. The batches of a chunk are the same for every worker: they
-are a pure function of (seed, epoch, chunk).
+A chunk that is leased is a window of the epoch's order (``sample_order.py``), which is the same for every worker. The
+coordinator decides which worker trains on a window when a worker asks for one. The batches of a window are the same for
+every worker: they are a pure function of (seed, epoch, window).
 """
 
 from __future__ import annotations
@@ -12,29 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
-from ...proto.errors import InvalidArgument
 from .batch import Batch
-from .line_windows import LinePosition, read_windows
 from .reader import ClickReader
+from .sample_order import SampleOrder
 
 _POLL_SEC = 0.1
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A run of whole lines of one file.
-
-    Attributes:
-        file: the number of the file.
-        place: the position of the first line.
-        lines: the number of lines.
-    """
-
-    file: int
-    place: LinePosition
-    lines: int
 
 
 @dataclass(frozen=True)
@@ -106,15 +88,12 @@ class LeasedReader:
     Before the caller asks for the next batch, it must have trained on the last one and sent its commit.
 
     Args:
-        reader: decodes the lines; it has the files of the epoch, the batch size, the shuffling and the seed.
-        lease_rows: the number of lines of a chunk, rounded up to whole batches.
+        reader: decodes the samples; it has the files of the epoch, the batch size, the shuffling and the seed.
+        lease_rows: the number of samples of a window, rounded up to whole batches.
         leases: the source of chunks.
         settle: returns when all commits of this worker are acknowledged.
         fills: whether to yield empty batches while other workers have the last chunks, so that no worker waits for
             this worker's steps. False: the reader only waits.
-
-    Raises:
-        InvalidArgument: the files have no data lines.
     """
 
     def __init__(
@@ -122,15 +101,8 @@ class LeasedReader:
     ) -> None:
         self._reader, self._leases, self._settle, self._fills = reader, leases, settle, fills
         size = reader.options.batch_size
-        self._lines = -(-lease_rows // size) * size
-        self._chunks = [
-            Chunk(index, window.place, window.lines)
-            for index in range(len(reader.files))
-            for window in reader.windows(index, self._lines)
-            if not window.text.isspace()
-        ]
-        if not self._chunks:
-            raise InvalidArgument(f"{reader.files[0].path}: no data lines")
+        self._window_rows = -(-lease_rows // size) * size
+        self._windows = -(-reader.order(0, self._window_rows).samples // self._window_rows)
         self._epoch = 0
         self._done = 0
         self._came_late = False
@@ -150,8 +122,8 @@ class LeasedReader:
 
     @property
     def done(self) -> float | None:
-        """The share of the epoch's chunks that this worker has done, in [0, 1]."""
-        return self._done / len(self._chunks)
+        """The share of the epoch's windows that this worker has done, in [0, 1]."""
+        return self._done / self._windows
 
     def begin_at(self, epoch: int, sums: Callable[[], Trained] = Trained) -> None:
         """Sets the epoch that the next ``iter()`` reads.
@@ -164,7 +136,7 @@ class LeasedReader:
 
     def tell_tested(self, tested: EpochScore) -> None:
         """Reports the figures of the epoch that ended last."""
-        self._leases.tell_tested(self._epoch, len(self._chunks), tested)
+        self._leases.tell_tested(self._epoch, self._windows, tested)
 
     def __iter__(self) -> Iterator[Batch]:
         self._epoch += 1
@@ -172,9 +144,7 @@ class LeasedReader:
         self._came_late, self._end = False, None
         self._skipped = 0
         told = Trained()
-        order = np.arange(len(self._chunks))
-        if self._reader.options.shuffle:
-            order = np.random.default_rng([self._reader.options.seed, self._epoch]).permutation(order)
+        order = self._reader.order(self._epoch, self._window_rows)
         finished: list[int] = []
         while True:
             trained = None
@@ -182,14 +152,14 @@ class LeasedReader:
                 self._settle()
                 now = self._trained()
                 trained, told = _between(told, now), now
-            leased = self._leases.lease(self._epoch, len(self._chunks), finished, trained)
+            leased = self._leases.lease(self._epoch, self._windows, finished, trained)
             finished = []
             if leased.is_over:
                 self._end = leased
                 self._came_late = leased.epoch > self._epoch and self._done == 0
                 return
             if leased.chunk is not None:
-                yield from self._batches(int(order[leased.chunk]), leased.skip)
+                yield from self._batches(order, leased.chunk, leased.skip)
                 finished = [leased.chunk]
                 self._done += 1
             elif self._fills:
@@ -197,10 +167,9 @@ class LeasedReader:
             else:
                 time.sleep(_POLL_SEC)
 
-    def _batches(self, number: int, skip: int) -> Iterator[Batch]:
-        chunk, reader = self._chunks[number], self._reader
-        window = next(read_windows(reader.files[chunk.file].path, chunk.lines, chunk.place))
-        for index, batch in enumerate(reader.batches_of(chunk.file, window, [self._epoch, number])):
+    def _batches(self, order: SampleOrder, window: int, skip: int) -> Iterator[Batch]:
+        _, begin, end = order.window_of(window * self._window_rows)
+        for index, batch in enumerate(self._reader.batches_of(order, begin, end)):
             if index >= skip:
                 yield batch
             else:

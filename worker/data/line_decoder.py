@@ -43,8 +43,8 @@ class Lines:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, order: npt.NDArray[np.int64]) -> Lines:
-        """Returns the lines at the positions ``order``, (m) int64."""
+    def take(self, order: npt.NDArray[np.int64] | slice) -> Lines:
+        """Returns the lines at the positions ``order``, (m) int64 or a slice, whose lines are a view."""
         return Lines(self.numeric[order], self.keys[order], self.labels[order])
 
 

@@ -1,6 +1,6 @@
-"""Reads text files in *windows*: runs of whole lines with their position, and with a bounded number of lines.
+"""Reads text files in runs of whole lines with their positions; a file is never in memory as a whole.
 
-A file is never in memory as a whole. A file whose name ends in ``.gz`` is inflated while it is read.
+A file whose name ends in ``.gz`` is inflated while it is read.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from ...proto.errors import DataLoss, InvalidArgument, NotFound
+from .storage import open_bytes
 
 _BLOCK_BYTES = 4 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -84,21 +85,29 @@ class LineWindow:
         return (self.span(part, parts) for part in range(parts))
 
 
+def is_compressed(path: str) -> bool:
+    """Returns whether a file is inflated while it is read."""
+    return path.endswith(".gz")
+
+
 def open_text(path: str) -> BinaryIO:
-    """Opens a plain or gzip file for reading bytes.
+    """Opens a plain or gzip file for reading bytes, by path or URL.
 
     Raises:
         NotFound: there is no such file, or it cannot be read.
     """
-    try:
-        return cast(BinaryIO, gzip.open(path, "rb")) if path.endswith(".gz") else open(path, "rb")
-    except OSError as error:
-        raise NotFound(f"{path}: {error.strerror or error}") from error
+    source = open_bytes(path)
+    return gzip.GzipFile(fileobj=source) if is_compressed(path) else source  # type: ignore[return-value]
 
 
-def _read_block(source: BinaryIO, path: str) -> bytes:
+def read_bytes(source: BinaryIO, path: str, count: int) -> bytes:
+    """Reads up to ``count`` bytes of a file from :func:`open_text`.
+
+    Raises:
+        NotFound, DataLoss: the file cannot be read.
+    """
     try:
-        return source.read(_BLOCK_BYTES)
+        return source.read(count)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataLoss(f"{path}: the gzip file is damaged or cut short: {error}") from error
     except OSError as error:
@@ -119,7 +128,7 @@ def first_line(path: str, comment: str = "") -> bytes:
         InvalidArgument: a line before it is longer than 1 MiB, or the file is not text.
     """
     with open_text(path) as source:
-        block = _read_block(source, path)
+        block = read_bytes(source, path, _BLOCK_BYTES)
     _check_text(path, block)
     for number, line in enumerate(block.split(b"\n"), start=1):
         if len(line) > _MAX_LINE_BYTES:
@@ -144,39 +153,48 @@ def _line_ends(block: bytes) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _NEWLINE) + 1
 
 
-def read_windows(path: str, lines_per_window: int, begin: LinePosition | None = None) -> Iterator[LineWindow]:
-    """Yields the file in windows of ``lines_per_window`` lines; the last window may be shorter.
+def header_end(path: str) -> LinePosition:
+    """Returns the position of the second line.
+
+    Raises:
+        NotFound, DataLoss: the file cannot be read.
+        InvalidArgument: the first line is longer than 1 MiB.
+    """
+    with open_text(path) as source:
+        block = read_bytes(source, path, _MAX_LINE_BYTES + 1)
+    end = block.find(b"\n") + 1
+    if not end and len(block) > _MAX_LINE_BYTES:
+        raise _too_long(path, 1)
+    return LinePosition(end or len(block), 2)
+
+
+def read_runs(path: str, begin: LinePosition | None = None, run_bytes: int = _BLOCK_BYTES) -> Iterator[LineWindow]:
+    """Yields the file in runs of whole lines.
 
     Args:
         path: the path of the file.
-        lines_per_window: the number of lines of a window.
         begin: the position of the first line to read; None: the beginning of the file.
+        run_bytes: about how many bytes a run has.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
         InvalidArgument: a line is longer than 1 MiB.
     """
     place = begin or LinePosition()
-    parts: list[bytes] = []  # the parts of the window that is being filled; the first begins at `place`
-    lines = unfinished_bytes = 0
+    rest = b""  # an unfinished line, which begins at `place`
     with open_text(path) as source:
         if place.offset:
             source.seek(place.offset)
-        while block := _read_block(source, path):
-            ends = _line_ends(block)
-            used_lines = used_bytes = 0
-            while len(ends) - used_lines >= lines_per_window - lines:
-                used_lines += lines_per_window - lines
-                cut = int(ends[used_lines - 1])
-                parts.append(block[used_bytes:cut])
-                window = LineWindow(path, place, b"".join(parts), lines_per_window)
+        while block := read_bytes(source, path, run_bytes):
+            end = block.rfind(b"\n") + 1
+            if end:
+                text = rest + block[:end]
+                window = LineWindow(path, place, text, text.count(b"\n"))
                 yield window
-                place, parts, lines, used_bytes = window.end, [], 0, cut
-            parts.append(block[used_bytes:])
-            lines += len(ends) - used_lines
-            unfinished_bytes = len(block) - int(ends[-1]) if len(ends) else unfinished_bytes + len(block)
-            if unfinished_bytes > _MAX_LINE_BYTES:
-                raise _too_long(path, place.line + lines)
-    text = b"".join(parts)
-    if text:
-        yield LineWindow(path, place, text, lines + (not text.endswith(b"\n")))
+                place, rest = window.end, block[end:]
+            else:
+                rest += block
+            if len(rest) > _MAX_LINE_BYTES:
+                raise _too_long(path, place.line)
+    if rest:
+        yield LineWindow(path, place, rest, 1)

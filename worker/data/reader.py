@@ -1,52 +1,33 @@
-"""Reads a worker's share of a click log in batches, in a shuffled order that can be resumed.
+"""Reads a worker's share of a click log in batches, in a shuffled order that can be resumed by any number of workers.
 
-Samples are dealt by the same rules for every world size:
+The order of an epoch's samples is a pure function of (seed, epoch) (``sample_order.py``). Workers share it out by
+closed forms (``dealing.py``), so every worker knows where all of them are. All take equally many steps in an epoch,
+whatever the sizes of the files. The last batches may be short or empty, and a malformed sample makes its batch shorter.
 
-* A file is read in *windows* of ``window_lines`` lines (a multiple of batch_size x world). A window is the buffer of
-  the shuffle. With shuffling, the samples of a window are permuted, and so is the order of the files.
-* Each window is cut into ``world`` runs of lines, whose sizes differ by at most one. A rank decodes only its own run;
-  the run that a rank gets rotates with the epoch.
-* Each rank yields ceil(ceil(lines / world) / batch_size) batches of a window, however many lines were blank or bad. So
-  all ranks take part in every step. Batches at a window's end may be short or empty.
-
-Every order is a pure function of (seed, epoch, window, rank).
+A position is what was left of the epoch's order when its samples were last dealt, and the number of batches since
+then. The same number of workers goes on with the same batches; another number deals what is left anew.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
+from xxhash import xxh3_64_hexdigest
 
 from ...proto.errors import InvalidArgument, not_allowed
-from .bad_line import BadLine, BadLinePolicy
+from .bad_line import BadLine
 from .batch import Batch
+from .dealing import Dealing, Interval
 from .features import Features
-from .formats import FileFormat
-from .line_decoder import LineDecoder, Lines
-from .line_windows import LinePosition, LineWindow, read_windows
+from .line_decoder import Lines
+from .part_reader import PartReader, Samples
+from .sample_order import SampleOrder
+from .source import PlannedFile, Source
 
-_STATE_VERSION = 1
-_FILE_START = LinePosition()
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A file to read.
-
-    Attributes:
-        path: the path of the file.
-        format: the format of the file.
-    """
-
-    path: str
-    format: FileFormat
+_STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -57,11 +38,11 @@ class ReadOptions:
         batch_size: the number of samples in a batch of one rank.
         rank: the rank of this worker.
         world: the number of workers.
-        shuffle: whether samples and files are shuffled.
-        shuffle_rows: the size of the shuffle buffer in lines, over all ranks. It is rounded up to a multiple of
-            batch_size x world.
+        shuffle: whether samples, parts of files and files are shuffled.
+        shuffle_rows: with shuffle, the number of samples of a window, which are shuffled together.
         seed: the seed of every order.
-        on_bad_line: "error" raises at a malformed line; "skip" drops and counts it.
+        in_order: without shuffle, whether a step takes the next world x batch_size samples of the files; False: each
+            worker has a run of samples of its own, which it reads alone.
     """
 
     batch_size: int
@@ -70,7 +51,7 @@ class ReadOptions:
     shuffle: bool = False
     shuffle_rows: int = 1 << 17
     seed: int = 0
-    on_bad_line: Literal["error", "skip"] = "error"
+    in_order: bool = True
 
     def __post_init__(self) -> None:
         checks = (
@@ -79,27 +60,18 @@ class ReadOptions:
             ("rank", self.rank, f"[0, {self.world})", 0 <= self.rank < self.world),
             ("shuffle_rows", self.shuffle_rows, ">= 1", self.shuffle_rows >= 1),
             ("seed", self.seed, ">= 0", self.seed >= 0),
-            ("on_bad_line", self.on_bad_line, "error, skip", self.on_bad_line in ("error", "skip")),
         )
         for name, value, allowed, ok in checks:
             if not ok:
                 raise not_allowed(f"ReadOptions.{name}", value, allowed)
 
-    @property
-    def window_lines(self) -> int:
-        """The number of lines of a window."""
-        step = self.batch_size * self.world
-        return -(-self.shuffle_rows // step) * step
-
 
 @dataclass(frozen=True)
 class _Cursor:
-    """The position of the next batch: its epoch, place in the epoch's file order, window, and number in the window."""
+    """The position of the next batch: its epoch, how the epoch's samples are dealt, and its number in that dealing."""
 
-    epoch: int = 0
-    file: int = 0
-    window: int = 0
-    place: LinePosition = _FILE_START
+    epoch: int
+    dealing: Dealing
     batch: int = 0
 
 
@@ -111,30 +83,36 @@ class ClickReader:
     pass is left early and no state is loaded, the next pass starts the epoch again.
 
     Args:
-        files: the files, at least one.
+        source: decodes the files.
+        files: the files, as the source planned them; all workers have the same.
         features: the transforms of the samples.
         options: the options by which samples are dealt.
 
     Raises:
-        InvalidArgument: there are no files.
+        InvalidArgument: the files have no samples.
     """
 
-    def __init__(self, files: Sequence[DataFile], features: Features, options: ReadOptions) -> None:
-        if not files:
-            raise not_allowed("ClickReader.files", [], "at least one file")
+    def __init__(self, source: Source, files: Sequence[PlannedFile], features: Features, options: ReadOptions) -> None:
         self._files = tuple(files)
-        self._decoders = tuple(LineDecoder(file.format.layout) for file in files)
+        self._rows = sum(int(file.rows.sum()) for file in files)
+        if not self._rows:
+            where = self._files[0].path if self._files else "ClickReader.files"
+            raise InvalidArgument(f"{where}: no data lines, or no rows that data.where selects")
+        self._parts = PartReader(source, self._files)
         self._features = features
         self._options = options
-        self._next = _Cursor()
+        self._next = self._beginning(0)
         self._resume = False
-        self._policy = BadLinePolicy(options.on_bad_line)
-        self._bad_lines_before_window = 0
-        self._done: float | None = None
-        self._file_begins: list[int] | None = None  # cumulative bytes in the pass's file order, then the total
+        self._bad_lines = 0
+        self._first_bad_line: BadLine | None = None
+
+    def _beginning(self, epoch: int) -> _Cursor:
+        options = self._options
+        is_in_order = options.in_order and not options.shuffle
+        return _Cursor(epoch, Dealing(((0, self._rows),), options.world, options.batch_size, is_in_order))
 
     @property
-    def files(self) -> tuple[DataFile, ...]:
+    def files(self) -> tuple[PlannedFile, ...]:
         """The files that are read."""
         return self._files
 
@@ -154,183 +132,183 @@ class ClickReader:
         return self._next.epoch
 
     @property
-    def done(self) -> float | None:
-        """The share of the current pass that was yielded, in [0, 1]; None with gzip files, whose size is not known."""
-        return self._done
+    def done(self) -> float:
+        """The share of the current pass that was yielded, in [0, 1]."""
+        left = sum(end - begin for begin, end in self._next.dealing.left)
+        batches = max(1, self._next.dealing.batches)
+        return 1 - left / self._rows * (1 - self._next.batch / batches)
 
     @property
     def bad_lines(self) -> int:
-        """The number of lines that this rank has skipped in the current pass, or in the last one."""
-        return self._policy.count
+        """The number of malformed samples that this rank has skipped in the current pass, or in the last one."""
+        return self._bad_lines
 
     @property
     def first_bad_line(self) -> BadLine | None:
-        """The first line that was skipped in that pass; None: no line was skipped."""
-        return self._policy.first
+        """A sample that was skipped in that pass; None: no sample was skipped."""
+        return self._first_bad_line
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch and the statistics of the transforms, as plain numbers and lists."""
-        cursor = self._next
+        cursor, dealing = self._next, self._next.dealing
         return {
             "version": _STATE_VERSION,
             "epoch": cursor.epoch,
-            "file": cursor.file,
-            "window": cursor.window,
-            "offset": cursor.place.offset,
-            "line": cursor.place.line,
+            "left": [list(interval) for interval in dealing.left],
+            "world": dealing.world,
+            "batch_size": dealing.batch_size,
+            "rank": self._options.rank,
             "batch": cursor.batch,
-            "bad_lines": self._bad_lines_before_window if cursor.batch else self._policy.count,
+            "bad_lines": self._bad_lines,
             "features": self._features.state(),
-            "dealt": self._dealt(),
+            "order": self._order_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a state that :meth:`state_dict` returned. On an error nothing changes.
 
         Raises:
-            InvalidArgument: the state is of a reader with other files or options.
+            InvalidArgument: the state is of a reader with other files or another order, of another worker, or with
+                another number of workers or batch size; :meth:`load_state_dicts` accepts the last two.
         """
-        if state.get("version") != _STATE_VERSION:
-            raise not_allowed("reader state.version", state.get("version"), str(_STATE_VERSION))
-        mine = self._dealt()
-        for name, value in mine.items():
-            if state["dealt"].get(name) != value:
+        self._check_order(state)
+        for name in ("rank", "world", "batch_size"):
+            mine = getattr(self._options, name)
+            if state[name] != mine:
                 raise InvalidArgument(
-                    f"reader state: {name} was {state['dealt'].get(name)!r}; this reader has {value!r}, so it would "
+                    f"reader state: {name} was {state[name]}; this reader has {mine}, so it needs the states of all "
+                    "workers (load_state_dicts)"
+                )
+        self._set(_Cursor(state["epoch"], self._dealing_of(state), state["batch"]), state["bad_lines"], state)
+
+    def goes_on_from(self, state: dict[str, Any] | None) -> bool:
+        """Returns whether the state of one worker is enough, as there are as many workers as then."""
+        options = self._options
+        wanted = {"rank": options.rank, "world": options.world, "batch_size": options.batch_size}
+        return state is not None and all(state.get(name, value) == value for name, value in wanted.items())
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Continues from the states of all workers of a reader, with any number of workers now.
+
+        Each sample that the workers had not yet taken comes once. On an error nothing changes.
+
+        Args:
+            states: the states of all workers, of which each was taken at the same time of the job.
+
+        Raises:
+            InvalidArgument: a state is of a reader with other files or another order; a worker's state is missing; or
+                the workers, which did not wait for each other, were in different epochs.
+        """
+        if not states:
+            raise not_allowed("reader states", states, "those of all workers")
+        for state in states:
+            self._check_order(state)
+        by_rank: dict[int, dict[str, Any]] = {state["rank"]: state for state in states}
+        first = states[0]
+        if by_rank.keys() != set(range(first["world"])):
+            lacks = min(set(range(first["world"])) - by_rank.keys(), default=first["world"])
+            raise InvalidArgument(f"reader state: that of rank {lacks} of {first['world']} workers is missing")
+        for name in ("epoch", "left", "world", "batch_size"):
+            values = [by_rank[rank][name] for rank in sorted(by_rank)]
+            if any(value != values[0] for value in values):
+                raise InvalidArgument(
+                    f"reader state: {name} differs between the workers ({values[0]!r} and others), so that another "
+                    f"number of workers cannot go on; allowed: {first['world']} workers"
+                )
+        options, then = self._options, self._dealing_of(first)
+        left = then.left_after([by_rank[rank]["batch"] for rank in range(then.world)])
+        now = replace(then, left=left, world=options.world, batch_size=options.batch_size)
+        bad_lines = sum(state["bad_lines"] for state in states) if options.rank == 0 else 0
+        self._set(_Cursor(first["epoch"], now), bad_lines, first)
+
+    def _dealing_of(self, state: dict[str, Any]) -> Dealing:
+        left = tuple((begin, end) for begin, end in state["left"])
+        return Dealing(left, state["world"], state["batch_size"], self._next.dealing.in_order)
+
+    def _set(self, cursor: _Cursor, bad_lines: int, state: dict[str, Any]) -> None:
+        self._features = Features.from_state(self._features.spec, state["features"])
+        self._next, self._bad_lines, self._first_bad_line = cursor, bad_lines, None
+        self._resume = True
+
+    def _check_order(self, state: dict[str, Any]) -> None:
+        if state.get("version") != _STATE_VERSION:
+            raise InvalidArgument(
+                f"reader state.version: {state.get('version')!r} is not allowed; allowed: {_STATE_VERSION}. Another "
+                "version of sparserow saved it, which deals samples in another order; let that version end the epoch"
+            )
+        for name, value in self._order_state().items():
+            if state["order"].get(name) != value:
+                raise InvalidArgument(
+                    f"reader state: {name} was {state['order'].get(name)!r}; this reader has {value!r}, so it would "
                     "deal samples differently"
                 )
-        place = LinePosition(state["offset"], state["line"])
-        self._next = _Cursor(state["epoch"], state["file"], state["window"], place, state["batch"])
-        self._features = Features.from_state(self._features.spec, state["features"])
-        self._policy.count, self._policy.first = state["bad_lines"], None
-        self._resume = True
+
+    def _order_state(self) -> dict[str, Any]:
+        options = self._options
+        parts = b"".join(file.rows.tobytes() for file in self._files)
+        return {
+            "files": [file.path for file in self._files],
+            "samples": self._rows,
+            "parts": xxh3_64_hexdigest(parts),
+            "shuffle": options.shuffle,
+            "in_order": self._next.dealing.in_order,
+            "shuffle_rows": options.shuffle_rows if options.shuffle else 0,
+            "seed": options.seed if options.shuffle else 0,
+        }
 
     def __iter__(self) -> Iterator[Batch]:
         if not self._resume:
-            self._next = _Cursor(epoch=self._next.epoch)
-            self._policy.count, self._policy.first = 0, None
+            self._next = self._beginning(self._next.epoch)
+            self._bad_lines, self._first_bad_line = 0, None
         self._resume = False
-        found_lines = self._next != _Cursor(epoch=self._next.epoch)
-        order = self._file_order()
-        self._file_begins = _cumulative_bytes([self._files[index].path for index in order])
-        while self._next.file < len(order):
-            index = order[self._next.file]
-            for window in self._windows(index):
-                found_lines = found_lines or not window.text.isspace()
-                yield from self._batches(index, window)
-            self._next = _Cursor(self._next.epoch, self._next.file + 1)
-        if not found_lines:
-            raise InvalidArgument(f"{self._files[0].path}: no data lines")
-        self._next = _Cursor(epoch=self._next.epoch + 1)
+        epoch, dealing, begin = self._next.epoch, self._next.dealing, self._next.batch
+        order = self.order(epoch, self._options.shuffle_rows)
+        shares = dealing.shares(self._options.rank, begin)
+        for number, share in enumerate(shares, start=begin):
+            batch = self._batch(order, share)
+            self._next = _Cursor(epoch, dealing, number + 1)
+            yield batch
+        self._next = self._beginning(epoch + 1)
+
+    def order(self, epoch: int, window_rows: int) -> SampleOrder:
+        """Returns the order of an epoch, in windows of ``window_rows`` samples."""
+        options = self._options
+        return SampleOrder(
+            self._files, seed=options.seed, epoch=epoch, window_rows=window_rows, shuffle=options.shuffle
+        )
+
+    def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[Batch]:
+        """Yields the batches of neighbouring positions of an order; the position of the reader does not change.
+
+        The reader's count of malformed samples changes.
+        """
+        size = self._options.batch_size
+        for first in range(begin, end, size):
+            yield self._batch(order, [(first, min(first + size, end))])
 
     def raw_lines(self) -> Iterator[Lines]:
-        """Yields all lines of all files, those of every rank, untransformed and in file order, for ``features.fit``.
+        """Yields all samples of all files, those of every rank, untransformed and in file order, for ``features.fit``.
 
-        The position of the reader does not change. Bad lines raise, or are skipped without a count, by
-        ``on_bad_line``.
+        The position of the reader does not change, nor does its count of malformed samples.
         """
-        policy = BadLinePolicy(self._policy.on_bad_line)
-        for file, decoder in zip(self._files, self._decoders, strict=True):
-            for window in read_windows(file.path, self._options.window_lines, _begin(file)):
-                yield decoder.decode(window, policy)
-
-    def windows(self, index: int, lines: int) -> Iterator[LineWindow]:
-        """Yields all lines of a file after its header; the position of the reader does not change.
-
-        Args:
-            index: the number of the file.
-            lines: the number of lines of a window.
-        """
-        return read_windows(self._files[index].path, lines, _begin(self._files[index]))
-
-    def batches_of(self, index: int, window: LineWindow, order: Sequence[int]) -> Iterator[Batch]:
-        """Yields the batches of a window; their order is a pure function of the seed and ``order``.
-
-        The position of the reader does not change, but its count of bad lines does.
-
-        Args:
-            index: the number of the window's file.
-            window: the window.
-            order: numbers that seed the shuffle together with the reader's seed.
-        """
-        lines = self._decoders[index].decode(window, self._policy)
-        if self._options.shuffle:
-            lines = lines.take(np.random.default_rng([self._options.seed, *order]).permutation(len(lines)))
-        whole = self._batch(lines)
-        for begin in range(0, len(whole), self._options.batch_size):
-            part = slice(begin, begin + self._options.batch_size)
-            yield Batch(whole.dense[part], whole.sparse[part], whole.labels[part])
+        for index, file in enumerate(self._files):
+            for part in range(len(file.rows)):
+                yield self._parts.decoded(index, part).lines
 
     def empty_batch(self) -> Batch:
         """Returns a batch without samples."""
-        window = LineWindow(self._files[0].path, _FILE_START, b"", 0)
-        return self._batch(self._decoders[0].decode(window, self._policy))
+        return self._transformed(self._parts.none())
 
-    def _batch(self, lines: Lines) -> Batch:
+    def _batch(self, order: SampleOrder, share: Sequence[Interval]) -> Batch:
+        samples: Samples = self._parts.samples(order, share)
+        self._bad_lines += samples.bad
+        self._first_bad_line = self._first_bad_line or samples.first_bad
+        return self._transformed(samples.lines)
+
+    def _transformed(self, lines: Lines) -> Batch:
         features = self._features
         return Batch(
             torch.from_numpy(features.dense(lines)),
             torch.from_numpy(features.sparse(lines)),
             torch.from_numpy(lines.labels),
         )
-
-    def _dealt(self) -> dict[str, Any]:
-        options = self._options
-        return {
-            "files": [file.path for file in self._files],
-            "batch_size": options.batch_size,
-            "rank": options.rank,
-            "world": options.world,
-            "shuffle": options.shuffle,
-            "window_lines": options.window_lines,
-            "seed": options.seed,
-        }
-
-    def _file_order(self) -> list[int]:
-        if not self._options.shuffle:
-            return list(range(len(self._files)))
-        random = np.random.default_rng([self._options.seed, self._next.epoch])
-        return [int(index) for index in random.permutation(len(self._files))]
-
-    def _windows(self, index: int) -> Iterator[LineWindow]:
-        file = self._files[index]
-        begin = self._next.place if self._next.window or self._next.batch else _begin(file)
-        yield from read_windows(file.path, self._options.window_lines, begin)
-
-    def _batches(self, index: int, window: LineWindow) -> Iterator[Batch]:
-        options, now = self._options, self._next
-        run = window.span((options.rank + now.epoch) % options.world, options.world)
-        self._bad_lines_before_window = self._policy.count
-        lines = self._decoders[index].decode(run, self._policy)
-        if options.shuffle:
-            random = np.random.default_rng([options.seed, now.epoch, now.file, now.window, options.rank])
-            lines = lines.take(random.permutation(len(lines)))
-        whole = self._batch(lines)
-        count = math.ceil(math.ceil(window.lines / options.world) / options.batch_size)
-        for batch in range(now.batch, count):
-            part = slice(batch * options.batch_size, (batch + 1) * options.batch_size)
-            if batch + 1 < count:
-                self._next = _Cursor(now.epoch, now.file, now.window, window.place, batch + 1)
-            else:
-                self._next = _Cursor(now.epoch, now.file, now.window + 1, window.end)
-            if self._file_begins is not None:
-                at = self._file_begins[now.file] + window.place.offset + len(window.text) * (batch + 1) / count
-                self._done = at / self._file_begins[-1]
-            yield Batch(whole.dense[part], whole.sparse[part], whole.labels[part])
-
-
-def _begin(file: DataFile) -> LinePosition:
-    """Returns the position of the first data line, after the header if there is one."""
-    return LinePosition(offset=_header_bytes(file.path), line=2) if file.format.header else _FILE_START
-
-
-def _header_bytes(path: str) -> int:
-    for window in read_windows(path, 1):
-        return len(window.text)
-    return 0
-
-
-def _cumulative_bytes(paths: list[str]) -> list[int] | None:
-    if any(path.endswith(".gz") for path in paths):
-        return None
-    return list(itertools.accumulate((os.path.getsize(path) for path in paths), initial=0))

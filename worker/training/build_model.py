@@ -6,7 +6,8 @@ from torch import nn
 
 from ...proto.config.job import DataConfig, DlrmConfig, ModelConfig
 from ...proto.errors import InvalidArgument
-from ..data import FeatureSpec, feature_spec, find_files
+from ..data import FeatureSpec
+from ..data.sources import check_files, feature_spec
 from ..models import DLRM, DeepFM
 
 
@@ -14,9 +15,10 @@ def check_data(data: DataConfig, model: ModelConfig) -> None:
     """Checks, before anything is started for a job, that the files exist and have the columns that the model needs.
 
     Raises:
-        NotFound, InvalidArgument, DataLoss: see :func:`~sparserow.worker.data.find_files` and :func:`table_rows`.
+        NotFound, InvalidArgument, DataLoss: see :func:`~sparserow.worker.data.sources.check_files` and
+            :func:`table_rows`.
     """
-    find_files(data, "test")
+    check_files(data, "test")
     table_rows(model, feature_spec(data))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,10 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
-from ..data import Batch, ClickReader, Features, ReadOptions, fit_features, open_reader
+from ..data import Batch, ClickReader, Features, ReadOptions
 from ..data.leased import EpochScore, LeasedReader
+from ..data.source import PlannedFile
+from ..data.sources import fit_features, open_reader, plan_files
 from ..metrics.binary import auc
 from ..models import Tower
 from ..prefetch.device_batches import DeviceBatches
@@ -93,10 +96,14 @@ class Trainer:
         identity = identity or RunIdentity.new()
         self._run_config = identity.config(job)
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
-        features = group.share(fit_features(job.data) if group.makes_shared else None)
+        train = group.share(plan_files(job.data, "train") if group.makes_shared else None)
+        assert train is not None
+        features = group.share(fit_features(job.data, train) if group.makes_shared else None)
+        test = group.share(plan_files(job.data, "test") if group.makes_shared else None)
         assert features is not None
-        self._train_reader = self._reader("train", features)
-        self._test_reader = self._reader("test", features)
+        assert test is not None
+        self._train_reader = self._reader("train", features, train)
+        self._test_reader = self._reader("test", features, test)
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda sparse: build_model(job.model, features.spec, sparse=sparse))
         for tower in self._bare.modules():
@@ -171,7 +178,7 @@ class Trainer:
             self._told = self._group.share(self._told_epochs.read() if self._group.rank == 0 else {})
         return progress is not None
 
-    def _reader(self, which: str, features: Features) -> ClickReader:
+    def _reader(self, which: Literal["train", "test"], features: Features, plan: Sequence[PlannedFile]) -> ClickReader:
         job, training = self._job, which == "train"
         rows = job.data.shuffle_rows
         is_whole = not training and not self._group.meets  # rank 0 tests alone
@@ -182,9 +189,9 @@ class Trainer:
             shuffle=training and rows > 0,
             shuffle_rows=max(rows, 1),
             seed=job.train.seed,
-            on_bad_line=job.data.on_bad_line,
+            in_order=training,
         )
-        return open_reader(job.data, "train" if training else "test", features, options)
+        return open_reader(job.data, which, features, options, plan)
 
     def run(self) -> TrainResult:
         """Trains all epochs, and evaluates the model after each.

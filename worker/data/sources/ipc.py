@@ -1,0 +1,72 @@
+"""Arrow files (the IPC file format, also called Feather): a part is a record batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..bad_line import BadLinePolicy
+from ..storage import arrow_file_system, is_url
+from .columns import ColumnRoles
+from .tables import Rows, Selection, count_by_reading
+
+
+class IpcFile:
+    """An open Arrow file. A local one is mapped, so that only the columns that are used are read.
+
+    Args:
+        path: the path or URL of the file.
+    """
+
+    is_sequential = False
+
+    def __init__(self, path: str) -> None:
+        if is_url(path):
+            file_system, inside = arrow_file_system(path)
+            self._source = file_system.open_input_file(inside)
+        else:
+            self._source = pa.memory_map(path)
+        self._readers: dict[tuple[str, ...], Any] = {}
+        whole = pa.ipc.open_file(self._source)
+        self.schema, self._batches = whole.schema, whole.num_record_batches
+
+    def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the rows of each record batch; a place is (number of the batch, rows before it, rows)."""
+        reader = self._reader(tuple(self.schema.names[:1]))
+        rows = np.array([reader.get_batch(at).num_rows for at in range(self._batches)], dtype=np.int64)
+        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows, rows], axis=1).astype(np.int64)
+
+    def selected(
+        self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
+    ) -> npt.NDArray[np.int64]:
+        """Returns how many rows of each record batch pass."""
+        return count_by_reading(self, rows, places, selection)
+
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
+        """Returns the rows of a record batch."""
+        batch, before, rows = (int(value) for value in place)
+        table = pa.table({})
+        if names:
+            table = pa.Table.from_batches([self._reader(names).get_batch(batch)])
+        return Rows(table, np.arange(before + 1, before + 1 + rows))
+
+    def _reader(self, names: tuple[str, ...]) -> Any:
+        """Returns a reader of some columns."""
+        if names not in self._readers:
+            fields = sorted(self.schema.get_field_index(name) for name in names)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            self._readers[names] = pa.ipc.open_file(self._source, options=options)
+        return self._readers[names]
+
+
+class IpcFormat:
+    """The format of Arrow files."""
+
+    name = "Arrow"
+
+    def open(self, path: str, roles: ColumnRoles) -> IpcFile:  # noqa: ARG002 - other formats need the roles
+        """Opens a file."""
+        return IpcFile(path)

@@ -1,0 +1,150 @@
+"""JSON lines: an object a line; a part is a run of whole lines. The types of a file are those of its first lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.json as pa_json
+from pyarrow import types
+
+from ....proto.errors import InvalidArgument
+from ..bad_line import BadLine, BadLinePolicy, shown
+from ..line_windows import LinePosition, LineWindow, is_compressed, read_runs
+from ..source import PlannedFile
+from .columns import ColumnRoles
+from .lines import TextRuns, plan_runs
+from .tables import Rows, Selection, with_partition
+
+_FIRST_BYTES = 1 << 20
+_Numbered = tuple[Any, npt.NDArray[np.int64]]
+
+
+class JsonLinesFile:
+    """A file of JSON lines.
+
+    Args:
+        path: the path or URL of the file.
+        roles: the columns that will be read.
+    """
+
+    def __init__(self, path: str, roles: ColumnRoles) -> None:
+        self._path = path
+        self.is_sequential = is_compressed(path)
+        self._runs = TextRuns()
+        self.schema = pa.schema(
+            [field.with_type(_type_of(field.type, field.name, roles)) for field in _first_schema(path)]
+        )
+
+    def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the lines of each run; a place is (byte offset, bytes, number of the first line, lines)."""
+        planned = plan_runs(self._path, LinePosition())
+        return planned.rows, np.concatenate([planned.places, planned.rows[:, None]], axis=1)
+
+    def selected(
+        self,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        selection: Selection,
+    ) -> npt.NDArray[np.int64]:
+        """Returns how many lines of each run pass, or cannot be parsed."""
+        counts = np.zeros_like(rows)
+        names = tuple(name for name in selection.names if name not in selection.partition)
+        for part, place in enumerate(places):
+            policy = BadLinePolicy("skip")
+            found = self.read(place, names, policy)
+            table = with_partition(found.table, len(found.numbers), selection.partition)
+            counts[part] = table.filter(selection.expression).num_rows + policy.count
+        return counts
+
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:
+        """Returns the objects of a run of lines."""
+        planned = PlannedFile(self._path, place[3:], place[None, :3], is_sequential=self.is_sequential)
+        window = self._runs.read(planned, 0)
+        schema = pa.schema([self.schema.field(name) for name in names or self.schema.names[:1]])
+        found = list(_parsed(window, schema, policy))
+        if not found:
+            return Rows(schema.empty_table(), np.empty(0, np.int64))
+        return Rows(pa.concat_tables([table for table, _ in found]), np.concatenate([rows for _, rows in found]))
+
+
+class JsonLinesFormat:
+    """The format of JSON lines."""
+
+    name = "JSON lines"
+
+    def open(self, path: str, roles: ColumnRoles) -> JsonLinesFile:
+        """Opens a file."""
+        return JsonLinesFile(path, roles)
+
+
+def _type_of(kind: Any, name: str, roles: ColumnRoles) -> Any:
+    """Returns the type with which a column is parsed, where its first lines have ``kind``."""
+    if types.is_timestamp(kind):
+        return pa.string()  # as it is written; Arrow takes texts that look like times for times
+    is_key = name in roles.categorical or name == roles.label
+    if types.is_null(kind):
+        return pa.string() if is_key else pa.float64()
+    return pa.float64() if types.is_integer(kind) and not is_key else kind
+
+
+def _first_schema(path: str) -> Any:
+    """Returns the names and types of the objects in the first lines of a file."""
+    run = next(read_runs(path, run_bytes=_FIRST_BYTES), None)
+    if run is None:
+        raise InvalidArgument(f"{path}: the file is empty; expected a JSON object on each line")
+    policy = BadLinePolicy("skip")
+    schemas = [table.schema for table, _ in _parsed(run, None, policy)]
+    if not schemas:
+        told = f": {policy.first}" if policy.first is not None else ""
+        raise InvalidArgument(f"{path}: no JSON object is on its first lines{told}")
+    return pa.unify_schemas(schemas, promote_options="permissive")
+
+
+def _parsed(window: LineWindow, schema: Any, policy: BadLinePolicy) -> Iterator[_Numbered]:
+    """Yields the objects of lines as tables, with the number of each line.
+
+    Lines that Arrow refuses, and blank ones, are found by halving what it was given.
+
+    Raises:
+        BadLine: a line is no object of the schema, and the policy is ``error``.
+    """
+    with suppress(pa.ArrowException):
+        whole = _table(window.text, schema)
+        if whole.num_rows == window.lines:
+            yield whole, np.arange(window.place.line, window.place.line + window.lines)
+            return
+    lines = [
+        (number, line)
+        for number, line in enumerate(window.text.split(b"\n"), start=window.place.line)
+        if not line.isspace() and line
+    ]
+    left = [lines] if lines else []
+    while left:
+        part = left.pop()
+        try:
+            table = _table(b"\n".join(line for _, line in part), schema)
+            if table.num_rows != len(part):
+                raise pa.ArrowInvalid(f"{table.num_rows} objects")
+        except pa.ArrowException as error:
+            if len(part) == 1:
+                number, line = part[0]
+                problem = str(error).removeprefix("JSON parse error: ").splitlines()[0]
+                policy.meet(BadLine(window.path, number, None, f"{shown(line)} cannot be read: {problem}"))
+                continue
+            middle = len(part) // 2
+            left.extend((part[middle:], part[:middle]))
+            continue
+        yield table, np.array([number for number, _ in part], dtype=np.int64)
+
+
+def _table(text: bytes, schema: Any) -> Any:
+    read = pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    parse = pa_json.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
+    )
+    return pa_json.read_json(pa.BufferReader(text), read, parse)

@@ -1,0 +1,195 @@
+"""Opens the readers of a job: finds and plans its files, and computes statistics of the training files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeAlias, TypeVar
+
+from ....proto.config.job import DataConfig
+from ....proto.config.row_filter import parse_where
+from ....proto.errors import InvalidArgument
+from ..criteo import criteo_format
+from ..features import Features, FeatureSpec, fit
+from ..formats import FileFormat
+from ..line_decoder import Lines
+from ..reader import ClickReader, ReadOptions
+from ..source import PlannedFile, Source
+from ..storage import find_paths
+from ..table_csv import csv_format
+from .columns import roles_of
+from .hive import Partitions
+from .lines import LineSource
+from .tables import TableFormat, TableSource
+
+_FILES_AT_ONCE = 16  # whose footers are read, as each may be a round trip to an object store
+
+Which: TypeAlias = Literal["train", "test"]
+Value = TypeVar("Value")
+
+
+def find_files(config: DataConfig, which: Which) -> tuple[str, ...]:
+    """Returns the files of ``data.train`` or ``data.test``; patterns and folders are expanded in sorted order.
+
+    Raises:
+        NotFound: a path, folder or pattern names no file.
+        InvalidArgument, FailedPrecondition: a URL cannot be opened.
+    """
+    return find_paths(config.train if which == "train" else config.test, f"data.{which}")
+
+
+def feature_spec(config: DataConfig) -> FeatureSpec:
+    """Returns the inputs that the model reads, from the first training file.
+
+    Raises:
+        NotFound, InvalidArgument, DataLoss: see :func:`check_files`.
+    """
+    paths = find_files(config, "train")
+    return _source(config, Partitions(paths)).spec(paths[0])
+
+
+def check_files(config: DataConfig, which: Which) -> tuple[str, ...]:
+    """Checks that the files exist and have the columns of the job; returns their paths.
+
+    Raises:
+        NotFound: a path, folder or pattern names no file, or a file cannot be read.
+        InvalidArgument, DataLoss: a file does not have the format, or its columns differ from those of the first file.
+        FailedPrecondition: the storage refuses.
+    """
+    paths = find_files(config, which)
+    partitions = Partitions(paths)
+    _check_alike(which, paths, _of_each(paths, lambda path: _source(config, partitions).spec(path)))
+    return paths
+
+
+def plan_files(config: DataConfig, which: Which) -> tuple[PlannedFile, ...]:
+    """Returns the files of ``data.train`` or ``data.test`` with their parts, which all workers of a job must share.
+
+    Texts are read once for it, of other files their footers, and the columns of ``data.where`` where statistics do not
+    tell which rows it selects.
+
+    Raises:
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
+        BadLine: ``data.where`` must read a malformed row, and such rows are not skipped.
+    """
+    paths = find_files(config, which)
+    partitions = Partitions(paths)
+
+    def planned(path: str) -> tuple[FeatureSpec, PlannedFile]:
+        source = _source(config, partitions)
+        return source.spec(path), source.plan(path)
+
+    found = _of_each(paths, planned)
+    _check_alike(which, paths, [spec for spec, _ in found])
+    return tuple(file for _, file in found)
+
+
+def _check_alike(which: Which, paths: Sequence[str], specs: Sequence[FeatureSpec]) -> None:
+    for path, spec in zip(paths, specs, strict=True):
+        if spec != specs[0]:
+            raise InvalidArgument(f"data.{which}: {path} does not have the columns of {paths[0]}")
+
+
+def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) -> Features:
+    """Returns the transforms with the statistics of the training files, which are read once if any are needed.
+
+    Args:
+        config: the job's data section.
+        plan: the training files with their parts; None: they are planned here.
+
+    Raises:
+        BadLine: a line or row is malformed, and such ones are not skipped.
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
+    """
+    files = tuple(plan if plan is not None else plan_files(config, "train"))
+    source = _source(config, Partitions([file.path for file in files]))
+    spec = source.spec(files[0].path)
+    return fit(spec, _samples(source, files))
+
+
+def _samples(source: Source, plan: Sequence[PlannedFile]) -> Iterator[Lines]:
+    for file in plan:
+        for part in range(len(file.rows)):
+            yield source.read(file, part).lines
+
+
+def check_first_samples(config: DataConfig, which: Which) -> int:
+    """Checks the beginning of each file of ``data.train`` or ``data.test``, without statistics; returns their number.
+
+    Raises:
+        BadLine: a line or row there is malformed.
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
+    """
+    paths = check_files(config, which)
+    source = _source(config.model_copy(update={"on_bad_line": "error"}), Partitions(paths))
+    for path in paths:
+        source.first(path)
+    return len(paths)
+
+
+def open_reader(
+    config: DataConfig,
+    which: Which,
+    features: Features,
+    options: ReadOptions,
+    plan: Sequence[PlannedFile] | None = None,
+) -> ClickReader:
+    """Returns a reader of the training or the test files.
+
+    Args:
+        config: the job's data section.
+        which: "train" or "test".
+        features: the transforms, with the statistics of the training files.
+        options: the options by which samples are dealt.
+        plan: the files with their parts, the same for all workers; None: they are planned here.
+
+    Raises:
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
+    """
+    files = tuple(plan if plan is not None else plan_files(config, which))
+    source = _source(config, Partitions([file.path for file in files]))
+    if source.spec(files[0].path) != features.spec:
+        raise InvalidArgument(f"data.{which}: {files[0].path} does not have the columns of the training files")
+    return ClickReader(source, files, features, options)
+
+
+def _of_each(paths: Sequence[str], call: Callable[[str], Value]) -> list[Value]:
+    """Returns the result of a call for each path, in order; calls for several paths run at the same time."""
+    if len(paths) == 1:
+        return [call(paths[0])]
+    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(paths))) as threads:
+        return list(threads.map(call, paths))
+
+
+def _source(config: DataConfig, partitions: Partitions) -> Source:
+    """Returns a source of the job's format."""
+    if config.columns is None:
+        return LineSource(_line_format(config), config.on_bad_line)
+    where = None if config.where is None else parse_where(config.where)
+    return TableSource(_table_format(config), roles_of(config.columns), where, partitions, config.on_bad_line)
+
+
+def _line_format(config: DataConfig) -> Callable[[str], FileFormat]:
+    schema = config.csv
+    if schema is None:
+        return criteo_format
+    return lambda path: csv_format(schema, path)
+
+
+def _table_format(config: DataConfig) -> TableFormat:
+    # Each module is imported where its format is used, as Arrow's modules take time.
+    if config.format == "parquet":
+        from .parquet import ParquetFormat
+
+        return ParquetFormat()
+    if config.format == "orc":
+        from .orc import OrcFormat
+
+        return OrcFormat()
+    if config.format == "arrow":
+        from .ipc import IpcFormat
+
+        return IpcFormat()
+    from .json_lines import JsonLinesFormat
+
+    return JsonLinesFormat()

@@ -1,0 +1,66 @@
+"""ORC files: a part is a stripe."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import orc
+
+from ..bad_line import BadLinePolicy
+from ..storage import arrow_file_system
+from .columns import ColumnRoles
+from .tables import Rows, Selection, count_by_reading
+
+
+class OrcFile:
+    """An open ORC file.
+
+    Args:
+        path: the path or URL of the file.
+    """
+
+    is_sequential = False
+
+    def __init__(self, path: str) -> None:
+        file_system, inside = arrow_file_system(path)
+        self._file = orc.ORCFile(file_system.open_input_file(inside))
+        self.schema = self._file.schema
+
+    def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the rows of each stripe; a place is (number of the stripe, rows before it, rows).
+
+        A file with several stripes does not tell the rows of each, so its first column is read.
+        """
+        stripes = self._file.nstripes
+        if stripes == 1:
+            counts = [self._file.nrows]
+        else:
+            first = self.schema.names[:1]
+            counts = [self._file.read_stripe(at, columns=first).num_rows for at in range(stripes)]
+        rows = np.array(counts, dtype=np.int64)
+        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows, rows], axis=1).astype(np.int64)
+
+    def selected(
+        self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
+    ) -> npt.NDArray[np.int64]:
+        """Returns how many rows of each stripe pass."""
+        return count_by_reading(self, rows, places, selection)
+
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
+        """Returns the rows of a stripe."""
+        stripe, before, rows = (int(value) for value in place)
+        table = pa.table({})
+        if names:
+            table = pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))])
+        return Rows(table, np.arange(before + 1, before + 1 + rows))
+
+
+class OrcFormat:
+    """The format of ORC files."""
+
+    name = "ORC"
+
+    def open(self, path: str, roles: ColumnRoles) -> OrcFile:  # noqa: ARG002 - other formats need the roles
+        """Opens a file."""
+        return OrcFile(path)

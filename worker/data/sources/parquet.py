@@ -1,0 +1,85 @@
+"""Parquet files: a part is a row group; those that ``data.where`` excludes by their statistics are never read."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from ..bad_line import BadLinePolicy
+from ..storage import arrow_file_system
+from .columns import ColumnRoles, is_plain_text
+from .tables import Rows, Selection
+
+
+class ParquetFile:
+    """An open Parquet file.
+
+    Args:
+        path: the path or URL of the file.
+        roles: the columns that will be read; texts among them are read as dictionaries.
+    """
+
+    is_sequential = False
+
+    def __init__(self, path: str, roles: ColumnRoles) -> None:
+        self._file_system, self._inside = arrow_file_system(path)
+        source = self._file_system.open_input_file(self._inside)
+        self.schema = pq.read_schema(source)
+        coded = [
+            name
+            for name in (roles.label, *roles.categorical)
+            if self.schema.names.count(name) == 1 and is_plain_text(self.schema.field(name).type)
+        ]
+        self._file = pq.ParquetFile(source, read_dictionary=coded)
+
+    def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the rows of each row group; a place is (number of the row group, rows before it)."""
+        metadata = self._file.metadata
+        rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], dtype=np.int64)
+        places = np.stack([np.arange(len(rows)), np.cumsum(rows) - rows], axis=1).astype(np.int64)
+        return rows, places
+
+    def selected(
+        self,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],  # noqa: ARG002 - those of all row groups
+        selection: Selection,
+    ) -> npt.NDArray[np.int64]:
+        """Returns how many rows of each row group pass; columns are read only where statistics do not tell."""
+        counts = np.zeros_like(rows)
+        equal = [
+            pc.field(name).is_null() if not value.is_valid else pc.field(name) == pc.scalar(value)
+            for name, value in selection.partition.items()
+        ]
+        fragment = ds.ParquetFileFormat().make_fragment(
+            self._inside,
+            filesystem=self._file_system,
+            partition_expression=reduce(lambda a, b: a & b, equal) if equal else None,
+        )
+        for kept in fragment.split_by_row_group(filter=selection.expression, schema=selection.schema):
+            scanner = kept.scanner(schema=selection.schema, filter=selection.expression)
+            counts[kept.row_groups[0].id] = scanner.count_rows()
+        return counts
+
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
+        """Returns the rows of a row group."""
+        group, before = int(place[0]), int(place[1])
+        table: Any = self._file.read_row_group(group, columns=list(names))
+        rows = self._file.metadata.row_group(group).num_rows
+        return Rows(table, np.arange(before + 1, before + 1 + rows))
+
+
+class ParquetFormat:
+    """The format of Parquet files."""
+
+    name = "Parquet"
+
+    def open(self, path: str, roles: ColumnRoles) -> ParquetFile:
+        """Opens a file."""
+        return ParquetFile(path, roles)

@@ -1,0 +1,75 @@
+"""Turns the predicate of ``data.where`` into an Arrow expression."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from ....proto.config.row_filter import Absence, Both, Column, Membership, Not, Predicate, Scalar
+from ....proto.errors import InvalidArgument
+
+
+def expression_of(predicate: Predicate, schema: Any, path: str) -> Any:
+    """Returns the predicate as an Arrow expression over the columns of a file.
+
+    Args:
+        predicate: the predicate.
+        schema: the names and types of the file's columns.
+        path: the path of the file, for error texts.
+
+    Raises:
+        InvalidArgument: a column is compared with a value of another type.
+    """
+    if isinstance(predicate, Both):
+        parts = [expression_of(part, schema, path) for part in predicate.parts]
+        return reduce(lambda a, b: a & b if predicate.word == "and" else a | b, parts)
+    if isinstance(predicate, Not):
+        return ~expression_of(predicate.of, schema, path)
+    if isinstance(predicate, Absence):
+        return pc.field(predicate.column.name).is_null()
+    if isinstance(predicate, Membership):
+        # Each value is compared, as Arrow's is_in would take null for a value that is not among them.
+        equal = [_compared(predicate.column, "==", value, schema, path) for value in predicate.values]
+        return _any(equal) if equal else pc.scalar(False)
+    return _compared(predicate.left, predicate.operator, predicate.right, schema, path)
+
+
+def _any(expressions: list[Any]) -> Any:
+    """Joins expressions by ``or`` as a balanced tree, since Arrow walks it recursively."""
+    if len(expressions) == 1:
+        return expressions[0]
+    middle = len(expressions) // 2
+    return _any(expressions[:middle]) | _any(expressions[middle:])
+
+
+def _compared(left: Column | Scalar, operator: str, right: Column | Scalar, schema: Any, path: str) -> Any:
+    kind = _type_of(left, schema) if isinstance(left, Column) else _type_of(right, schema)
+    a, b = _side(left, kind, path), _side(right, kind, path)
+    comparisons = {"==": a == b, "!=": a != b, "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}
+    return comparisons[operator]
+
+
+def _type_of(column: Column | Scalar, schema: Any) -> Any:
+    assert isinstance(column, Column)
+    kind = schema.field(column.name).type
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _side(side: Column | Scalar, kind: Any, path: str) -> Any:
+    if isinstance(side, Column):
+        return pc.field(side.name)
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    try:
+        if is_number and isinstance(side, int | float) and not isinstance(side, bool):
+            return pc.scalar(side)
+        if isinstance(side, str) and not is_number:
+            return pc.scalar(pa.scalar(side).cast(kind))  # a text names a date or a time as well
+        if types.is_boolean(kind) and isinstance(side, bool):
+            return pc.scalar(side)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass
+    raise InvalidArgument(f"data.where: {side!r} cannot be compared with a column of type {kind} of {path}")

@@ -1,0 +1,246 @@
+"""Files of Arrow columns as a source: Parquet, ORC, Arrow and JSON lines, with Hive partitions and ``data.where``."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ....proto.checkpoint.folder import typed
+from ....proto.config.row_filter import Predicate, columns_of
+from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ..bad_line import BadLinePolicy
+from ..features import FeatureSpec
+from ..line_decoder import Lines
+from ..source import DecodedPart, PlannedFile
+from ..storage import arrow_file_system
+from .columns import ColumnDecoder, ColumnRoles, check_columns
+from .hive import Partitions
+from .lines import changed
+from .row_filter import expression_of
+
+_OPEN_FILES = 4
+_NUMBER = "__sparserow_number"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of a file that a job reads.
+
+    Attributes:
+        expression: the Arrow expression of ``data.where``.
+        names: the columns that it reads.
+        schema: the columns of the file and of its partition.
+        partition: the columns that the path gives, as Arrow scalars.
+    """
+
+    expression: Any
+    names: tuple[str, ...]
+    schema: Any
+    partition: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a part.
+
+    Attributes:
+        table: the rows as an Arrow table.
+        numbers: the number of each row or line in its file, from 1, (n) int64.
+    """
+
+    table: Any
+    numbers: npt.NDArray[np.int64]
+
+
+class TableFile(Protocol):
+    """An open file with columns.
+
+    Attributes:
+        schema: the names and types of its columns.
+        is_sequential: whether a part is only reached through those before it.
+    """
+
+    schema: Any
+    is_sequential: bool
+
+    def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the rows of each part, (p) int64, and where each lies, (p, k) int64."""
+
+    def selected(
+        self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
+    ) -> npt.NDArray[np.int64]:
+        """Returns how many rows of each part pass a selection, (p) int64."""
+
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:
+        """Returns the rows of a part.
+
+        Args:
+            place: where the part lies, as :meth:`parts` gives it.
+            names: the columns to read, each once.
+            policy: what happens to rows that cannot be parsed.
+        """
+
+
+class TableFormat(Protocol):
+    """A format of files with columns.
+
+    Attributes:
+        name: the word for it in error texts.
+    """
+
+    name: str
+
+    def open(self, path: str, roles: ColumnRoles) -> TableFile:
+        """Opens a file.
+
+        Args:
+            path: the path or URL of the file.
+            roles: the columns that will be read.
+        """
+
+
+@contextmanager
+def reading(path: str, name: str) -> Iterator[None]:
+    """Turns errors of Arrow and of storage into errors of the taxonomy that name the file."""
+    try:
+        with typed(path):
+            try:
+                yield
+            except FileNotFoundError as error:
+                raise NotFound(f"{path}: No such file or directory") from error
+            except (PermissionError, IsADirectoryError) as error:
+                raise FailedPrecondition(f"{path}: {error}") from error
+            except (pa.ArrowException, OSError) as error:
+                raise DataLoss(f"{path}: the {name} file is damaged or cut short: {error}") from error
+    except (DataLoss, FailedPrecondition):
+        _check_not_empty(path, name)
+        raise
+
+
+def _check_not_empty(path: str, name: str) -> None:
+    file_system, inside = arrow_file_system(path)
+    if file_system.get_file_info(inside).size == 0:
+        raise InvalidArgument(f"{path}: the file is empty; expected a {name} file")
+
+
+def count_by_reading(
+    file: TableFile, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
+) -> npt.NDArray[np.int64]:
+    """Returns how many rows of each part pass a selection, by reading the columns that it names."""
+    counts = np.zeros_like(rows)
+    names = tuple(name for name in selection.names if name not in selection.partition)
+    for part, place in enumerate(places):
+        found = file.read(place, names, BadLinePolicy())
+        table = with_partition(found.table, int(rows[part]), selection.partition)
+        counts[part] = table.filter(selection.expression).num_rows
+    return counts
+
+
+def with_partition(table: Any, rows: int, partition: Mapping[str, Any]) -> Any:
+    """Returns a table with the columns that its path gives; ``rows`` counts where the table has no column."""
+    rows = table.num_rows if table.num_columns else rows
+    for name, value in partition.items():
+        table = table.append_column(name, pa.repeat(value, rows))
+    return table
+
+
+class TableSource:
+    """Reads files of columns; see :class:`~sparserow.worker.data.source.Source`.
+
+    Args:
+        form: the format of the files.
+        roles: the columns to read.
+        where: which rows to read; None: all.
+        partitions: the columns that the paths give.
+        on_bad_line: "error" raises at a malformed row; "skip" leaves it out and counts it.
+    """
+
+    def __init__(
+        self,
+        form: TableFormat,
+        roles: ColumnRoles,
+        where: Predicate | None,
+        partitions: Partitions,
+        on_bad_line: Literal["error", "skip"],
+    ) -> None:
+        self._form, self._roles, self._where, self._partitions = form, roles, where, partitions
+        self._on_bad_line = on_bad_line
+        self._decoder = ColumnDecoder(roles, on_bad_line)
+        self._open: OrderedDict[str, tuple[TableFile, Selection]] = OrderedDict()
+
+    def spec(self, path: str) -> FeatureSpec:
+        """Returns the inputs that the model reads, after checking that the file has their columns."""
+        self._file(path)
+        return self._roles.spec
+
+    def plan(self, path: str) -> PlannedFile:
+        """Returns the parts of a file that have rows which the job reads."""
+        file, selection = self._file(path)
+        with reading(path, self._form.name):
+            rows, places = file.parts()
+            if self._where is not None:
+                rows = file.selected(rows, places, selection)
+        kept = np.flatnonzero(rows)
+        return PlannedFile(path, rows[kept], places[kept], is_sequential=file.is_sequential)
+
+    def read(self, file: PlannedFile, part: int) -> DecodedPart:
+        """Decodes a part."""
+        table_file, selection = self._file(file.path)
+        policy = BadLinePolicy(self._on_bad_line)
+        partition = {name: selection.partition[name] for name in selection.partition if name in self._names}
+        names = tuple(name for name in self._names if name not in partition)
+        with reading(file.path, self._form.name):
+            rows = table_file.read(file.places[part], names, policy)
+        table = with_partition(rows.table, len(rows.numbers), partition)
+        numbers = rows.numbers
+        if self._where is not None:
+            table = table.append_column(_NUMBER, pa.array(numbers)).filter(selection.expression)
+            numbers = table.column(_NUMBER).to_numpy()
+        if len(numbers) + policy.count > file.rows[part]:
+            raise changed(file.path)
+        decoded = self._decoder.decode(table, file.path, numbers)
+        return DecodedPart(decoded.lines, policy.count + decoded.bad, policy.first or decoded.first_bad)
+
+    def first(self, path: str) -> None:
+        """Decodes the first part of a file."""
+        file, _ = self._file(path)
+        with reading(path, self._form.name):
+            rows, places = file.parts()
+        for part in range(min(1, len(rows))):
+            self.read(PlannedFile(path, rows, places), part)
+
+    def none(self, path: str) -> Lines:  # noqa: ARG002 - lines of text need the path
+        """Returns no samples."""
+        return self._decoder.none()
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        filtered = () if self._where is None else columns_of(self._where)
+        return tuple(dict.fromkeys([*self._roles.names, *filtered]))
+
+    def _file(self, path: str) -> tuple[TableFile, Selection]:
+        """Returns an open file, whose columns were checked. The last few files stay open."""
+        if path not in self._open:
+            with reading(path, self._form.name):
+                file = self._form.open(path, self._roles)
+            partition = {
+                name: value for name, value in self._partitions.of(path).items() if name not in file.schema.names
+            }
+            schema = file.schema
+            for name, value in partition.items():
+                schema = schema.append(pa.field(name, value.type))
+            filtered = () if self._where is None else columns_of(self._where)
+            check_columns(self._roles, filtered, schema, path)
+            expression = None if self._where is None else expression_of(self._where, schema, path)
+            self._open[path] = file, Selection(expression, filtered, schema, partition)
+            while len(self._open) > _OPEN_FILES:
+                self._open.popitem(last=False)
+        self._open.move_to_end(path)
+        return self._open[path]
