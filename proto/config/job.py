@@ -5,168 +5,24 @@ The sections are data, model, train, tables, cluster, keep and publish; ``sparse
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
 from ..schema import MAX_DIM
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, FromList, StrictModel
+from .data_config import DataConfig
 from .elastic_config import ElasticConfig, check_elastic
 from .job_effects import check_effects
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .parallel_config import ParallelConfig, check_parallel
 from .publish_config import PublishConfig
-from .row_filter import parse_where
 from .schedule import ConstantSchedule, ScheduleConfig
 from .table_config import TableConfig
-
-ColumnRef: TypeAlias = str | int
-NumericTransform: TypeAlias = Literal["none", "log", "standardize", "log_standardize"]
-
-
-def _paths(value: object) -> object:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-Paths: TypeAlias = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_paths),
-    Field(
-        min_length=1,
-        json_schema_extra={"allowed": "a path or URL, or a sequence of them; * and ? match file names"},
-    ),
-]
-_CHARACTER = r"^[\x00-\x7f]$"
-_OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"
-
-
-LabelValues: TypeAlias = dict[str, Literal[0, 1]]
-BucketCount: TypeAlias = Annotated[int, Field(ge=2, le=65536)]
-_LABEL: Any = Field(description="The column to predict.")
-_LABEL_VALUES: Any = Field(
-    {"0": 0, "1": 1},
-    description="Texts of the label and the class of each; a line or row with another text is malformed.",
-)
-_NUMERIC: Any = Field(
-    {},
-    description="Numeric columns and the transform of each; log is sign(x) log(1 + |x|), standardize comes after it.",
-)
-_CATEGORICAL: Any = Field((), description="Columns whose text becomes a key of a table.")
-_BUCKETS: Any = Field(
-    {},
-    description="Numeric columns that also become keys: each is cut into so many quantile buckets, whose number is a "
-    "key of a table NAME_bucket.",
-)
-
-
-class CsvSchema(StrictModel):
-    """Delimited text: the columns and the use of each. A column is given by its name, or its position from 0."""
-
-    columns: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Names of all columns in file order; empty: the names in the header, or column_0, column_1, ..."
-    )
-    header: bool = Field(False, description="Whether the first line of each file is a header.")
-    delimiter: str = Field(
-        ",",
-        pattern=_CHARACTER,
-        description="Character between the fields of a line.",
-        json_schema_extra={"allowed": "one ASCII character"},
-    )
-    quote: str = Field(
-        "",
-        pattern=_OPTIONAL_CHARACTER,
-        description="Character around fields that contain delimiters; empty: none.",
-        json_schema_extra={"allowed": "one ASCII character, or empty"},
-    )
-    comment: str = Field("", description="A line that begins with this text is skipped; empty: none.")
-    trim: bool = Field(False, description="Whether spaces around a field are dropped.")
-    missing: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Texts that mean a missing value, besides the empty field."
-    )
-    label: ColumnRef = _LABEL
-    label_values: LabelValues = _LABEL_VALUES
-    numeric: dict[str, NumericTransform] = _NUMERIC
-    categorical: Annotated[tuple[ColumnRef, ...], FromList] = _CATEGORICAL
-    buckets: dict[str, BucketCount] = _BUCKETS
-
-    @model_validator(mode="after")
-    def _has_inputs(self) -> CsvSchema:
-        _check_inputs(self)
-        return self
-
-
-class ColumnsSchema(StrictModel):
-    """Files with named columns: the use of each. Columns that are not named are not read."""
-
-    label: str = _LABEL
-    label_values: LabelValues = _LABEL_VALUES
-    numeric: dict[str, NumericTransform] = _NUMERIC
-    categorical: Annotated[tuple[str, ...], FromList] = _CATEGORICAL
-    buckets: dict[str, BucketCount] = _BUCKETS
-
-    @model_validator(mode="after")
-    def _has_inputs(self) -> ColumnsSchema:
-        _check_inputs(self)
-        return self
-
-
-def _check_inputs(schema: CsvSchema | ColumnsSchema) -> None:
-    if not schema.numeric and not schema.categorical and not schema.buckets:
-        raise InvalidArgument("no input columns; name some under numeric, categorical or buckets")
-
-
-_WITH_COLUMNS = ("parquet", "orc", "arrow", "jsonl")
-
-
-class DataConfig(StrictModel):
-    """The training and test files and their format. Texts whose name ends in .gz are decompressed."""
-
-    format: Literal["criteo", "csv", "parquet", "orc", "arrow", "jsonl"] = Field(
-        "criteo",
-        description="criteo: TSV, or CSV with a header. csv: see csv. parquet, orc, arrow (also called Feather) and "
-        "jsonl (a JSON object on each line): see columns.",
-    )
-    train: Paths = Field(description="Training files, or folders of them.")
-    test: Paths = Field(description="Files of the evaluation after each epoch, or folders of them.")
-    csv: CsvSchema | None = Field(None, description="Columns of the files, with format csv.")
-    columns: ColumnsSchema | None = Field(
-        None, description="Columns of the files, with format parquet, orc, arrow or jsonl."
-    )
-    where: str | None = Field(
-        None,
-        min_length=1,
-        description="Rows that are read, with format parquet, orc, arrow or jsonl, such as \"day >= '2024-01-05' and "
-        "country in ['DE', 'FR']\"; a folder KEY=VALUE is a column. null: all rows.",
-        json_schema_extra={"allowed": "comparisons of columns, in, is None, and, or, not; or null"},
-    )
-    on_bad_line: Literal["error", "skip"] = Field(
-        "error", description="error: a malformed line or row ends the job. skip: it is skipped and counted."
-    )
-    shuffle_rows: int = Field(
-        131072,
-        ge=0,
-        le=1 << 26,
-        description="Number of samples that are shuffled together, beside files and parts of files; 0: file order.",
-    )
-
-    @model_validator(mode="after")
-    def _schema_of_the_format(self) -> DataConfig:
-        for section, formats in (("csv", ("csv",)), ("columns", _WITH_COLUMNS)):
-            is_there = getattr(self, section) is not None
-            if (self.format in formats) != is_there:
-                needs = "has no use for" if is_there else "needs"
-                raise InvalidArgument(f"format {self.format} {needs} a section {section}")
-        if self.where is not None:
-            if self.format not in _WITH_COLUMNS:
-                raise InvalidArgument(f"where: needs format {', '.join(_WITH_COLUMNS)}; format is {self.format}")
-            parse_where(self.where)
-        return self
 
 
 class _ModelBase(StrictModel):

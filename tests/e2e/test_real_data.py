@@ -12,7 +12,8 @@ from statistics import mean
 
 import pytest
 from sparserow.proto.config.config import load_config
-from sparserow.proto.config.job import DataConfig, JobConfig
+from sparserow.proto.config.data_config import DataConfig
+from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
 

@@ -156,7 +156,7 @@ def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkp
     assert json.loads(result.read_text())["test_auc"] > 0.5
 
 
-def test_another_number_of_workers_is_refused_before_a_row_is_touched(launcher, log, tmp_path):
+def test_another_position_in_the_data_is_refused_before_a_row_is_touched(launcher, log, tmp_path):
     result, key = tmp_path / "result.json", np.array([1], np.uint64)
     with sr.local_cluster(shards=1) as cluster:
         settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=3000", "train.threads=1"]
@@ -166,14 +166,26 @@ def test_another_number_of_workers_is_refused_before_a_row_is_touched(launcher, 
         words += [part for setting in settings for part in ("--set", setting)]
         run = launcher.start(*words)
         assert run.popen.wait(WAIT_SEC) == 0, run.err
-        with sr.connect(cluster.address, namespace="demo") as session:
+        with sr.connect(cluster.address, namespace="demo", job="onlooker") as session:
             name = next(table.name for table in session.core.catalog.list_tables("demo"))
             table = session.table(name)
             later = np.full_like(table.pull(key), 5.0)
             table.assign(key, later)
-            for workers in ("1", "3"):
-                refused = launcher.start(*words, "--workers", workers, "--resume", "auto")
-                assert refused.end() == 1
-                assert f"has the state of ranks 0, 1, and this run has {workers} workers" in refused.complaints[-1]
-                assert refused.complaints[-1].endswith("allowed: train.workers 2")
-                np.testing.assert_array_equal(table.pull(key), later)
+            refused = launcher.start(*words, "--set", "data.shuffle_rows=77", "--resume", "auto")
+            assert refused.end() == 1
+            assert "reader state: shuffle_rows was 131072; this reader has 77" in refused.complaints[-1]
+            np.testing.assert_array_equal(table.pull(key), later)
+
+
+def test_another_number_of_workers_goes_on_and_each_sample_comes_once(launcher, log, tmp_path):
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    run = launcher.start(*arguments(log, url, result))
+    wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 2, "two checkpoints")
+    launcher.kill_all()
+    assert run.popen.returncode is not None
+    again = launcher.start(*arguments(log, url, result, "train.workers=3"))
+    assert again.popen.wait(WAIT_SEC) == 0, again.err
+    assert "in epoch 1" in again.err  # and not at its end
+    figures = json.loads(result.read_text())
+    assert (figures["workers"], figures["history"][0]["samples"]) == (3, 2 * STEPS * 64)
+    assert figures["test_auc"] > 0.5

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sparserow.proto.config.config import load_config
-from sparserow.proto.config.job import DataConfig
+from sparserow.proto.config.data_config import DataConfig
 from sparserow.worker.data import Batch, ClickReader, ReadOptions
 from sparserow.worker.data.line_windows import read_runs
 from sparserow.worker.data.sources import fit_features, lines, open_reader, plan_files

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from sparserow.proto.config.config import load_config
-from sparserow.proto.config.job import DataConfig
+from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import InvalidArgument, NotFound
 from sparserow.proto.row_keys import hash_key
 from sparserow.worker.data import BadLine, ReadOptions

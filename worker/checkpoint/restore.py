@@ -22,7 +22,7 @@ from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
 from .every_rank import is_in_parts, on_every_rank
 from .random_state import set_random_state
-from .save import OneOrMore, Stateful, absolute, bare, cluster_of, several
+from .save import OneOrMore, SharedReader, Stateful, absolute, bare, cluster_of, several
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class RestoredCheckpoint:
         rows: the number of rows in all tables, on all shards.
         extra: the values that this worker gave to ``save`` as ``extra``. A rank that the checkpoint lacks gets those of
             rank 0. {} when none were given.
+        extras: the values of all workers, in rank order, when the reader went on from the states of all; else ().
         config: the values that ``save`` was given as ``config``.
     """
 
@@ -44,6 +45,7 @@ class RestoredCheckpoint:
     rows: int
     extra: dict[str, Any]
     config: dict[str, Any]
+    extras: tuple[dict[str, Any], ...] = ()
 
 
 def restore(
@@ -67,7 +69,8 @@ def restore(
     wrote the checkpoint does not matter. Weights, optimizer state, versions and update counts of rows come back bit for
     bit. Tables of the session's namespace that the checkpoint does not have are empty afterwards. Each worker's reader
     and random numbers come back if the worker's rank was there when the checkpoint was saved; otherwise its random
-    numbers stay as they are. With a row cache, call it before the first step of the session.
+    numbers stay as they are. The readers of job files go on with any number of workers: they get the states of all.
+    With a row cache, call it before the first step of the session.
 
     Args:
         session: the session of this worker.
@@ -140,7 +143,6 @@ def restore(
         ("optimizer", optimizer, first, dense.load_optimizer),
         ("scaler", scaler, mine or first, lambda state: scaler.load_state_dict(state)),  # type: ignore[union-attr]
         ("schedulers", scheduler, mine or first, lambda state: _load_several(scheduler, state, where)),
-        ("reader", reader, mine, lambda state: reader.load_state_dict(state)),  # type: ignore[union-attr]
     )
     for what, target, tree, loads in loaders:
         if target is None:
@@ -148,12 +150,39 @@ def restore(
         if tree is None or what not in tree:
             raise NotFound(f"restore: {where} has no state of the {what} of rank {session.rank}")
         loads(tree[what])
+    everyone = _load_reader(reader, states, session.rank, where)
     session.core.set_learning_rates((mine or first or {}).get("rates", {}))
     if mine is not None:
         set_random_state(mine["random"])
     session.core.native.skip_to(reply.next_step)
     extra = (mine or first or {}).get("extra", {})
-    return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config)
+    extras = tuple(tree.get("extra", {}) for tree in everyone)
+    return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config, extras)
+
+
+def saved_reader_state(folder: Folder, manifest: files.Manifest) -> dict[str, Any] | None:
+    """Returns the state of one worker's reader in a checkpoint: of the last rank, which has no dense weights.
+
+    It returns None when the checkpoint has no reader.
+    """
+    ranks = [entry.rank for entry in manifest.workers]
+    tree = _States(folder / manifest.name, manifest).of_rank(max(ranks)) if ranks else None
+    return None if tree is None else tree.get("reader")
+
+
+def _load_reader(reader: Stateful | None, states: _States, rank: int, where: str) -> Sequence[dict[str, Any]]:
+    """Loads the reader; returns the trees of all workers when it needed the states of all, else ()."""
+    if reader is None:
+        return ()
+    state = (states.of_rank(rank) or {}).get("reader")
+    if isinstance(reader, SharedReader) and not reader.goes_on_from(state):
+        trees = [tree for tree in states.all() if "reader" in tree]
+        reader.load_state_dicts([tree["reader"] for tree in trees])
+        return trees
+    if state is None:
+        raise NotFound(f"restore: {where} has no state of the reader of rank {rank}")
+    reader.load_state_dict(state)
+    return ()
 
 
 def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) -> None:
@@ -232,6 +261,11 @@ class _States:
         self._folder = folder
         self._entries = {entry.rank: entry for entry in manifest.workers}
         self._read: dict[int, dict[str, Any]] = {}
+
+    def all(self) -> list[dict[str, Any]]:
+        """Returns the state trees of all ranks, in their order."""
+        trees = [self.of_rank(rank) for rank in sorted(self._entries)]
+        return [tree for tree in trees if tree is not None]
 
     def of_rank(self, rank: int) -> dict[str, Any] | None:
         """Returns the state tree of a rank; None when the checkpoint has none for it."""

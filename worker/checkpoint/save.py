@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -31,6 +31,14 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@runtime_checkable
+class SharedReader(Protocol):
+    """A reader whose workers know the positions of each other, so that any number of them can go on."""
+
+    def goes_on_from(self, state: dict[str, Any] | None, /) -> bool: ...
+    def load_state_dicts(self, states: Sequence[dict[str, Any]], /) -> None: ...
 
 
 OneOrMore = Stateful | Sequence[Stateful]

@@ -182,10 +182,18 @@ class ClickReader:
         self._set(_Cursor(state["epoch"], self._dealing_of(state), state["batch"]), state["bad_lines"], state)
 
     def goes_on_from(self, state: dict[str, Any] | None) -> bool:
-        """Returns whether the state of one worker is enough, as there are as many workers as then."""
-        options = self._options
-        wanted = {"rank": options.rank, "world": options.world, "batch_size": options.batch_size}
-        return state is not None and all(state.get(name, value) == value for name, value in wanted.items())
+        """Returns whether this worker's state is enough to go on, as there are as many workers as then.
+
+        Args:
+            state: the state of this worker, or of another one where this worker has none; None: there is none.
+
+        Raises:
+            InvalidArgument: the state is of a reader with other files or another order. Nothing has changed.
+        """
+        if state is None:
+            return False
+        self._check_order(state)
+        return all(state[name] == getattr(self._options, name) for name in ("rank", "world", "batch_size"))
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
         """Continues from the states of all workers of a reader, with any number of workers now.

@@ -20,7 +20,7 @@ from .features import FeatureSpec
 from .line_decoder import Lines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlannedFile:
     """A file and its parts, as all workers of a job see them. It can be pickled.
 

@@ -50,7 +50,7 @@ def _found_here(pattern: str) -> list[str]:
             continue
         below = [os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files]
         found.extend(sorted(path for path in below if _is_data(os.path.relpath(path, name))))
-    return found
+    return list(dict.fromkeys(found))  # as ** matches folders and what is in them
 
 
 def _found_by_url(pattern: str) -> list[str]:
@@ -66,7 +66,7 @@ def _found_by_url(pattern: str) -> list[str]:
             root = str(name).rstrip("/")
             below = sorted(str(each) for each in file_system.find(root))
             found.extend(each for each in below if _is_data(each[len(root) :].lstrip("/")))
-    return [str(file_system.unstrip_protocol(name)) for name in found]
+    return [str(file_system.unstrip_protocol(name)) for name in dict.fromkeys(found)]
 
 
 def _is_data(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...proto.config.job import ColumnRef, CsvSchema
+from ...proto.config.data_config import ColumnRef, CsvSchema
 from ...proto.errors import InvalidArgument
 from .features import BucketFeature, DenseFeature, FeatureSpec
 from .formats import FileFormat

@@ -201,6 +201,29 @@ class Prefetch(Generic[Batch]):
         loader = self._check_stateful()
         return loader.state_dict() if self._progress.is_whole else self._progress.taken
 
+    def goes_on_from(self, state: dict[str, Any] | None) -> bool:
+        """Returns whether the state of this worker's loader is enough to go on, as :meth:`load_state_dict` needs it.
+
+        It is for all loaders but those that know the positions of other workers, as readers of job files do.
+        """
+        answer = getattr(self._loader, "goes_on_from", None)
+        return True if answer is None else bool(answer(state))
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Sets the position by the states of all workers of a loader that knows them; see ``goes_on_from``.
+
+        Raises:
+            FailedPrecondition: a pass is under way, or the loader does not know the positions of other workers.
+            Exception: the loader refuses the states.
+        """
+        load = getattr(self._loader, "load_state_dicts", None)
+        if load is None:
+            kind = type(self._loader).__name__
+            raise FailedPrecondition(f"prefetch: the loader ({kind}) cannot go on from the states of other workers")
+        self._check_between_passes("load_state_dicts")
+        load(states)
+        self._progress = _Progress()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets the position from which the next pass continues.
 
@@ -212,10 +235,13 @@ class Prefetch(Generic[Batch]):
             Exception: the loader refuses the state.
         """
         loader = self._check_stateful()
-        if self._progress.is_under_way:
-            raise FailedPrecondition("prefetch.load_state_dict: a pass is under way; close it, or load before iter()")
+        self._check_between_passes("load_state_dict")
         loader.load_state_dict(state)
         self._progress = _Progress()
+
+    def _check_between_passes(self, method: str) -> None:
+        if self._progress.is_under_way:
+            raise FailedPrecondition(f"prefetch.{method}: a pass is under way; close it, or load before iter()")
 
     def _check_stateful(self) -> StatefulLoader:
         if self._stateful is None:

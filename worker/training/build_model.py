@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...proto.config.job import DataConfig, DlrmConfig, ModelConfig
+from ...proto.config.data_config import DataConfig
+from ...proto.config.job import DlrmConfig, ModelConfig
 from ...proto.errors import InvalidArgument
 from ..data import FeatureSpec
 from ..data.sources import check_files, feature_spec

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,8 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
-from ..data import Batch, ClickReader, Features, ReadOptions
+from ..data import Batch
 from ..data.leased import EpochScore, LeasedReader
-from ..data.source import PlannedFile
-from ..data.sources import fit_features, open_reader, plan_files
 from ..metrics.binary import auc
 from ..models import Tower
 from ..prefetch.device_batches import DeviceBatches
@@ -31,6 +28,7 @@ from . import leased_epochs
 from .build_model import build_model
 from .data_leases import SessionLeases
 from .evaluation import evaluate
+from .job_readers import open_readers
 from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
@@ -43,7 +41,6 @@ from .training_step import StepResult, TrainingStep
 
 _OBSERVED_SAMPLES = 20_000
 _OBSERVE_EVERY_SEC = 0.5
-_TEST_BATCH = 8192
 
 
 class _Recent:
@@ -96,14 +93,8 @@ class Trainer:
         identity = identity or RunIdentity.new()
         self._run_config = identity.config(job)
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
-        train = group.share(plan_files(job.data, "train") if group.makes_shared else None)
-        assert train is not None
-        features = group.share(fit_features(job.data, train) if group.makes_shared else None)
-        test = group.share(plan_files(job.data, "test") if group.makes_shared else None)
-        assert features is not None
-        assert test is not None
-        self._train_reader = self._reader("train", features, train)
-        self._test_reader = self._reader("test", features, test)
+        readers = open_readers(job, group)
+        self._train_reader, self._test_reader, features = readers.train, readers.test, readers.features
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda sparse: build_model(job.model, features.spec, sparse=sparse))
         for tower in self._bare.modules():
@@ -177,21 +168,6 @@ class Trainer:
         if progress is not None and self._told_epochs is not None:
             self._told = self._group.share(self._told_epochs.read() if self._group.rank == 0 else {})
         return progress is not None
-
-    def _reader(self, which: Literal["train", "test"], features: Features, plan: Sequence[PlannedFile]) -> ClickReader:
-        job, training = self._job, which == "train"
-        rows = job.data.shuffle_rows
-        is_whole = not training and not self._group.meets  # rank 0 tests alone
-        options = ReadOptions(
-            batch_size=job.train.batch_size * job.train.accumulate if training else _TEST_BATCH,
-            rank=0 if is_whole else self._group.rank,
-            world=1 if is_whole else self._group.world,
-            shuffle=training and rows > 0,
-            shuffle_rows=max(rows, 1),
-            seed=job.train.seed,
-            in_order=training,
-        )
-        return open_reader(job.data, which, features, options, plan)
 
     def run(self) -> TrainResult:
         """Trains all epochs, and evaluates the model after each.

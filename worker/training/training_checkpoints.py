@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,11 @@ from ...proto.checkpoint.manifest import list_names, read_manifest
 from ...proto.config.checkpoint_config import CheckpointConfig
 from ...proto.errors import FailedPrecondition, Fenced, SparserowError
 from ..checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
-from ..checkpoint.save import Stateful, absolute
+from ..checkpoint.restore import saved_reader_state
+from ..checkpoint.save import SharedReader, Stateful, absolute
 from ..session.session import Session
 from ..session.tensor_group import leads
+from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
 from .run_identity import ROWS_FOLDER
 
@@ -50,6 +53,18 @@ class Progress:
         """Moves to the first batch of ``epoch``."""
         self.epoch, self.is_trained = epoch, False
         self.samples, self.loss_sum, self.seconds = 0, 0.0, 0.0
+
+    def join(self, others: Sequence[Progress], *, is_first: bool) -> None:
+        """Takes over the sums of all workers of a run that had another number of them.
+
+        Args:
+            others: the progress of each of those workers.
+            is_first: whether this worker is the first one, which has the sums of samples and losses then.
+        """
+        self.is_trained = all(other.is_trained for other in others)
+        self.samples = sum(other.samples for other in others) if is_first else 0
+        self.loss_sum = sum(other.loss_sum for other in others) if is_first else 0.0
+        self.seconds = max(other.seconds for other in others)
 
 
 @dataclass(frozen=True)
@@ -152,21 +167,34 @@ class TrainingCheckpoints:
         self._save(progress, wait=True)
 
     def _check_workers(self, name: str) -> None:
-        """Checks, before a row is changed, that a checkpoint has the state of exactly the ranks of this run.
+        """Checks, before a row is changed, that the workers of this run can go on from a checkpoint.
 
         Raises:
-            FailedPrecondition: the checkpoint has the state of other ranks.
+            FailedPrecondition: the checkpoint lacks the state of a worker, or is of another number of workers, and the
+                job has towers in parts.
+            InvalidArgument: the position in the data is of other files, another order or another version.
         """
         folder = Folder(self._url)
         if name not in list_names(folder):
             return  # the restore raises an error that lists the checkpoints
-        saved, world = {worker.rank for worker in read_manifest(folder, name).workers}, self._group.world
-        if saved and saved != set(range(world)):
-            ranks = ", ".join(map(str, sorted(saved)))
+        manifest = read_manifest(folder, name)
+        saved, world = {worker.rank for worker in manifest.workers}, self._group.world
+        if not saved:
+            return
+        ranks = ", ".join(map(str, sorted(saved)))
+        if saved != set(range(world)) and isinstance(self._group, ParallelGroup):
             raise FailedPrecondition(
-                f"--resume: {self._url}/{name} has the state of ranks {ranks}, and this run has {world} workers; data "
-                f"are dealt by their number; allowed: train.workers {max(saved) + 1}"
+                f"--resume: {self._url}/{name} has the state of ranks {ranks}, and this run has {world} workers with "
+                f"towers in parts (train.parallel); allowed: {max(saved) + 1} workers"
             )
+        if saved != set(range(max(saved) + 1)):
+            raise FailedPrecondition(
+                f"--resume: {self._url}/{name} has the state of ranks {ranks} alone, so the position of the other "
+                "workers is not known; name another checkpoint"
+            )
+        state = saved_reader_state(folder, manifest)
+        if state is not None and isinstance(self._parts.reader, SharedReader):
+            self._parts.reader.goes_on_from(state)
 
     def _is_due(self, number: int) -> bool:
         config = self._config
@@ -206,10 +234,9 @@ class TrainingCheckpoints:
         self._saved_at = time.monotonic()
 
     def newest(self) -> str | None:
-        """Returns the newest checkpoint that has the state of all workers of this run.
+        """Returns the newest checkpoint that has the state of at least as many workers as this run has.
 
-        When no checkpoint has it, returns the newest of all, whose restore then raises an error with the reason.
-        Returns None when there is no checkpoint.
+        When no checkpoint has it, returns the newest of all. Returns None when there is no checkpoint.
         """
         folder = Folder(self._url)
         names, ranks = list_names(folder), set(range(self._group.world))
@@ -249,6 +276,8 @@ class TrainingCheckpoints:
         )
         parts.steps.load_state_dict(restored.extra["steps"])
         progress = Progress(**restored.extra["progress"])
+        if restored.extras:
+            progress.join([Progress(**extra["progress"]) for extra in restored.extras], is_first=self._group.rank == 0)
         where = f"epoch {progress.epoch}" if not progress.is_trained else f"the evaluation of epoch {progress.epoch}"
         _tell(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, in {where}")
         return progress

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from ....proto.config.job import ColumnsSchema
+from ....proto.config.data_config import ColumnsSchema
 from ....proto.errors import InvalidArgument
 from ....proto.row_keys import hash_keys
 from ..bad_line import BadLine, BadLinePolicy, shown

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..bad_line import BadLinePolicy
-from ..storage import arrow_file_system, is_url
+from ..storage import arrow_file_system
 from .columns import ColumnRoles
 from .tables import Rows, Selection, count_by_reading
 
 
 class IpcFile:
-    """An open Arrow file. A local one is mapped, so that only the columns that are used are read.
+    """An open Arrow file. It is not mapped, since a map of a file that another process cuts short ends this process.
 
     Args:
         path: the path or URL of the file.
@@ -24,11 +24,8 @@ class IpcFile:
     is_sequential = False
 
     def __init__(self, path: str) -> None:
-        if is_url(path):
-            file_system, inside = arrow_file_system(path)
-            self._source = file_system.open_input_file(inside)
-        else:
-            self._source = pa.memory_map(path)
+        file_system, inside = arrow_file_system(path)
+        self._source = file_system.open_input_file(inside)
         self._readers: dict[tuple[str, ...], Any] = {}
         whole = pa.ipc.open_file(self._source)
         self.schema, self._batches = whole.schema, whole.num_record_batches
@@ -48,9 +45,7 @@ class IpcFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
         """Returns the rows of a record batch."""
         batch, before, rows = (int(value) for value in place)
-        table = pa.table({})
-        if names:
-            table = pa.Table.from_batches([self._reader(names).get_batch(batch)])
+        table = pa.Table.from_batches([self._reader(names).get_batch(batch)])
         return Rows(table, np.arange(before + 1, before + 1 + rows))
 
     def _reader(self, names: tuple[str, ...]) -> Any:

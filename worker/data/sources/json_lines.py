@@ -18,7 +18,7 @@ from ..line_windows import LinePosition, LineWindow, is_compressed, read_runs
 from ..source import PlannedFile
 from .columns import ColumnRoles
 from .lines import TextRuns, plan_runs
-from .tables import Rows, Selection, with_partition
+from .tables import Rows, Selection, own_names, with_partition
 
 _FIRST_BYTES = 1 << 20
 _Numbered = tuple[Any, npt.NDArray[np.int64]]
@@ -53,11 +53,11 @@ class JsonLinesFile:
     ) -> npt.NDArray[np.int64]:
         """Returns how many lines of each run pass, or cannot be parsed."""
         counts = np.zeros_like(rows)
-        names = tuple(name for name in selection.names if name not in selection.partition)
+        names = own_names(self.schema, selection.names)
         for part, place in enumerate(places):
             policy = BadLinePolicy("skip")
             found = self.read(place, names, policy)
-            table = with_partition(found.table, len(found.numbers), selection.partition)
+            table = with_partition(found.table, selection.partition)
             counts[part] = table.filter(selection.expression).num_rows + policy.count
         return counts
 
@@ -65,7 +65,7 @@ class JsonLinesFile:
         """Returns the objects of a run of lines."""
         planned = PlannedFile(self._path, place[3:], place[None, :3], is_sequential=self.is_sequential)
         window = self._runs.read(planned, 0)
-        schema = pa.schema([self.schema.field(name) for name in names or self.schema.names[:1]])
+        schema = pa.schema([self.schema.field(name) for name in names])
         found = list(_parsed(window, schema, policy))
         if not found:
             return Rows(schema.empty_table(), np.empty(0, np.int64))
@@ -98,11 +98,15 @@ def _first_schema(path: str) -> Any:
     if run is None:
         raise InvalidArgument(f"{path}: the file is empty; expected a JSON object on each line")
     policy = BadLinePolicy("skip")
-    schemas = [table.schema for table, _ in _parsed(run, None, policy)]
-    if not schemas:
+    schema = None
+    for table, _ in _parsed(run, None, policy):
+        with suppress(pa.ArrowException):  # lines of another type are malformed
+            found = [table.schema] if schema is None else [schema, table.schema]
+            schema = pa.unify_schemas(found, promote_options="permissive")
+    if schema is None:
         told = f": {policy.first}" if policy.first is not None else ""
         raise InvalidArgument(f"{path}: no JSON object is on its first lines{told}")
-    return pa.unify_schemas(schemas, promote_options="permissive")
+    return schema
 
 
 def _parsed(window: LineWindow, schema: Any, policy: BadLinePolicy) -> Iterator[_Numbered]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeAlias, TypeVar
 
-from ....proto.config.job import DataConfig
+from ....proto.config.data_config import DataConfig
 from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument
 from ..criteo import criteo_format

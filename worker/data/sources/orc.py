@@ -50,9 +50,7 @@ class OrcFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
         """Returns the rows of a stripe."""
         stripe, before, rows = (int(value) for value in place)
-        table = pa.table({})
-        if names:
-            table = pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))])
+        table = pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))])
         return Rows(table, np.arange(before + 1, before + 1 + rows))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -135,17 +135,21 @@ def count_by_reading(
 ) -> npt.NDArray[np.int64]:
     """Returns how many rows of each part pass a selection, by reading the columns that it names."""
     counts = np.zeros_like(rows)
-    names = tuple(name for name in selection.names if name not in selection.partition)
+    names = own_names(file.schema, selection.names)
     for part, place in enumerate(places):
-        found = file.read(place, names, BadLinePolicy())
-        table = with_partition(found.table, int(rows[part]), selection.partition)
+        table = with_partition(file.read(place, names, BadLinePolicy()).table, selection.partition)
         counts[part] = table.filter(selection.expression).num_rows
     return counts
 
 
-def with_partition(table: Any, rows: int, partition: Mapping[str, Any]) -> Any:
-    """Returns a table with the columns that its path gives; ``rows`` counts where the table has no column."""
-    rows = table.num_rows if table.num_columns else rows
+def own_names(schema: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of the names that are columns of a file; its first column when none is, so that rows count."""
+    return tuple(name for name in names if name in schema.names) or tuple(schema.names[:1])
+
+
+def with_partition(table: Any, partition: Mapping[str, Any]) -> Any:
+    """Returns a table with the columns that its path gives."""
+    rows = table.num_rows
     for name, value in partition.items():
         table = table.append_column(name, pa.repeat(value, rows))
     return table
@@ -195,10 +199,10 @@ class TableSource:
         table_file, selection = self._file(file.path)
         policy = BadLinePolicy(self._on_bad_line)
         partition = {name: selection.partition[name] for name in selection.partition if name in self._names}
-        names = tuple(name for name in self._names if name not in partition)
+        names = own_names(table_file.schema, self._names)
         with reading(file.path, self._form.name):
             rows = table_file.read(file.places[part], names, policy)
-        table = with_partition(rows.table, len(rows.numbers), partition)
+        table = with_partition(rows.table, partition)
         numbers = rows.numbers
         if self._where is not None:
             table = table.append_column(_NUMBER, pa.array(numbers)).filter(selection.expression)
