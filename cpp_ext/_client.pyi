@@ -23,6 +23,17 @@ def learn_merge(trace: LookupTrace, roots: Sequence[_BatchTensor]) -> MergePlan:
 def id_of_name(name: str) -> int:
     """32-bit table id of ``namespace/name``; never 0."""
 
+def text_keys(offsets: NDArray[np.int64], bytes: Any) -> NDArray[np.int64]:  # noqa: A002
+    """Keys of n texts, (n) int64, each ``hash_key`` of its bytes.
+
+    Args:
+        offsets: where each text begins in ``bytes``, and the end of the last, (n + 1) int64, ascending.
+        bytes: a buffer of bytes, such as the values of an Arrow array of large_binary.
+
+    Raises:
+        InvalidArgument: the offsets are not ascending places within the bytes.
+    """
+
 class RowReader:
     """What holds a session's rows: the seam that ``Client.shards`` and in-process shards share."""
 

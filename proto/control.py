@@ -362,6 +362,7 @@ class ControlClient(Closing):
         trained: pb.EpochSums | None = None,
         tested: pb.EpochTest | None = None,
         again: bool = False,
+        order: int = 0,
     ) -> pb.LeaseDataReply:
         """Reports which chunks of an epoch are done, and leases another chunk.
 
@@ -376,10 +377,11 @@ class ControlClient(Closing):
             trained: the sums of what the worker trained on in ``done``; None when the worker does not report them.
             tested: the evaluation of an epoch that is over; None when this worker has not evaluated it.
             again: whether a scheduler started the worker again; then a run that is over stays over.
+            order: the digest of the order of the epoch's samples; 0: none.
 
         Raises:
             Fenced: the worker has left its job; its chunks go to other workers.
-            FailedPrecondition: another worker counts other chunks.
+            FailedPrecondition: another worker counts other chunks, or has another order.
         """
         request = pb.LeaseDataRequest(
             caller=_caller(identity),
@@ -392,6 +394,7 @@ class ControlClient(Closing):
             trained=trained,
             tested=tested,
             again=again,
+            order=order,
         )
         reply: pb.LeaseDataReply = self._call("LeaseData", request)
         return reply

@@ -5,6 +5,7 @@
 #include "bindings/client_local.h"
 #include "bindings/client_pack.h"
 #include "bindings/client_session.h"
+#include "bindings/client_texts.h"
 #include "bindings/shared_errors.h"
 
 namespace sparserow::bindings {
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_client, module) {
   sparserow::bindings::bind_lookup(module);
   sparserow::bindings::bind_local_shards(module);
   sparserow::bindings::bind_pack(module);
+  sparserow::bindings::bind_texts(module);
   sparserow::bindings::bind_session(module);
   sparserow::bindings::bind_cache(module);
 }

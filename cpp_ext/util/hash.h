@@ -38,6 +38,12 @@ inline constexpr std::string_view kSlotCounts = "a power of two in [2, 65536]";
   return static_cast<std::uint32_t>(hash >> (64 - std::countr_zero(slot_count)));
 }
 
+// The key of a text, 63 bits so that it is a non-negative torch id: XXH3_64bits(text) >> 1. proto/row_keys.py has the
+// same function for processes without the native code.
+[[nodiscard]] inline std::uint64_t key_of_text(std::string_view text) noexcept {
+  return XXH3_64bits(text.data(), text.size()) >> 1;
+}
+
 // 32-bit id of "namespace/name"; collisions are refused by the coordinator. Zero is reserved.
 [[nodiscard]] std::uint32_t id_of_name(std::string_view name) noexcept;
 

@@ -22,6 +22,7 @@ def ask_of(request: pb.LeaseDataRequest) -> Ask:
         else None,
         tested=EpochTest(tested.samples_per_sec, tested.auc, tested.log_loss) if request.HasField("tested") else None,
         again=request.again,
+        order=request.order,
     )
 
 

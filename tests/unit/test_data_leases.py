@@ -191,7 +191,7 @@ def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
     data.answer(ask(step=10), A, {A, B})
     data.answer(ask(step=4), B, {A, B})
     cut = data.at_cut({A: 12, B: 3})
-    assert cut == {"epoch": 1, "chunks": 3, "done": [], "skips": [(0, 3)], "records": []}
+    assert cut == {"epoch": 1, "chunks": 3, "done": [], "skips": [(0, 3)], "records": [], "order": 0}
     leases = DataLeases()
     leases.restore(7, 5, json.loads(json.dumps(cut)))
     assert leases.answer(7, 5, ask(step=20), B, {B}) == LeaseAnswer(0, skip=3)
@@ -201,6 +201,21 @@ def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
     assert leases.answer(7, 7, ask(run="another"), A, {A}) == LeaseAnswer(0)
     leases.restore(7, 8, {})
     assert leases.answer(7, 8, ask(), B, {B}) == LeaseAnswer(0)
+
+
+def test_windows_of_another_order_are_refused_until_the_epoch_is_over() -> None:
+    leases, saved = DataLeases(), {"epoch": 1, "chunks": 2, "done": [[0, 1]], "skips": [], "records": []}
+    leases.restore(7, 5, saved)  # of an older version, whose chunks were others
+    with pytest.raises(FailedPrecondition, match=r"order: the samples of epoch 1 were leased in another order"):
+        leases.answer(7, 5, replace(ask(chunks=2), order=4), A, {A})
+    leases.restore(7, 5, {**saved, "done": [[0, 2]]})
+    assert leases.answer(7, 5, replace(ask(chunks=2, epochs=2), order=4), A, {A}).is_over
+    assert leases.answer(7, 5, replace(ask(2, chunks=2, epochs=2), order=4), A, {A}) == LeaseAnswer(0)
+    with pytest.raises(FailedPrecondition, match=r"order: the samples of epoch 2"):
+        leases.answer(7, 5, replace(ask(2, chunks=2, epochs=2), order=5), B, {A, B})
+    again = DataLeases()
+    again.restore(7, 5, json.loads(json.dumps(leases.at_cut({7: {}})[7])))
+    assert again.answer(7, 5, replace(ask(2, chunks=2, epochs=2), order=4), B, {B}) == LeaseAnswer(0)
 
 
 def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sparserow as sr
+from sparserow.cpp_ext import _client
 from sparserow.proto.row_keys import as_keys
 
 
@@ -30,3 +31,21 @@ def test_integers_and_strings_are_keys() -> None:
 def test_what_is_no_sequence_of_keys_is_refused(given: Any, words: str) -> None:
     with pytest.raises(sr.InvalidArgument, match=words):
         as_keys(given)
+
+
+def test_texts_in_a_buffer_have_the_keys_of_texts_alone() -> None:
+    texts = [b"", b"a", b"05db9164", *(bytes([i % 256]) * i for i in range(400))]
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    keys = _client.text_keys(offsets, b"".join(texts))
+    assert keys.dtype == np.int64
+    assert keys.tolist() == [sr.hash_key(text) for text in texts]
+    assert _client.text_keys(offsets[1:4], b"".join(texts)).tolist() == [sr.hash_key(text) for text in texts[1:3]]
+    assert _client.text_keys(np.zeros(1, np.int64), b"").tolist() == []
+
+
+@pytest.mark.parametrize("offsets", [[0, 9], [3, 2], [-1, 2], []])
+def test_places_outside_the_buffer_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(sr.InvalidArgument, match=r"^offsets: "):
+        _client.text_keys(np.array(offsets, np.int64), b"abcd")
+    with pytest.raises(sr.InvalidArgument, match=r"^offsets: "):
+        _client.text_keys(np.array([0, 1], np.int32), b"abcd")

@@ -160,14 +160,22 @@ def restore(
     return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config, extras)
 
 
-def saved_reader_state(folder: Folder, manifest: files.Manifest) -> dict[str, Any] | None:
-    """Returns the state of one worker's reader in a checkpoint: of the last rank, which has no dense weights.
+def check_reader(reader: Stateful, folder: Folder, manifest: files.Manifest, rank: int) -> None:
+    """Checks, without a change, that a reader can go on from a checkpoint.
 
-    It returns None when the checkpoint has no reader.
+    Args:
+        reader: the reader of this worker.
+        folder: the folder of the checkpoints.
+        manifest: the manifest of the checkpoint.
+        rank: the rank of this worker.
+
+    Raises:
+        Exception: the reader refuses the states.
     """
-    ranks = [entry.rank for entry in manifest.workers]
-    tree = _States(folder / manifest.name, manifest).of_rank(max(ranks)) if ranks else None
-    return None if tree is None else tree.get("reader")
+    if isinstance(reader, SharedReader):
+        states = _States(folder / manifest.name, manifest)
+        if not reader.goes_on_from((states.of_rank(rank) or {}).get("reader")):
+            reader.check_state_dicts([tree["reader"] for tree in states.all() if "reader" in tree])
 
 
 def _load_reader(reader: Stateful | None, states: _States, rank: int, where: str) -> Sequence[dict[str, Any]]:

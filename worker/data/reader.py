@@ -10,12 +10,13 @@ then. The same number of workers goes on with the same batches; another number d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from ...proto.errors import InvalidArgument, not_allowed
 from .bad_line import BadLine
@@ -207,6 +208,21 @@ class ClickReader:
             InvalidArgument: a state is of a reader with other files or another order; a worker's state is missing; or
                 the workers, which did not wait for each other, were in different epochs.
         """
+        self.check_state_dicts(states)
+        options, first = self._options, states[0]
+        done = {state["rank"]: state["batch"] for state in states}
+        then = self._dealing_of(first)
+        left = then.left_after([done[rank] for rank in range(then.world)])
+        now = replace(then, left=left, world=options.world, batch_size=options.batch_size)
+        bad_lines = sum(state["bad_lines"] for state in states) if options.rank == 0 else 0
+        self._set(_Cursor(first["epoch"], now), bad_lines, first)
+
+    def check_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Checks, without a change, what :meth:`load_state_dicts` would refuse.
+
+        Raises:
+            InvalidArgument: as for :meth:`load_state_dicts`.
+        """
         if not states:
             raise not_allowed("reader states", states, "those of all workers")
         for state in states:
@@ -223,11 +239,6 @@ class ClickReader:
                     f"reader state: {name} differs between the workers ({values[0]!r} and others), so that another "
                     f"number of workers cannot go on; allowed: {first['world']} workers"
                 )
-        options, then = self._options, self._dealing_of(first)
-        left = then.left_after([by_rank[rank]["batch"] for rank in range(then.world)])
-        now = replace(then, left=left, world=options.world, batch_size=options.batch_size)
-        bad_lines = sum(state["bad_lines"] for state in states) if options.rank == 0 else 0
-        self._set(_Cursor(first["epoch"], now), bad_lines, first)
 
     def _dealing_of(self, state: dict[str, Any]) -> Dealing:
         left = tuple((begin, end) for begin, end in state["left"])
@@ -284,6 +295,11 @@ class ClickReader:
         return SampleOrder(
             self._files, seed=options.seed, epoch=epoch, window_rows=window_rows, shuffle=options.shuffle
         )
+
+    def digest(self, window_rows: int) -> int:
+        """Returns a digest of every epoch's order in windows of ``window_rows`` samples, in [1, 2**64)."""
+        text = json.dumps([_STATE_VERSION, self._order_state(), self._options.batch_size, window_rows])
+        return xxh3_64_intdigest(text.encode()) or 1
 
     def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[Batch]:
         """Yields the batches of neighbouring positions of an order; the position of the reader does not change.

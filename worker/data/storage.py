@@ -34,6 +34,8 @@ def find_paths(patterns: Sequence[str], setting: str) -> tuple[str, ...]:
     """
     found: list[str] = []
     for pattern in patterns:
+        if not is_url(pattern) and not glob.has_magic(pattern) and not os.path.exists(pattern):
+            raise NotFound(f"{setting}: {pattern}: No such file or directory")
         paths = _found_by_url(pattern) if is_url(pattern) else _found_here(pattern)
         if not paths:
             raise NotFound(f"{setting}: {pattern}: no file has such a name")

@@ -209,6 +209,15 @@ class Prefetch(Generic[Batch]):
         answer = getattr(self._loader, "goes_on_from", None)
         return True if answer is None else bool(answer(state))
 
+    def check_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Checks, without a change, what :meth:`load_state_dicts` would refuse.
+
+        Raises:
+            FailedPrecondition: the loader does not know the positions of other workers.
+            Exception: the loader refuses the states.
+        """
+        self._shared("check_state_dicts")(states)
+
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
         """Sets the position by the states of all workers of a loader that knows them; see ``goes_on_from``.
 
@@ -216,13 +225,17 @@ class Prefetch(Generic[Batch]):
             FailedPrecondition: a pass is under way, or the loader does not know the positions of other workers.
             Exception: the loader refuses the states.
         """
-        load = getattr(self._loader, "load_state_dicts", None)
-        if load is None:
-            kind = type(self._loader).__name__
-            raise FailedPrecondition(f"prefetch: the loader ({kind}) cannot go on from the states of other workers")
+        load = self._shared("load_state_dicts")
         self._check_between_passes("load_state_dicts")
         load(states)
         self._progress = _Progress()
+
+    def _shared(self, method: str) -> Callable[[Sequence[dict[str, Any]]], None]:
+        found: Callable[[Sequence[dict[str, Any]]], None] | None = getattr(self._loader, method, None)
+        if found is None:
+            kind = type(self._loader).__name__
+            raise FailedPrecondition(f"prefetch: the loader ({kind}) cannot go on from the states of other workers")
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets the position from which the next pass continues.

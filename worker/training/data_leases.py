@@ -16,16 +16,18 @@ class SessionLeases:
         session: the session of this worker.
         run: the name of the run; all workers of a run give the same name.
         epochs: the number of epochs of the run.
+        order: the digest of the order of the samples, in which all workers of a run agree.
         again: whether a scheduler restarted this worker; then a run that has ended does not begin again.
 
     Raises:
         FailedPrecondition: the session has no coordinator.
     """
 
-    def __init__(self, session: Session, run: str, epochs: int, *, again: bool = False) -> None:
+    def __init__(self, session: Session, run: str, epochs: int, *, order: int = 0, again: bool = False) -> None:
         if session.core.identity is None or not isinstance(session.core.catalog, ControlClient):
             raise FailedPrecondition("train.elastic: leases of data need a session with a coordinator")
         self._session, self._run, self._epochs, self._again = session, run, epochs, again
+        self._order = order
         self._identity, self._control = session.core.identity, session.core.catalog
 
     def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:
@@ -42,7 +44,7 @@ class SessionLeases:
 
         Raises:
             Fenced: this worker has left its job.
-            FailedPrecondition: other workers gave another number of chunks.
+            FailedPrecondition: other workers gave another number of chunks, or another order.
             Unavailable: the coordinator cannot be reached.
         """
         self._session.core.catch_up()  # first: the steps of a worker that joined must follow its first commit in a row
@@ -92,4 +94,5 @@ class SessionLeases:
             trained=trained,
             tested=tested,
             again=self._again,
+            order=self._order,
         )

@@ -126,7 +126,13 @@ class Trainer:
         return LeasedReader(
             self._train_reader,
             lease_rows=elastic.lease_rows,
-            leases=SessionLeases(session, run, self._job.train.epochs, again=identity.is_again),
+            leases=SessionLeases(
+                session,
+                run,
+                self._job.train.epochs,
+                order=self._train_reader.digest(elastic.lease_rows),
+                again=identity.is_again,
+            ),
             settle=session.flush,
             fills=self._job.train.staleness is not None,
         )

@@ -18,8 +18,8 @@ from ...proto.checkpoint.manifest import list_names, read_manifest
 from ...proto.config.checkpoint_config import CheckpointConfig
 from ...proto.errors import FailedPrecondition, Fenced, SparserowError
 from ..checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
-from ..checkpoint.restore import saved_reader_state
-from ..checkpoint.save import SharedReader, Stateful, absolute
+from ..checkpoint.restore import check_reader
+from ..checkpoint.save import Stateful, absolute
 from ..session.session import Session
 from ..session.tensor_group import leads
 from .parallel_group import ParallelGroup
@@ -192,9 +192,7 @@ class TrainingCheckpoints:
                 f"--resume: {self._url}/{name} has the state of ranks {ranks} alone, so the position of the other "
                 "workers is not known; name another checkpoint"
             )
-        state = saved_reader_state(folder, manifest)
-        if state is not None and isinstance(self._parts.reader, SharedReader):
-            self._parts.reader.goes_on_from(state)
+        check_reader(self._parts.reader, folder, manifest, self._group.rank)
 
     def _is_due(self, number: int) -> bool:
         config = self._config

@@ -56,6 +56,7 @@ class Ask:
         trained: the sums of what it trained on in ``done``; None when it does not report them.
         tested: the evaluation of the epoch's model; None when it has not evaluated it.
         again: whether its scheduler started it again, so that a run that is over stays over.
+        order: the digest of the order of the epoch's samples, whose windows are the chunks; 0: an older version's.
     """
 
     run: str
@@ -67,6 +68,7 @@ class Ask:
     trained: Sums | None = None
     tested: EpochTest | None = None
     again: bool = False
+    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class JobData:
         skips: the number of batches that the rows contain already, of chunks without a holder; a chunk that is not
             listed has 0.
         records: the records of this epoch and the epochs before.
+        order: the digest of the order of the epoch's samples; 0: that of an older version.
     """
 
     run: str
@@ -131,6 +134,7 @@ class JobData:
     leases: dict[int, DataLease] = field(default_factory=dict)
     skips: dict[int, int] = field(default_factory=dict)
     records: EpochRecords = field(default_factory=EpochRecords)
+    order: int = 0
     _first: int = field(default=0, compare=False)  # all chunks before it are done
 
     @property
@@ -189,12 +193,17 @@ class JobData:
                     f"epoch: {ask.epoch} cannot begin yet; {len(self.done)} of {self.chunks} chunks of epoch "
                     f"{self.epoch} are done"
                 )
-            self.epoch, self.chunks = ask.epoch, ask.chunks
+            self.epoch, self.chunks, self.order = ask.epoch, ask.chunks, ask.order
             self.done, self.leases, self.skips, self._first = set(), {}, {}, 0
         if ask.chunks != self.chunks:
             raise FailedPrecondition(
                 f"chunks: {ask.chunks} here and {self.chunks} for another worker; all must read the same files with "
                 "the same data and train settings"
+            )
+        if ask.order != self.order and not self.is_over:
+            raise FailedPrecondition(
+                f"order: the samples of epoch {self.epoch} were leased in another order, by a worker with other files, "
+                "other data or train settings, or another version of sparserow; go on with those, or begin another run"
             )
         done = [chunk for chunk in ask.done if chunk in self.leases and self.leases[chunk].holder == holder]
         for chunk in done:
@@ -227,7 +236,7 @@ class JobData:
         for holder in {lease.holder for lease in self.leases.values()}:
             then.left(holder, committed.get(holder, -1))
         saved = then.to_document()
-        return {name: saved[name] for name in ("epoch", "chunks", "done", "skips", "records")}
+        return {name: saved[name] for name in ("epoch", "chunks", "done", "skips", "records", "order")}
 
     def to_document(self) -> dict[str, Any]:
         """Returns the saved form: plain values for JSON."""
@@ -240,6 +249,7 @@ class JobData:
             "leases": [[chunk, *lease.holder, lease.step, lease.skip] for chunk, lease in self.leases.items()],
             "skips": sorted(self.skips.items()),
             "records": self.records.to_document(),
+            "order": self.order,
         }
 
     @staticmethod
@@ -255,6 +265,7 @@ class JobData:
             leases,
             dict(saved["skips"]),
             EpochRecords.of_document(saved.get("records", [])),  # the previous version saved none
+            saved.get("order", 0),
         )
 
 
@@ -297,7 +308,7 @@ class DataLeases:
             ask.trained.check()
         data = self.jobs.get(job_id)
         if data is None or (data.generation != generation and not data.goes_on(ask)):
-            data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks)
+            data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks, order=ask.order)
         data.generation, data.run = generation, data.run or ask.run  # restored data belongs to the run that asks first
         return replace(data.answer(ask, holder, known), epoch=data.epoch)
 
@@ -322,4 +333,5 @@ class DataLeases:
             {},
             dict(saved["skips"]),
             EpochRecords.of_document(saved.get("records", [])),
+            saved.get("order", 0),
         )

@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from ....cpp_ext import _client
 from ....proto.config.data_config import ColumnsSchema
 from ....proto.errors import InvalidArgument
-from ....proto.row_keys import hash_keys
+from ....proto.row_keys import hash_key
 from ..bad_line import BadLine, BadLinePolicy, shown
 from ..features import BucketFeature, DenseFeature, FeatureSpec
 from ..line_decoder import Lines
@@ -27,6 +28,7 @@ from ..source import DecodedPart
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _NEAREST, _LISTED = 3, 12
+_EMPTY_KEY = hash_key("")
 
 
 @dataclass(frozen=True)
@@ -229,22 +231,39 @@ def _coded(column: Any) -> tuple[npt.NDArray[np.int64], list[bytes]]:
     merged = column.unify_dictionaries().combine_chunks()
     if isinstance(merged, pa.ChunkedArray):  # which has no chunk
         return np.empty(0, np.int64), []
-    values = merged.dictionary
-    texts: list[bytes | None] = _as_bytes(values).to_pylist()
-    codes = pc.fill_null(merged.indices.cast(pa.int64()), len(texts)).to_numpy(zero_copy_only=False)
-    return codes, [text or b"" for text in texts] + [b""]
+    texts: list[bytes | None] = _as_bytes(merged.dictionary).to_pylist()
+    return _codes(merged, len(texts)), [text or b"" for text in texts] + [b""]
 
 
 def _as_bytes(values: Any) -> Any:
-    if types.is_null(values.type):
-        return values.cast(pa.binary())
-    if types.is_binary(values.type) or types.is_large_binary(values.type):
-        return values
-    if types.is_binary_view(values.type):
-        return values.cast(pa.binary())
-    return values.cast(pa.large_string()).cast(pa.large_binary())
+    """Returns texts, bytes or integers as bytes (large_binary): those of a text, or of an integer's decimal text."""
+    is_binary = types.is_binary(values.type) or types.is_large_binary(values.type) or types.is_binary_view(values.type)
+    return values.cast(pa.large_binary()) if is_binary else values.cast(pa.large_string()).cast(pa.large_binary())
 
 
 def _keys(column: Any) -> npt.NDArray[np.int64]:
-    codes, texts = _coded(column)
-    return hash_keys(texts)[codes] if len(texts) else codes
+    """Returns the keys of a column, (n) int64; a text that is in a dictionary is hashed once."""
+    if types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    parts = []
+    for chunk in column.chunks:
+        if types.is_dictionary(chunk.type):
+            of_text = np.append(_hashed(chunk.dictionary), _EMPTY_KEY)
+            parts.append(of_text[_codes(chunk, len(chunk.dictionary))])
+        else:
+            parts.append(_hashed(chunk))
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _hashed(values: Any) -> npt.NDArray[np.int64]:
+    """Returns the key of each value; null has that of the empty text."""
+    texts = pc.fill_null(_as_bytes(values), b"")
+    _, offsets, data = texts.buffers()
+    places = np.frombuffer(offsets, np.int64, count=len(texts) + 1, offset=texts.offset * 8)
+    return _client.text_keys(places, data if data is not None else b"")
+
+
+def _codes(chunk: Any, null: int) -> npt.NDArray[np.int64]:
+    """Returns the places in the dictionary, (n) int64; ``null`` where the value is null."""
+    codes: npt.NDArray[np.int64] = pc.fill_null(chunk.indices.cast(pa.int64()), null).to_numpy(zero_copy_only=False)
+    return codes
