@@ -48,7 +48,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Membership:
+class OneOf:
     """Whether a column has one of several values."""
 
     column: Column
@@ -77,7 +77,7 @@ class Both:
     parts: tuple[Predicate, ...]
 
 
-Predicate: TypeAlias = "Comparison | Membership | Absence | Not | Both"
+Predicate: TypeAlias = "Comparison | OneOf | Absence | Not | Both"
 
 
 def parse_where(text: str) -> Predicate:
@@ -135,7 +135,7 @@ def _test(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Predicate:
         plain = tuple(value for value in values if not isinstance(value, Column))
         if len(plain) != len(values):
             raise _refused(right)
-        test = Membership(_column(left), plain)
+        test = OneOf(_column(left), plain)
         return Not(test) if isinstance(operator, ast.NotIn) else test
     if isinstance(operator, ast.Is | ast.IsNot):
         if not isinstance(right, ast.Constant) or right.value is not None:

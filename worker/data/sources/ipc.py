@@ -11,7 +11,7 @@ import pyarrow as pa
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles
-from .tables import Rows, Selection, count_by_reading
+from .tables import NumberedRows, Selection, count_by_reading
 
 
 class IpcFile:
@@ -42,11 +42,11 @@ class IpcFile:
         """Returns how many rows of each record batch pass."""
         return count_by_reading(self, rows, places, selection)
 
-    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a record batch."""
         batch, before, rows = (int(value) for value in place)
         table = pa.Table.from_batches([self._reader(names).get_batch(batch)])
-        return Rows(table, np.arange(before + 1, before + 1 + rows))
+        return NumberedRows(table, np.arange(before + 1, before + 1 + rows))
 
     def _reader(self, names: tuple[str, ...]) -> Any:
         """Returns a reader of some columns."""

@@ -18,7 +18,7 @@ from ..line_windows import LinePosition, LineWindow, is_compressed, read_runs
 from ..source import PlannedFile
 from .columns import ColumnRoles
 from .lines import TextRuns, plan_runs
-from .tables import Rows, Selection, own_names, with_partition
+from .tables import NumberedRows, Selection, own_names, with_partition
 
 _FIRST_BYTES = 1 << 20
 _Numbered = tuple[Any, npt.NDArray[np.int64]]
@@ -61,15 +61,17 @@ class JsonLinesFile:
             counts[part] = table.filter(selection.expression).num_rows + policy.count
         return counts
 
-    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
         """Returns the objects of a run of lines."""
         planned = PlannedFile(self._path, place[3:], place[None, :3], is_sequential=self.is_sequential)
         window = self._runs.read(planned, 0)
         schema = pa.schema([self.schema.field(name) for name in names])
         found = list(_parsed(window, schema, policy))
         if not found:
-            return Rows(schema.empty_table(), np.empty(0, np.int64))
-        return Rows(pa.concat_tables([table for table, _ in found]), np.concatenate([rows for _, rows in found]))
+            return NumberedRows(schema.empty_table(), np.empty(0, np.int64))
+        return NumberedRows(
+            pa.concat_tables([table for table, _ in found]), np.concatenate([rows for _, rows in found])
+        )
 
 
 class JsonLinesFormat:

@@ -10,7 +10,7 @@ from pyarrow import orc
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles
-from .tables import Rows, Selection, count_by_reading
+from .tables import NumberedRows, Selection, count_by_reading
 
 
 class OrcFile:
@@ -47,11 +47,11 @@ class OrcFile:
         """Returns how many rows of each stripe pass."""
         return count_by_reading(self, rows, places, selection)
 
-    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a stripe."""
         stripe, before, rows = (int(value) for value in place)
         table = pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))])
-        return Rows(table, np.arange(before + 1, before + 1 + rows))
+        return NumberedRows(table, np.arange(before + 1, before + 1 + rows))
 
 
 class OrcFormat:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles, is_plain_text
-from .tables import Rows, Selection
+from .tables import NumberedRows, Selection
 
 
 class ParquetFile:
@@ -67,12 +67,12 @@ class ParquetFile:
             counts[kept.row_groups[0].id] = scanner.count_rows()
         return counts
 
-    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:  # noqa: ARG002
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a row group."""
         group, before = int(place[0]), int(place[1])
         table: Any = self._file.read_row_group(group, columns=list(names))
         rows = self._file.metadata.row_group(group).num_rows
-        return Rows(table, np.arange(before + 1, before + 1 + rows))
+        return NumberedRows(table, np.arange(before + 1, before + 1 + rows))
 
 
 class ParquetFormat:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from ....proto.config.row_filter import Absence, Both, Column, Membership, Not, Predicate, Scalar
+from ....proto.config.row_filter import Absence, Both, Column, Not, OneOf, Predicate, Scalar
 from ....proto.errors import InvalidArgument
 
 
@@ -31,7 +31,7 @@ def expression_of(predicate: Predicate, schema: Any, path: str) -> Any:
         return ~expression_of(predicate.of, schema, path)
     if isinstance(predicate, Absence):
         return pc.field(predicate.column.name).is_null()
-    if isinstance(predicate, Membership):
+    if isinstance(predicate, OneOf):
         # Each value is compared, as Arrow's is_in would take null for a value that is not among them.
         equal = [_compared(predicate.column, "==", value, schema, path) for value in predicate.values]
         return _any(equal) if equal else pc.scalar(False)

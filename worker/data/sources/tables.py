@@ -47,8 +47,8 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a part.
+class NumberedRows:
+    """NumberedRows of a part.
 
     Attributes:
         table: the rows as an Arrow table.
@@ -78,7 +78,7 @@ class TableFile(Protocol):
     ) -> npt.NDArray[np.int64]:
         """Returns how many rows of each part pass a selection, (p) int64."""
 
-    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> Rows:
+    def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
         """Returns the rows of a part.
 
         Args:
