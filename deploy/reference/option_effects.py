@@ -29,10 +29,17 @@ _LOCAL = ("model.backend=local",)
 _ELASTIC = ("train.dense=ps", "train.staleness=2")
 
 OPTION_EFFECTS: tuple[OptionEffect, ...] = (
+    OptionEffect(
+        "job",
+        "data.columns",
+        "data.format parquet, orc, arrow or jsonl",
+        ("data.columns={label: a, categorical: [b]}",),
+    ),
     OptionEffect("job", "data.csv", "data.format csv", ("data.csv={label: a, categorical: [b]}",)),
     OptionEffect(
         "job", "data.shuffle_rows above 0", "no train.elastic", (*_ELASTIC, "train.elastic={}", "data.shuffle_rows=9")
     ),
+    OptionEffect("job", "data.where", "data.format parquet, orc, arrow or jsonl", ("data.where=a > 1",)),
     OptionEffect("job", "keys of cluster", "no cluster.address", ("cluster.address=a:1", "cluster.shards=1")),
     OptionEffect("job", "keys of cluster", "model.backend ps", (*_LOCAL, "cluster.shards=1")),
     OptionEffect("job", "cluster.ssd_bytes", "cluster.ssd_path", ("cluster.ssd_bytes=1GiB",)),

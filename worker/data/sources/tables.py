@@ -48,7 +48,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class NumberedRows:
-    """NumberedRows of a part.
+    """Rows of a part.
 
     Attributes:
         table: the rows as an Arrow table.
