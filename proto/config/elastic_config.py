@@ -15,8 +15,8 @@ class ElasticConfig(StrictModel):
         16384,
         ge=1,
         le=1 << 26,
-        description="Lines that a worker leases at a time, rounded up to whole batches; they are shuffled together. "
-        "When a worker dies, the lines of its lease that it had not trained on go to another worker.",
+        description="Samples that a worker leases at a time, rounded up to whole batches; they are shuffled together. "
+        "When a worker dies, the samples of its lease that it had not trained on go to another worker.",
     )
     url: str | None = Field(
         None,

@@ -128,8 +128,8 @@ class TrainConfig(StrictModel):
     )
     elastic: ElasticConfig | None = Field(
         None,
-        description="For workers that come and go: lines are leased to the workers that are present, and a worker that "
-        "ends is started again. null: each worker trains on a fixed share of the lines.",
+        description="For workers that come and go: samples are leased to the workers that are there, and a worker that "
+        "ends is started again. null: each worker trains on a fixed share of the samples.",
         json_schema_extra={"allowed": "a section with lease_rows, {} for its defaults"},
     )
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -21,7 +21,7 @@ from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
 from sparserow.proto.row_keys import hash_key
 from sparserow.worker.data import BadLine, Batch, ClickReader, ReadOptions
-from sparserow.worker.data.sources import fit_features, open_reader, parquet
+from sparserow.worker.data.sources import fit_features, ipc, open_reader, parquet
 
 ROLES = "{label: y, numeric: {x: none, f: standardize}, categorical: [c, k], buckets: {f: 8}}"
 ROWS = 600
@@ -144,6 +144,41 @@ def test_hive_partitions_are_columns_and_where_reads_some_rows(tmp_path, form):
     assert rows("c is None and 100 <= x < 200") == [i for i in x[100:200] if c[i] is None]
     with pytest.raises(InvalidArgument, match=r"no rows that data\.where selects"):
         rows("hour == 7")
+
+
+def test_of_partitions_that_where_excludes_no_row_is_read(tmp_path, monkeypatch):
+    for hour in ("0", "1", "2"):
+        (tmp_path / f"hour={hour}").mkdir()
+        write(log_table(), tmp_path / f"hour={hour}" / "part", "arrow")
+    read: list[tuple[str, ...]] = []
+    original = ipc.IpcFile.read
+
+    def counted(self, place, names, policy):
+        read.append(names)
+        return original(self, place, names, policy)
+
+    monkeypatch.setattr(ipc.IpcFile, "read", counted)
+    for where, files in (("hour == 1 and x >= 0", 1), ("hour in [0, 2]", 2), ("hour > 0", 2), ("x >= 0", 3)):
+        read.clear()
+        roles = "{label: y, numeric: {x: none}, categorical: [hour]}"
+        batches = list(reader_of(config_of(tmp_path, "arrow", f"where={where}", roles=roles)))
+        assert rows_of(batches) == list(range(ROWS)) * files
+        parts = ROWS // 100 * files
+        assert len(read) == 2 * parts  # once to count the rows, and once to decode them
+
+
+def test_the_partition_without_a_value_is_null(tmp_path):
+    for hour in ("1", "__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / f"hour={hour}").mkdir()
+        write(log_table(), tmp_path / f"hour={hour}" / "part", "parquet")
+    roles = "{label: y, numeric: {x: none}, categorical: [hour]}"
+    for where, keys in (
+        ("hour is None", {hash_key("")}),
+        ("hour is not None", {hash_key("1")}),
+        ("hour < 5", {hash_key("1")}),
+    ):
+        batches = list(reader_of(config_of(tmp_path, "parquet", f"where={where}", roles=roles)))
+        assert {key for batch in batches for key in batch.sparse[:, 0].tolist()} == keys, where
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ def plan_files(config: DataConfig, which: Which) -> tuple[PlannedFile, ...]:
 
     Raises:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
-        BadLine: ``data.where`` must read a malformed row, and such rows are not skipped.
     """
     paths = find_files(config, which)
     partitions = Partitions(paths)

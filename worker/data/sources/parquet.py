@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles, is_plain_text
+from .row_filter import partition_expression
 from .tables import NumberedRows, Selection
 
 
@@ -53,14 +52,10 @@ class ParquetFile:
     ) -> npt.NDArray[np.int64]:
         """Returns how many rows of each row group pass; columns are read only where statistics do not tell."""
         counts = np.zeros_like(rows)
-        equal = [
-            pc.field(name).is_null() if not value.is_valid else pc.field(name) == pc.scalar(value)
-            for name, value in selection.partition.items()
-        ]
         fragment = ds.ParquetFileFormat().make_fragment(
             self._inside,
             filesystem=self._file_system,
-            partition_expression=reduce(lambda a, b: a & b, equal) if equal else None,
+            partition_expression=partition_expression(selection.partition),
         )
         for kept in fragment.split_by_row_group(filter=selection.expression, schema=selection.schema):
             scanner = kept.scanner(schema=selection.schema, filter=selection.expression)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import types
+import pyarrow.dataset as ds
+from pyarrow import fs, types
 
 from ....proto.config.row_filter import Absence, Both, Column, Not, OneOf, Predicate, Scalar
 from ....proto.errors import InvalidArgument
@@ -36,6 +38,30 @@ def expression_of(predicate: Predicate, schema: Any, path: str) -> Any:
         equal = [_compared(predicate.column, "==", value, schema, path) for value in predicate.values]
         return _any(equal) if equal else pc.scalar(False)
     return _compared(predicate.left, predicate.operator, predicate.right, schema, path)
+
+
+def partition_expression(partition: Mapping[str, Any]) -> Any:
+    """Returns what is known of every row of a file with the columns of a partition; None where nothing is.
+
+    Args:
+        partition: the columns that the path gives, as Arrow scalars.
+    """
+    known = [
+        pc.field(name) == pc.scalar(value) if value.is_valid else pc.field(name).is_null()
+        for name, value in partition.items()
+    ]
+    return reduce(lambda a, b: a & b, known) if known else None
+
+
+def may_select(expression: Any, schema: Any, partition: Mapping[str, Any]) -> bool:
+    """Returns False where a partition shows that an expression selects no row of a file; nothing is read."""
+    known = partition_expression(partition)
+    if known is None:
+        return True
+    file_system, form = fs.LocalFileSystem(), ds.ParquetFileFormat()  # of a file that is not looked at
+    fragment = form.make_fragment("unread", filesystem=file_system, partition_expression=known)
+    dataset = ds.FileSystemDataset([fragment], schema, form, file_system)
+    return any(True for _ in dataset.get_fragments(filter=expression))
 
 
 def _any(expressions: list[Any]) -> Any:

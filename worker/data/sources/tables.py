@@ -23,7 +23,7 @@ from ..storage import arrow_file_system
 from .columns import ColumnDecoder, ColumnRoles, check_columns
 from .hive import Partitions
 from .lines import changed
-from .row_filter import expression_of
+from .row_filter import expression_of, may_select
 
 _OPEN_FILES = 4
 _NUMBER = "__sparserow_number"
@@ -189,7 +189,9 @@ class TableSource:
         file, selection = self._file(path)
         with reading(path, self._form.name):
             rows, places = file.parts()
-            if self._where is not None:
+            if self._where is not None and not may_select(selection.expression, selection.schema, selection.partition):
+                rows = np.zeros_like(rows)
+            elif self._where is not None:
                 rows = file.selected(rows, places, selection)
         kept = np.flatnonzero(rows)
         return PlannedFile(path, rows[kept], places[kept], is_sequential=file.is_sequential)
