@@ -164,7 +164,7 @@ def test_of_partitions_that_where_excludes_no_row_is_read(tmp_path, monkeypatch)
         batches = list(reader_of(config_of(tmp_path, "arrow", f"where={where}", roles=roles)))
         assert rows_of(batches) == list(range(ROWS)) * files
         parts = ROWS // 100 * files
-        assert len(read) == 2 * parts  # once to count the rows, and once to decode them
+        assert len(read) == 3 * parts  # to count the rows, for the statistics and the reader, and to decode them
 
 
 def test_the_partition_without_a_value_is_null(tmp_path):
@@ -172,13 +172,9 @@ def test_the_partition_without_a_value_is_null(tmp_path):
         (tmp_path / f"hour={hour}").mkdir()
         write(log_table(), tmp_path / f"hour={hour}" / "part", "parquet")
     roles = "{label: y, numeric: {x: none}, categorical: [hour]}"
-    for where, keys in (
-        ("hour is None", {hash_key("")}),
-        ("hour is not None", {hash_key("1")}),
-        ("hour < 5", {hash_key("1")}),
-    ):
+    for where, text in (("hour is None", ""), ("hour is not None", "1"), ("hour < 5", "1")):
         batches = list(reader_of(config_of(tmp_path, "parquet", f"where={where}", roles=roles)))
-        assert {key for batch in batches for key in batch.sparse[:, 0].tolist()} == keys, where
+        assert {key for batch in batches for key in batch.sparse[:, 0].tolist()} == {hash_key(text)}, where
 
 
 @pytest.mark.parametrize(
