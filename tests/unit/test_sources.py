@@ -164,7 +164,8 @@ def test_of_partitions_that_where_excludes_no_row_is_read(tmp_path, monkeypatch)
         batches = list(reader_of(config_of(tmp_path, "arrow", f"where={where}", roles=roles)))
         assert rows_of(batches) == list(range(ROWS)) * files
         parts = ROWS // 100 * files
-        assert len(read) == 3 * parts  # to count the rows, for the statistics and the reader, and to decode them
+        counted = "x" in where  # for the statistics and for the reader, where the path does not decide
+        assert len(read) == (3 if counted else 1) * parts
 
 
 def test_the_partition_without_a_value_is_null(tmp_path):

@@ -11,7 +11,8 @@ import pyarrow as pa
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles
-from .tables import NumberedRows, Selection, count_by_reading
+from .row_filter import Selection
+from .tables import NumberedRows, count_by_reading, narrow_column
 
 
 class IpcFile:
@@ -21,7 +22,7 @@ class IpcFile:
         path: the path or URL of the file.
     """
 
-    is_sequential = False
+    is_sequential = has_blanks = False
 
     def __init__(self, path: str) -> None:
         file_system, inside = arrow_file_system(path)
@@ -31,10 +32,10 @@ class IpcFile:
         self.schema, self._batches = whole.schema, whole.num_record_batches
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns the rows of each record batch; a place is (number of the batch, rows before it, rows)."""
-        reader = self._reader(tuple(self.schema.names[:1]))
+        """Returns the rows of each record batch; a place is (number of the batch, rows before it)."""
+        reader = self._reader(narrow_column(self.schema))
         rows = np.array([reader.get_batch(at).num_rows for at in range(self._batches)], dtype=np.int64)
-        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows, rows], axis=1).astype(np.int64)
+        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows], axis=1).astype(np.int64)
 
     def selected(
         self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
@@ -42,11 +43,15 @@ class IpcFile:
         """Returns how many rows of each record batch pass."""
         return count_by_reading(self, rows, places, selection)
 
+    def first(self, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows | None:
+        """Returns the rows of the first record batch; None when there is none."""
+        return self.read(np.array([0, 0]), names, policy) if self._batches else None
+
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a record batch."""
-        batch, before, rows = (int(value) for value in place)
+        batch, before = int(place[0]), int(place[1])
         table = pa.Table.from_batches([self._reader(names).get_batch(batch)])
-        return NumberedRows(table, np.arange(before + 1, before + 1 + rows))
+        return NumberedRows(table, np.arange(before + 1, before + 1 + table.num_rows))
 
     def _reader(self, names: tuple[str, ...]) -> Any:
         """Returns a reader of some columns."""

@@ -18,7 +18,8 @@ from ..line_windows import LinePosition, LineWindow, is_compressed, read_runs
 from ..source import PlannedFile
 from .columns import ColumnRoles
 from .lines import TextRuns, plan_runs
-from .tables import NumberedRows, Selection, own_names, with_partition
+from .row_filter import Selection
+from .tables import NumberedRows, own_names, with_partition
 
 _FIRST_BYTES = 1 << 20
 _Numbered = tuple[Any, npt.NDArray[np.int64]]
@@ -31,6 +32,8 @@ class JsonLinesFile:
         path: the path or URL of the file.
         roles: the columns that will be read.
     """
+
+    has_blanks = True
 
     def __init__(self, path: str, roles: ColumnRoles) -> None:
         self._path = path
@@ -64,7 +67,14 @@ class JsonLinesFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
         """Returns the objects of a run of lines."""
         planned = PlannedFile(self._path, place[3:], place[None, :3], is_sequential=self.is_sequential)
-        window = self._runs.read(planned, 0)
+        return self._objects(self._runs.read(planned, 0), names, policy)
+
+    def first(self, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows | None:
+        """Returns the objects of the first lines."""
+        run = next(read_runs(self._path, run_bytes=_FIRST_BYTES), None)
+        return None if run is None else self._objects(run, names, policy)
+
+    def _objects(self, window: LineWindow, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
         schema = pa.schema([self.schema.field(name) for name in names])
         found = list(_parsed(window, schema, policy))
         if not found:

@@ -10,7 +10,8 @@ from pyarrow import orc
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles
-from .tables import NumberedRows, Selection, count_by_reading
+from .row_filter import Selection
+from .tables import NumberedRows, count_by_reading, narrow_column
 
 
 class OrcFile:
@@ -20,7 +21,7 @@ class OrcFile:
         path: the path or URL of the file.
     """
 
-    is_sequential = False
+    is_sequential = has_blanks = False
 
     def __init__(self, path: str) -> None:
         file_system, inside = arrow_file_system(path)
@@ -28,18 +29,18 @@ class OrcFile:
         self.schema = self._file.schema
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns the rows of each stripe; a place is (number of the stripe, rows before it, rows).
+        """Returns the rows of each stripe; a place is (number of the stripe, rows before it).
 
-        A file with several stripes does not tell the rows of each, so its first column is read.
+        A file with several stripes does not tell the rows of each, so one column is read.
         """
         stripes = self._file.nstripes
         if stripes == 1:
             counts = [self._file.nrows]
         else:
-            first = self.schema.names[:1]
-            counts = [self._file.read_stripe(at, columns=first).num_rows for at in range(stripes)]
+            narrow = list(narrow_column(self.schema))
+            counts = [self._file.read_stripe(at, columns=narrow).num_rows for at in range(stripes)]
         rows = np.array(counts, dtype=np.int64)
-        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows, rows], axis=1).astype(np.int64)
+        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows], axis=1).astype(np.int64)
 
     def selected(
         self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
@@ -47,11 +48,15 @@ class OrcFile:
         """Returns how many rows of each stripe pass."""
         return count_by_reading(self, rows, places, selection)
 
+    def first(self, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows | None:
+        """Returns the rows of the first stripe; None when there is none."""
+        return self.read(np.array([0, 0]), names, policy) if self._file.nstripes else None
+
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a stripe."""
-        stripe, before, rows = (int(value) for value in place)
+        stripe, before = int(place[0]), int(place[1])
         table = pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))])
-        return NumberedRows(table, np.arange(before + 1, before + 1 + rows))
+        return NumberedRows(table, np.arange(before + 1, before + 1 + table.num_rows))
 
 
 class OrcFormat:

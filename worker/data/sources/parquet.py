@@ -10,10 +10,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ..bad_line import BadLinePolicy
-from ..storage import arrow_file_system
+from ..storage import arrow_file_system, is_url
 from .columns import ColumnRoles, is_plain_text
-from .row_filter import partition_expression
-from .tables import NumberedRows, Selection
+from .row_filter import Selection, partition_expression
+from .tables import NumberedRows
 
 
 class ParquetFile:
@@ -24,18 +24,20 @@ class ParquetFile:
         roles: the columns that will be read; texts among them are read as dictionaries.
     """
 
-    is_sequential = False
+    is_sequential = has_blanks = False
 
     def __init__(self, path: str, roles: ColumnRoles) -> None:
         self._file_system, self._inside = arrow_file_system(path)
         source = self._file_system.open_input_file(self._inside)
-        self.schema = pq.read_schema(source)
+        metadata = pq.read_metadata(source)
+        self.schema = pq.ParquetFile(source, metadata=metadata).schema_arrow
         coded = [
             name
             for name in (roles.label, *roles.categorical)
             if self.schema.names.count(name) == 1 and is_plain_text(self.schema.field(name).type)
         ]
-        self._file = pq.ParquetFile(source, read_dictionary=coded)
+        # Ranges of an object store that lie close together are fetched at once.
+        self._file = pq.ParquetFile(source, metadata=metadata, read_dictionary=coded, pre_buffer=is_url(path))
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the rows of each row group; a place is (number of the row group, rows before it)."""
@@ -61,6 +63,10 @@ class ParquetFile:
             scanner = kept.scanner(schema=selection.schema, filter=selection.expression)
             counts[kept.row_groups[0].id] = scanner.count_rows()
         return counts
+
+    def first(self, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows | None:
+        """Returns the rows of the first row group; None when there is none."""
+        return self.read(np.array([0, 0]), names, policy) if self._file.num_row_groups else None
 
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a row group."""

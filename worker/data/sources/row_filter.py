@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -13,6 +14,28 @@ from pyarrow import fs, types
 
 from ....proto.config.row_filter import Absence, Both, Column, Not, OneOf, Predicate, Scalar
 from ....proto.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of a file that a job reads.
+
+    Attributes:
+        expression: the Arrow expression of ``data.where``; None: all rows are read.
+        names: the columns that it reads.
+        schema: the columns of the file and of its partition.
+        partition: the columns that the path gives, as Arrow scalars.
+    """
+
+    expression: Any
+    names: tuple[str, ...]
+    schema: Any
+    partition: Mapping[str, Any]
+
+    @property
+    def is_of_paths(self) -> bool:
+        """Whether the path of the file decides for all of its rows alike."""
+        return all(name in self.partition for name in self.names)
 
 
 def expression_of(predicate: Predicate, schema: Any, path: str) -> Any:
@@ -53,15 +76,20 @@ def partition_expression(partition: Mapping[str, Any]) -> Any:
     return reduce(lambda a, b: a & b, known) if known else None
 
 
-def may_select(expression: Any, schema: Any, partition: Mapping[str, Any]) -> bool:
-    """Returns False where a partition shows that an expression selects no row of a file; nothing is read."""
-    known = partition_expression(partition)
+def may_select(selection: Selection) -> bool:
+    """Returns False where the path of a file shows that no row is selected; nothing is read."""
+    if selection.expression is None:
+        return True
+    if selection.is_of_paths:
+        row = pa.table({name: pa.repeat(value, 1) for name, value in selection.partition.items()})
+        return bool(row.filter(selection.expression).num_rows)
+    known = partition_expression(selection.partition)
     if known is None:
         return True
     file_system, form = fs.LocalFileSystem(), ds.ParquetFileFormat()  # of a file that is not looked at
     fragment = form.make_fragment("unread", filesystem=file_system, partition_expression=known)
-    dataset = ds.FileSystemDataset([fragment], schema, form, file_system)
-    return any(True for _ in dataset.get_fragments(filter=expression))
+    dataset = ds.FileSystemDataset([fragment], selection.schema, form, file_system)
+    return any(True for _ in dataset.get_fragments(filter=selection.expression))
 
 
 def _any(expressions: list[Any]) -> Any:

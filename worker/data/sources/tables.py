@@ -23,27 +23,10 @@ from ..storage import arrow_file_system
 from .columns import ColumnDecoder, ColumnRoles, check_columns
 from .hive import Partitions
 from .lines import changed
-from .row_filter import expression_of, may_select
+from .row_filter import Selection, expression_of, may_select
 
 _OPEN_FILES = 4
 _NUMBER = "__sparserow_number"
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The rows of a file that a job reads.
-
-    Attributes:
-        expression: the Arrow expression of ``data.where``.
-        names: the columns that it reads.
-        schema: the columns of the file and of its partition.
-        partition: the columns that the path gives, as Arrow scalars.
-    """
-
-    expression: Any
-    names: tuple[str, ...]
-    schema: Any
-    partition: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,10 +48,12 @@ class TableFile(Protocol):
     Attributes:
         schema: the names and types of its columns.
         is_sequential: whether a part is only reached through those before it.
+        has_blanks: whether a part may have fewer rows than were counted, as lines of text may be blank.
     """
 
     schema: Any
     is_sequential: bool
+    has_blanks: bool
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the rows of each part, (p) int64, and where each lies, (p, k) int64."""
@@ -86,6 +71,9 @@ class TableFile(Protocol):
             names: the columns to read, each once.
             policy: what happens to rows that cannot be parsed.
         """
+
+    def first(self, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows | None:
+        """Returns the rows of the first part, without a look at the others; None when there is none."""
 
 
 class TableFormat(Protocol):
@@ -147,6 +135,18 @@ def own_names(schema: Any, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in schema.names) or tuple(schema.names[:1])
 
 
+def narrow_column(schema: Any) -> tuple[str, ...]:
+    """Returns the column of a schema that takes the fewest bytes to count rows by, in a tuple of one or none."""
+
+    def bits(field: Any) -> int:
+        try:
+            return int(field.type.bit_width)
+        except ValueError:  # its values have different lengths
+            return 1 << 30
+
+    return tuple(field.name for field in sorted(schema, key=bits)[:1])
+
+
 def with_partition(table: Any, partition: Mapping[str, Any]) -> Any:
     """Returns a table with the columns that its path gives."""
     rows = table.num_rows
@@ -189,9 +189,9 @@ class TableSource:
         file, selection = self._file(path)
         with reading(path, self._form.name):
             rows, places = file.parts()
-            if self._where is not None and not may_select(selection.expression, selection.schema, selection.partition):
+            if not may_select(selection):
                 rows = np.zeros_like(rows)
-            elif self._where is not None:
+            elif not selection.is_of_paths:
                 rows = file.selected(rows, places, selection)
         kept = np.flatnonzero(rows)
         return PlannedFile(path, rows[kept], places[kept], is_sequential=file.is_sequential)
@@ -200,27 +200,30 @@ class TableSource:
         """Decodes a part."""
         table_file, selection = self._file(file.path)
         policy = BadLinePolicy(self._on_bad_line)
-        partition = {name: selection.partition[name] for name in selection.partition if name in self._names}
-        names = own_names(table_file.schema, self._names)
         with reading(file.path, self._form.name):
-            rows = table_file.read(file.places[part], names, policy)
-        table = with_partition(rows.table, partition)
-        numbers = rows.numbers
-        if self._where is not None:
-            table = table.append_column(_NUMBER, pa.array(numbers)).filter(selection.expression)
-            numbers = table.column(_NUMBER).to_numpy()
-        if len(numbers) + policy.count > file.rows[part]:
+            rows = table_file.read(file.places[part], own_names(table_file.schema, self._names), policy)
+        found = self._decoded(file.path, selection, rows)
+        lacking = int(file.rows[part]) - len(found.lines) - found.bad - policy.count
+        if lacking < 0 or (lacking and not table_file.has_blanks):
             raise changed(file.path)
-        decoded = self._decoder.decode(table, file.path, numbers)
-        return DecodedPart(decoded.lines, policy.count + decoded.bad, policy.first or decoded.first_bad)
+        return DecodedPart(found.lines, policy.count + found.bad, policy.first or found.first_bad)
 
     def first(self, path: str) -> None:
         """Decodes the first part of a file."""
-        file, _ = self._file(path)
+        file, selection = self._file(path)
         with reading(path, self._form.name):
-            rows, places = file.parts()
-        for part in range(min(1, len(rows))):
-            self.read(PlannedFile(path, rows, places), part)
+            rows = file.first(own_names(file.schema, self._names), BadLinePolicy(self._on_bad_line))
+        if rows is not None:
+            self._decoded(path, selection, rows)
+
+    def _decoded(self, path: str, selection: Selection, rows: NumberedRows) -> DecodedPart:
+        """Decodes those rows of a file that the job reads."""
+        partition = {name: value for name, value in selection.partition.items() if name in self._names}
+        table, numbers = with_partition(rows.table, partition), rows.numbers
+        if self._where is not None:
+            table = table.append_column(_NUMBER, pa.array(numbers)).filter(selection.expression)
+            numbers = table.column(_NUMBER).to_numpy()
+        return self._decoder.decode(table, path, numbers)
 
     def none(self, path: str) -> Lines:  # noqa: ARG002 - lines of text need the path
         """Returns no samples."""
