@@ -13,7 +13,11 @@ from elastic_job import LEASE_ROWS, SAMPLES, updates, write_job
 from held_data import HeldData
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
+from sparserow.worker.training.job_readers import open_readers
+from sparserow.worker.training.process_group import WorkerGroup
 from sparserow_process import Launcher, Process, free_port, wait_until
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
@@ -39,7 +43,9 @@ class Scene:
 
     def hold(self, held: int) -> HeldData:
         """Keeps the epoch from ending."""
-        return HeldData(self.address, job="elastic", run="ads", chunks=CHUNKS, held=held)
+        readers = open_readers(load_config(JobConfig, self._job), WorkerGroup(meets=False))
+        order = readers.train.digest(LEASE_ROWS)
+        return HeldData(self.address, job="elastic", run="ads", chunks=CHUNKS, held=held, order=order)
 
     def agent(self, name: str, *arguments: str, nodes: str = "1:2", restarts: int = 3) -> Process:
         """Starts an agent of one worker; agent ``a`` is where they meet."""

@@ -22,9 +22,10 @@ class HeldData:
         run: as the job's workers name it.
         chunks: that the epoch has.
         held: how many of them are kept until :meth:`release`.
+        order: the digest of the samples' order, as the job's workers have it.
     """
 
-    def __init__(self, address: str, *, job: str, run: str, chunks: int, held: int) -> None:
+    def __init__(self, address: str, *, job: str, run: str, chunks: int, held: int, order: int) -> None:
         self._control = ControlClient(address)
         self._job = job
         # A job begins when all its ranks are there: alone, that is at once. A worker of rank 0 takes the place over.
@@ -32,7 +33,7 @@ class HeldData:
         self._members = [self._register(_FIRST_RANK + index, _FIRST_RANK + held) for index in range(held)]
         for member in self._members:
             assert self._control.lease_data(
-                member, run=run, epoch=1, epochs=1, chunks=chunks, done=[], step=0
+                member, run=run, epoch=1, epochs=1, chunks=chunks, done=[], step=0, order=order
             ).HasField("chunk")
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._beats = threading.Thread(target=self._beat)
