@@ -30,6 +30,13 @@ def train(
         bool,
         typer.Option("--overwrite-checkpoints", help="Remove the checkpoints of other runs from the job's folders."),
     ] = False,
+    dry: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Read one batch and show its tensors, the tables and a step, without a cluster; train nothing.",
+        ),
+    ] = False,
     trace_file: Annotated[
         Path | None,
         typer.Option(
@@ -54,6 +61,16 @@ def train(
     config = load_config(JobConfig, job, [*(assignments or ()), *count])
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
+    if dry:
+        from dataclasses import asdict
+
+        from ..train.dry_run import dry_run
+        from ..train.dry_run_display import show
+
+        made = dry_run(config)
+        show(made)
+        write_result(json_file, asdict(made))
+        return
     check_overwrites(config, resume, overwrites=overwrite_checkpoints)
     begin = checked_resume(config, resume)
     with checked_place(config, torchrun_place()) as checked:

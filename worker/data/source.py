@@ -78,8 +78,8 @@ class Source(Protocol):
             NotFound, DataLoss: the file cannot be read, is damaged, or has changed since it was planned.
         """
 
-    def first(self, path: str) -> None:
-        """Decodes the beginning of a file, to check it.
+    def first(self, path: str) -> Lines:
+        """Returns the samples at the beginning of a file: those of its first part, or fewer.
 
         Raises:
             BadLine: one of its samples is malformed.

@@ -1,5 +1,13 @@
 """Sources of samples: text, Parquet, ORC, Arrow and JSON lines; opens the readers of a job."""
 
-from .open_reader import check_files, feature_spec, find_files, fit_features, open_reader, plan_files
+from .open_reader import (
+    check_files,
+    feature_spec,
+    find_files,
+    first_samples,
+    fit_features,
+    open_reader,
+    plan_files,
+)
 
-__all__ = ["check_files", "feature_spec", "find_files", "fit_features", "open_reader", "plan_files"]
+__all__ = ["check_files", "feature_spec", "find_files", "first_samples", "fit_features", "open_reader", "plan_files"]

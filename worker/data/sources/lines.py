@@ -108,11 +108,10 @@ class LineSource:
         """Decodes a run of lines."""
         return self._decoded(self._runs.read(file, part))
 
-    def first(self, path: str) -> None:
-        """Decodes the first run of lines of a file."""
+    def first(self, path: str) -> Lines:
+        """Returns the samples of the first run of lines of a file."""
         run = next(read_runs(path, self._begin(path), _FIRST_BYTES), None)
-        if run is not None:
-            self._decoded(run)
+        return self.none(path) if run is None else self._decoded(run).lines
 
     def none(self, path: str) -> Lines:
         """Returns no samples."""

@@ -126,6 +126,18 @@ def check_first_samples(config: DataConfig, which: Which) -> int:
     return len(paths)
 
 
+def first_samples(config: DataConfig, which: Which) -> Lines:
+    """Returns the samples at the beginning of the first file of ``data.train`` or ``data.test``; none is skipped.
+
+    Raises:
+        BadLine: a line or row there is malformed.
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
+    """
+    paths = check_files(config, which)
+    source = _source(config.model_copy(update={"on_bad_line": "error"}), Partitions(paths))
+    return source.first(paths[0])
+
+
 def open_reader(
     config: DataConfig,
     which: Which,

@@ -208,13 +208,12 @@ class TableSource:
             raise changed(file.path)
         return DecodedPart(found.lines, policy.count + found.bad, policy.first or found.first_bad)
 
-    def first(self, path: str) -> None:
-        """Decodes the first part of a file."""
+    def first(self, path: str) -> Lines:
+        """Returns samples at the beginning of a file."""
         file, selection = self._file(path)
         with reading(path, self._form.name):
             rows = file.first(own_names(file.schema, self._names), BadLinePolicy(self._on_bad_line))
-        if rows is not None:
-            self._decoded(path, selection, rows)
+        return self.none(path) if rows is None else self._decoded(path, selection, rows).lines
 
     def _decoded(self, path: str, selection: Selection, rows: NumberedRows) -> DecodedPart:
         """Decodes those rows of a file that the job reads."""

@@ -1,0 +1,88 @@
+"""``sparserow train --dry-run``: every job file of the project, what it says, and that nothing is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from sparserow.deploy.cli import main
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
+from sparserow.worker.data import ReadOptions, write_click_log
+from sparserow.worker.data.sources import fit_features, open_reader
+
+JOBS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "jobs").glob("*.yaml"))
+ADULT = "39, Private, 77516, Bachelors, 13, Divorced, Sales, Unmarried, White, Male, 2174, 0, 40, Cuba, <=50K\n"
+
+
+def made_data(folder: Path, job: str) -> list[str]:
+    """Small data in the form of a job, as ``--set`` options."""
+    train, test = folder / "train", folder / "test"
+    if job == "adult":
+        for path in (train, test):
+            path.write_text(ADULT * 20 + ADULT.replace("39", "51").replace("<=50K", ">50K"))
+    elif job == "parquet":
+        for path in (train, test):
+            (path / "day=2024-01-03").mkdir(parents=True)
+            rows = {"click": [0, 1], "price": [1.5, 20.0], "age": [30, 40], "user": [1, 2], "item": ["a", "b"]}
+            table = pa.table({**rows, "country": ["DE", "US"]})
+            pa.parquet.write_table(table, path / "day=2024-01-03" / "part.parquet")
+    else:
+        log = write_click_log(folder, rows=500, test_rows=100)
+        train, test = Path(log.train), Path(log.test)
+    return [f"--set=data.train={train}", f"--set=data.test={test}"]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
+def test_every_job_of_the_project_passes(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets, result = made_data(tmp_path, job.stem), tmp_path / "dry.json"
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert run(str(job), *sets, "--dry-run", f"--json={result}") == 0
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before, "a process was started"
+    config = load_config(JobConfig, job, [each.removeprefix("--set=") for each in sets])
+    told: dict[str, Any] = json.loads(result.read_text())
+    shown = capsys.readouterr().out
+    assert f"job {config.name}: 1 training and 1 test files; nothing is trained" in shown
+    tensors = {each["name"]: each for each in told["tensors"]}
+    tables = {each["name"]: each for each in told["tables"]}
+    for name, table in tables.items():
+        assert table["rows"] == config.model.table_rows.get(name, config.model.rows)
+        assert table["is_on_servers"] == (table["rows"] >= config.model.min_rows)
+        assert table["bytes"] == table["rows"] * table["row_bytes"] > 0
+        assert name in shown
+    assert told["dense_parameters"] > 100
+    assert told["pull_bytes"] > 0
+    assert told["unique_keys"] >= len(tables) / 2
+    features = fit_features(config.data)
+    reader = open_reader(config.data, "train", features, ReadOptions(batch_size=config.train.batch_size))
+    batch = next(iter(reader))
+    samples = told["samples"]
+    assert samples == len(batch)
+    for name, tensor in (("dense", batch.dense), ("sparse", batch.sparse), ("labels", batch.labels)):
+        assert tensors[name]["shape"] == list(tensor.shape)
+        assert tensors[name]["dtype"] == str(tensor.dtype).removeprefix("torch.")
+    first = np.fromstring(tensors["sparse"]["example"], sep=",", dtype=np.int64)
+    assert first.tolist() == batch.sparse[0, :2].tolist()
+    names = [name.partition(" ")[2] for name in tensors if name.startswith("sparse[")]
+    assert names == list(tables)
+
+
+def test_a_mistake_is_named_before_anything_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = next(path for path in JOBS if path.stem == "parquet")
+    sets = made_data(tmp_path, "parquet")
+    assert run(str(job), *sets, "--dry-run", "--set=data.columns.label=clicked") == 1
+    assert "clicked" in capsys.readouterr().err
+    assert run(str(job), "--dry-run", f"--set=data.train={tmp_path}/absent", f"--set=data.test={tmp_path}") == 1
+    assert "absent" in capsys.readouterr().err
