@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import xxhash
 
@@ -11,6 +12,7 @@ from ..checkpoint.manifest import FileFacts
 from ..errors import DataLoss
 from ..features.document import FEATURES, features_of
 from ..features.feature_set import FeatureSet
+from ..row_keys import TextHasher, hash_texts
 from .row_parts import read_file
 
 
@@ -26,12 +28,15 @@ def write_features(folder: Folder, files: Mapping[str, bytes]) -> tuple[FileFact
     return tuple(FileFacts(name, len(data), xxhash.xxh3_64_hexdigest(data)) for name, data in files.items())
 
 
-def read_features(folder: Folder, facts: Sequence[FileFacts]) -> tuple[FeatureSet, tuple[str, ...]] | None:
+def read_features(
+    folder: Folder, facts: Sequence[FileFacts], hasher: TextHasher = hash_texts
+) -> tuple[FeatureSet, tuple[str, ...]] | None:
     """Returns the features of a version, and the names of the program's arguments; None when it has none.
 
     Args:
         folder: the folder of the version.
         facts: the entries of the files in the manifest.
+        hasher: makes keys of texts for the features.
 
     Raises:
         DataLoss: a file is missing, damaged, or does not hold features.
@@ -41,4 +46,5 @@ def read_features(folder: Folder, facts: Sequence[FileFacts]) -> tuple[FeatureSe
     files = {each.file: bytes(read_file(folder, each)) for each in facts}
     if FEATURES not in files:
         raise DataLoss(f"{folder.url}: is damaged: its manifest names features, and not {FEATURES}")
-    return features_of(files, folder.url)
+    features, arguments = features_of(files, folder.url)
+    return replace(features, hasher=hasher), arguments

@@ -303,7 +303,7 @@ class ServedModel(Closing):
             deadline_ms=self._deadline_ms,
         )
         on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._kept)
-        features, names = read_features(self._folder(version), manifest.features) or (None, ())
+        features, names = read_features(self._folder(version), manifest.features, _client.text_keys) or (None, ())
         loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device, features, names)
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from torch import Tensor
 
+from ...cpp_ext import _client
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import NotFound
@@ -37,7 +39,8 @@ class TensorFeatures:
     """
 
     def __init__(self, features: Sequence[Feature] | FeatureSet) -> None:
-        self.set = features if isinstance(features, FeatureSet) else FeatureSet.of(features, _read)
+        made = features if isinstance(features, FeatureSet) else FeatureSet.of(features, _read)
+        self.set = replace(made, hasher=_client.text_keys)
 
     def fit(self, training: Iterable[Columns]) -> TensorFeatures:
         """Returns the features with the statistics of the training data: means, ranges, quantiles.
