@@ -19,7 +19,7 @@ from ...proto.published.model_names import DEFAULT_ALIAS, check_name
 from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import loaded_security
 from ...worker.publish.program_export import ProgramSource, export_program
-from ...worker.publish.publishing import Published, publish
+from ...worker.publish.publishing import Publication, Published, publish_program
 
 if TYPE_CHECKING:
     import torch
@@ -53,12 +53,14 @@ class TrainedModel:
         model: the model, without its DDP wrapper.
         example: example arguments of the model's forward.
         card: the card of its version.
+        features: the files of its features by name; none: it takes tensors.
     """
 
     session: Session
     model: torch.nn.Module
     example: tuple[torch.Tensor, ...]
     card: dict[str, Any]
+    features: dict[str, bytes] = field(default_factory=dict)
 
 
 def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
@@ -105,15 +107,10 @@ def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
 
 
 def _publish(trained: TrainedModel, name: str, root: str, alias: str | None, dtype: Any) -> Published:
-    return publish(
+    source = ProgramSource(trained.model, trained.example)
+    return publish_program(
         trained.session,
-        name,
-        root=root,
-        model=trained.model,
-        example=trained.example,
-        alias=alias,
-        dtype=dtype,
-        card=trained.card,
+        Publication(name, root, alias, dtype, trained.card, source, features=trained.features),
     )
 
 

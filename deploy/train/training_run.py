@@ -159,7 +159,7 @@ def _with_places(
     kept = KeptModel()
     if model is not None:
         card = {"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs}
-        kept = keep_model(job, TrainedModel(backend.session, model, trainer.example(), card))
+        kept = keep_model(job, TrainedModel(backend.session, model, trainer.example(), card, trainer.feature_files()))
     places = [*kept.places]
     if job.train.checkpoint is not None:
         places.append(f"checkpoints in {job.train.checkpoint.url}")

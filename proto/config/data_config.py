@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from ..errors import InvalidArgument
 from .config import FromList, StrictModel
@@ -83,7 +83,8 @@ class CsvSchema(StrictModel):
 
     @model_validator(mode="after")
     def _has_inputs(self) -> CsvSchema:
-        _check_inputs(self)
+        if not self.numeric and not self.categorical and not self.buckets:
+            raise InvalidArgument("no input columns; name some under numeric, categorical or buckets")
         return self
 
 
@@ -96,15 +97,10 @@ class ColumnsSchema(StrictModel):
     categorical: Annotated[tuple[str, ...], FromList] = _CATEGORICAL
     buckets: dict[str, BucketCount] = _BUCKETS
 
-    @model_validator(mode="after")
-    def _has_inputs(self) -> ColumnsSchema:
-        _check_inputs(self)
-        return self
-
-
-def _check_inputs(schema: CsvSchema | ColumnsSchema) -> None:
-    if not schema.numeric and not schema.categorical and not schema.buckets:
-        raise InvalidArgument("no input columns; name some under numeric, categorical or buckets")
+    @property
+    def has_inputs(self) -> bool:
+        """Whether columns are named besides the label."""
+        return bool(self.numeric or self.categorical or self.buckets)
 
 
 _WITH_COLUMNS = ("parquet", "orc", "arrow", "jsonl")
@@ -140,6 +136,17 @@ class DataConfig(StrictModel):
         le=1 << 26,
         description="Number of samples that are shuffled together, beside files and parts of files; 0: file order.",
     )
+
+    _features: tuple[Any, ...] = PrivateAttr(())
+
+    @property
+    def features(self) -> tuple[Any, ...]:
+        """The features of the job's section ``features`` (proto/features/kinds.py); () without it."""
+        return self._features
+
+    def read_features(self, features: tuple[Any, ...]) -> None:
+        """Has the readers compute these features; :class:`JobConfig` calls it once."""
+        self._features = features
 
     @model_validator(mode="after")
     def _schema_of_the_format(self) -> DataConfig:

@@ -1,11 +1,11 @@
 """The schema of a training job: the document that ``sparserow train JOB.yaml`` reads.
 
-The sections are data, model, train, tables, cluster, keep and publish; ``sparserow up`` shares the section cluster.
+The sections are data, features, model, train, tables, cluster, keep and publish; ``sparserow up`` shares cluster.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, FromList, StrictModel
 from .data_config import DataConfig
 from .elastic_config import ElasticConfig, check_elastic
+from .features_config import features_of_job
 from .job_effects import check_effects
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
@@ -214,6 +215,12 @@ class JobConfig(StrictModel):
         json_schema_extra={"allowed": "1-255 of letters, digits, _ . -"},
     )
     data: DataConfig = Field(description="Training and test files.")
+    features: dict[str, dict[str, Any]] = Field(
+        {},
+        description="[Features](features.md) of the model by name, each with a kind and its options, in place of "
+        "numeric, categorical and buckets of data.columns; numbers are dense inputs, and the others keys of tables.",
+        json_schema_extra={"allowed": "a mapping of sections with kind: id, dense, bucketize, cross or time"},
+    )
     model: ModelConfig = Field(
         description="Model to train.", json_schema_extra={"allowed": "a section with kind: dlrm or deepfm"}
     )
@@ -234,6 +241,11 @@ class JobConfig(StrictModel):
         description="Where the trained model goes for serving; null: nowhere.",
         json_schema_extra={"allowed": "a section with root"},
     )
+
+    @model_validator(mode="after")
+    def _features_fit_the_data(self) -> JobConfig:
+        self.data.read_features(features_of_job(self))
+        return self
 
     @model_validator(mode="after")
     def _prefetch_is_within_the_staleness(self) -> JobConfig:

@@ -174,8 +174,13 @@ def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
     part, first, count = _PARTS[feature.part]
     if pa.types.is_null(array.type):
         return np.full(len(array), count, dtype=np.int64)
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        try:
+            array = array.cast(pa.timestamp("us"))
+        except pa.ArrowInvalid as error:
+            raise cells.refuse(column, f"a text is no timestamp: {error}") from None
     if not pa.types.is_timestamp(array.type):
-        raise cells.refuse(column, f"has type {array.type}; a timestamp is needed")
+        raise cells.refuse(column, f"has type {array.type}; a timestamp, or a text of ISO 8601 is needed")
     moments = array if array.type.tz is not None else pc.assume_timezone(array, "UTC")
     local = moments.cast(pa.timestamp(array.type.unit, tz=feature.zone))
     values = pc.fill_null(pc.subtract(pc.cast(part(local), pa.int64()), first), count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, Strict, TypeAdapter
 
@@ -17,6 +17,8 @@ from .vocabulary import Vocabulary
 FEATURES = "features.json"
 FORMAT = 1
 MOST_BYTES = 64 << 20
+
+Arguments: TypeAlias = tuple[str | tuple[str, ...], ...]
 
 _Text = Annotated[str, Strict()]
 _Numbers = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
@@ -31,25 +33,26 @@ class FeatureDocument:
         features: the options of each feature by its name, in order.
         statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
         vocabularies: the file of each vocabulary by the name of its feature.
-        arguments: the feature of each argument of the program, in order.
+        arguments: the features of each argument of the program, in order: one, or those that are its columns.
     """
 
     format: Literal[1]
     features: dict[_Text, dict[_Text, Any]]
     statistics: dict[_Text, _Numbers]
     vocabularies: dict[_Text, _Text]
-    arguments: tuple[_Text, ...]
+    arguments: tuple[_Text | tuple[_Text, ...], ...]
 
 
 _DOCUMENT = TypeAdapter(FeatureDocument)
 
 
-def files_of(features: FeatureSet, arguments: tuple[str, ...]) -> dict[str, bytes]:
+def files_of(features: FeatureSet, arguments: Arguments) -> dict[str, bytes]:
     """Returns the files of a set of features by name, ``features.json`` first.
 
     Args:
         features: the features, which lack no statistics.
-        arguments: the names of the arguments of the program, in order, each the name of a feature.
+        arguments: the features of each argument of the program, in order: the name of one, or a tuple of the names of
+            those that are its columns.
     """
     names: dict[str, str] = {}
     files: dict[str, bytes] = {}
@@ -71,8 +74,8 @@ def _options(feature: Feature) -> dict[str, Any]:
     return feature.model_dump(mode="json", exclude={"name"}, exclude_unset=True) | {"kind": feature.kind}  # type: ignore[attr-defined]
 
 
-def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, tuple[str, ...]]:
-    """Returns the features that files hold, and the names of the program's arguments.
+def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Arguments]:
+    """Returns the features that files hold, and those of each argument of the program.
 
     Args:
         files: the files by name, as :func:`files_of` made them.
@@ -92,7 +95,8 @@ def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, tuple[
     whole = FeatureSet(features, {**given, **document.statistics}, vocabularies)
     known = {feature.name for feature in features}
     needs = {feature.name for feature in features if getattr(feature, "vocabulary", None) is not None}
-    if whole.lacks or set(document.arguments) != known or needs != set(vocabularies):
+    used = {name for each in document.arguments for name in ([each] if isinstance(each, str) else each)}
+    if whole.lacks or used != known or needs != set(vocabularies):
         raise DataLoss(f"{place}: is damaged: its features, statistics, vocabularies and arguments do not match")
     for feature in features:
         if isinstance(feature, NumericFeature) and feature.scale != "none" and len(whole.statistics[feature.name]) != 2:

@@ -10,7 +10,7 @@ import xxhash
 from ..checkpoint.folder import Folder
 from ..checkpoint.manifest import FileFacts
 from ..errors import DataLoss
-from ..features.document import FEATURES, features_of
+from ..features.document import FEATURES, Arguments, features_of
 from ..features.feature_set import FeatureSet
 from ..row_keys import TextHasher, hash_texts
 from .row_parts import read_file
@@ -30,8 +30,8 @@ def write_features(folder: Folder, files: Mapping[str, bytes]) -> tuple[FileFact
 
 def read_features(
     folder: Folder, facts: Sequence[FileFacts], hasher: TextHasher = hash_texts
-) -> tuple[FeatureSet, tuple[str, ...]] | None:
-    """Returns the features of a version, and the names of the program's arguments; None when it has none.
+) -> tuple[FeatureSet, Arguments] | None:
+    """Returns the features of a version, and those of each argument of its program; None when it has none.
 
     Args:
         folder: the folder of the version.

@@ -22,7 +22,8 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
 from ...proto.errors import DataLoss, FailedPrecondition, not_allowed, typed_error
-from ...proto.features.compute import Jagged
+from ...proto.features.compute import Array, Jagged
+from ...proto.features.document import Arguments
 from ...proto.features.feature_set import FeatureSet
 from ...proto.published.dense import (
     DenseVersion,
@@ -101,7 +102,7 @@ class _Loaded:
     generation: int  # the generation of the client's connections
     on_device: StepOnDevice | None = None  # None: the program is on the host
     features: FeatureSet | None = None  # None: the program takes tensors
-    arguments: tuple[str, ...] = ()  # the feature of each argument
+    arguments: Arguments = ()  # the features of each argument
     dense: DenseVersion | None = None
 
 
@@ -360,10 +361,21 @@ def _of_columns(loaded: _Loaded, columns: Any) -> tuple[Any, ...]:
             f"ServedModel: version {loaded.version} was published without features, so its program takes tensors"
         )
     arrays = loaded.features(columns, "ServedModel")
-    values = [arrays[name] for name in loaded.arguments]
-    return tuple(
-        tuple(map(tensor_of, value.parts)) if isinstance(value, Jagged) else tensor_of(value) for value in values
-    )
+    return tuple(_argument(arrays, each) for each in loaded.arguments)
+
+
+def _argument(arrays: dict[str, Array], features: str | tuple[str, ...]) -> Any:
+    """Returns one argument of a program: a feature, or several as the columns of a matrix."""
+    if not isinstance(features, str):
+        columns = [_argument(arrays, name) for name in features]
+        return torch.stack(columns, dim=1) if columns else torch.empty(_rows_of(arrays), 0)
+    array = arrays[features]
+    return tuple(map(tensor_of, array.parts)) if isinstance(array, Jagged) else tensor_of(array)
+
+
+def _rows_of(arrays: dict[str, Array]) -> int:
+    first = next(iter(arrays.values()))
+    return len(first.offsets) - 1 if isinstance(first, Jagged) else len(first)
 
 
 def _is_on_host(value: Any) -> bool:

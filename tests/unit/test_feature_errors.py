@@ -76,7 +76,8 @@ def test_wrong_sets_are_named() -> None:
         (sr.MultiHotFeature("a", weights="w"), {"a": [[1, 2]], "w": [[1.0]]}, "row 0 has 1 weights for 2 keys"),
         (sr.MultiHotFeature("a", weights="w"), {"a": [[1]], "w": [[None]]}, "a weight is null or not finite"),
         (sr.SequenceFeature("a", on_null="refuse"), {"a": [[1, None]]}, "a list has a null, which on_null refuses"),
-        (sr.TimeFeature("a"), {"a": ["noon"]}, "has type string; a timestamp is needed"),
+        (sr.TimeFeature("a"), {"a": ["noon"]}, "a text is no timestamp: .*noon"),
+        (sr.TimeFeature("a"), {"a": [3]}, "has type int64; a timestamp, or a text of ISO 8601 is needed"),
         (sr.IdFeature("a"), {"a": [1], "b": [1, 2]}, "the columns have different lengths: a 1, b 2"),
         (sr.IdFeature("a"), {"a": [1, "x"]}, "column 'a': Arrow cannot take it"),
     ],
@@ -137,3 +138,4 @@ def test_a_timestamp_without_a_zone_is_in_utc() -> None:
     features = set_of(sr.TimeFeature("t", zone="Asia/Tokyo"))
     assert features({"t": [noon, None]})["t"].tolist() == [21, 24]
     assert features({"t": np.array(["2026-07-01T12"], dtype="datetime64[s]")})["t"].tolist() == [21]
+    assert features({"t": ["2026-07-01 12:00:00", None]})["t"].tolist() == [21, 24]

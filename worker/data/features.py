@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...proto.features.statistics import Moments, QuantileSample
+from ...proto.features.statistics import Moments, QuantileSample, Range
 from .line_decoder import Lines
 
 _SAMPLE_SEED = 20
@@ -36,12 +36,23 @@ class DenseFeature:
         source: the number of its column in ``Lines.numeric``.
         log: whether the logarithm is taken.
         standardize: whether mean and std are removed.
+        min_max: whether the range becomes [0, 1].
+        given: (mean, std) or (low, high) of the job; None: those of the training files.
+        default: what a missing number becomes, after all of it.
     """
 
     name: str
     source: int
     log: bool = False
     standardize: bool = False
+    min_max: bool = False
+    given: tuple[float, float] | None = None
+    default: float = 0.0
+
+    @property
+    def needs_fit(self) -> bool:
+        """Whether the transform needs statistics of the training files."""
+        return (self.standardize or self.min_max) and self.given is None
 
 
 @dataclass(frozen=True)
@@ -67,11 +78,13 @@ class FeatureSpec:
         dense: the numeric inputs.
         categorical: names of the categorical columns, which are the first sparse inputs.
         buckets: the bucket columns, which are the last sparse inputs.
+        key_counts: how many keys a sparse input can give, by its name; inputs without a bound are not there.
     """
 
     dense: tuple[DenseFeature, ...]
     categorical: tuple[str, ...]
     buckets: tuple[BucketFeature, ...] = ()
+    key_counts: tuple[tuple[str, int], ...] = ()
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
@@ -81,7 +94,7 @@ class FeatureSpec:
     @property
     def needs_fit(self) -> bool:
         """Whether the transforms need statistics of the training files."""
-        return bool(self.buckets) or any(feature.standardize for feature in self.dense)
+        return bool(self.buckets) or any(feature.needs_fit for feature in self.dense)
 
 
 @dataclass(frozen=True)
@@ -90,8 +103,8 @@ class Features:
 
     Attributes:
         spec: the inputs.
-        mean: the means, (n_dense) float64; 0 for inputs that are not standardised.
-        std: the standard deviations, (n_dense) float64; 1 for inputs that are not standardised.
+        mean: what is subtracted from each number, (n_dense) float64: the mean, the least number, or 0.
+        std: what each number is divided by then, (n_dense) float64: the standard deviation, the range, or 1.
         edges: for each bucket column, its inner edges: a sorted float64 array of at most buckets - 1 values.
     """
 
@@ -105,7 +118,7 @@ class Features:
         out = np.empty((len(lines), len(self.spec.dense)), dtype=np.float32)
         for column, feature in enumerate(self.spec.dense):
             value = (_transformed(lines, feature) - self.mean[column]) / self.std[column]
-            out[:, column] = np.nan_to_num(value, nan=0.0)
+            out[:, column] = np.nan_to_num(value, nan=feature.default)
         return out
 
     def sparse(self, lines: Lines) -> npt.NDArray[np.int64]:
@@ -147,20 +160,26 @@ def fit(spec: FeatureSpec, training: Iterable[Lines]) -> Features:
         spec: the inputs.
         training: the training lines; they are not read when no input needs statistics.
     """
-    width = len(spec.dense)
-    if not spec.needs_fit:
-        return Features(spec, np.zeros(width), np.ones(width))
-    moments = [Moments() for _ in spec.dense]
+    learnt = [Range() if feature.min_max else Moments() for feature in spec.dense]
     samples = [QuantileSample(seed=_SAMPLE_SEED + index) for index in range(len(spec.buckets))]
-    for lines in training:
-        for feature, moment in zip(spec.dense, moments, strict=True):
-            if feature.standardize:
-                moment.add(_present(_transformed(lines, feature)))
+    for lines in training if spec.needs_fit else ():
+        for feature, statistic in zip(spec.dense, learnt, strict=True):
+            if feature.needs_fit:
+                statistic.add(_present(_transformed(lines, feature)))
         for bucket, sample in zip(spec.buckets, samples, strict=True):
             sample.add(_present(lines.numeric[:, bucket.source]))
     edges = tuple(np.array(sample.edges(bucket.buckets)) for bucket, sample in zip(spec.buckets, samples, strict=True))
-    pairs = np.array([moment.pair for moment in moments]).reshape(width, 2)
-    return Features(spec, pairs[:, 0], pairs[:, 1], edges)
+    pairs = [_shift_and_scale(feature, found.pair) for feature, found in zip(spec.dense, learnt, strict=True)]
+    table = np.array(pairs, dtype=np.float64).reshape(len(spec.dense), 2)
+    return Features(spec, table[:, 0], table[:, 1], edges if spec.needs_fit else ())
+
+
+def _shift_and_scale(feature: DenseFeature, found: tuple[float, float]) -> tuple[float, float]:
+    """Returns what is subtracted from a number, and what it is divided by."""
+    first, second = found if feature.given is None else feature.given
+    if feature.min_max:
+        return first, second - first
+    return (first, second) if feature.standardize else (0.0, 1.0)
 
 
 def _present(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

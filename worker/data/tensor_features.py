@@ -39,7 +39,7 @@ class TensorFeatures:
     """
 
     def __init__(self, features: Sequence[Feature] | FeatureSet) -> None:
-        made = features if isinstance(features, FeatureSet) else FeatureSet.of(features, _read)
+        made = features if isinstance(features, FeatureSet) else FeatureSet.of(features, read_vocabulary)
         self.set = replace(made, hasher=_client.text_keys)
 
     def fit(self, training: Iterable[Columns]) -> TensorFeatures:
@@ -83,7 +83,15 @@ def _tensors(array: Array) -> Tensor | tuple[Tensor, ...]:
     return tensor_of(array)
 
 
-def _read(path: str) -> bytes:
+def read_vocabulary(path: str) -> bytes:
+    """Returns the bytes of a vocabulary's file.
+
+    Args:
+        path: its path or URL.
+
+    Raises:
+        NotFound: the file does not exist.
+    """
     parent, _, name = path.rpartition("/")
     folder = Folder(parent or ".")
     if not folder.exists(name):

@@ -158,18 +158,27 @@ def publish(
     if (model is None) != (example is None):
         raise InvalidArgument("publish: model and example belong together: example=(arguments of model.forward)")
     program, files = _source(model, example, features, dynamic_shapes)
+    return publish_program(session, Publication(name, root, alias, dtype, card or {}, program, features=files))
+
+
+def publish_program(session: Session, publication: Publication) -> Published:
+    """Publishes from a session's cluster; see :func:`publish`.
+
+    Args:
+        session: a session of a cluster.
+        publication: the contents; the card gets ``step``, and a dense tower on the servers is part of the program.
+    """
+    assert isinstance(session.core.catalog, ControlClient)
+    program = publication.program
     session.flush()
     tower = None if program is None else session.core.read_dense_rows()
-    card = {"step": session.current_step, **(card or {})}
-    publication = Publication(name, root, alias, dtype, card, program, () if tower is None else (tower,), files)
-    done = publish_from(session.core.catalog, session.namespace, publication)
+    card = {"step": session.current_step, **publication.card}
+    whole = replace(publication, card=card, without=() if tower is None else (tower,))
+    done = publish_from(session.core.catalog, session.namespace, whole)
     if done.program_bytes:
         largest = ", ".join(map(str, done.largest_tensors)) or "none"
-        print(
-            f"sparserow: {name}@{done.version}: a program of {format_bytes(done.program_bytes)}; its largest tensors: "
-            f"{largest}",
-            file=sys.stderr,
-        )
+        size, version = format_bytes(done.program_bytes), f"{done.model}@{done.version}"
+        print(f"sparserow: {version}: a program of {size}; its largest tensors: {largest}", file=sys.stderr)
     return done
 
 

@@ -26,6 +26,8 @@ def check_data(data: DataConfig, model: ModelConfig) -> None:
 def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
     """Returns the number of rows of each column's table, in the order of ``Batch.sparse``.
 
+    It is that of ``model.table_rows``; else the number of keys that the column's feature can give; else ``model.rows``.
+
     Raises:
         InvalidArgument: ``model.table_rows`` names a column that does not exist.
     """
@@ -33,7 +35,8 @@ def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
     for name in config.table_rows:
         if name not in names:
             raise InvalidArgument(f"model.table_rows: no sparse column {name!r}; allowed: {', '.join(names)}")
-    return {name: config.table_rows.get(name, config.rows) for name in names}
+    counts = dict(features.key_counts)
+    return {name: config.table_rows.get(name, counts.get(name, config.rows)) for name in names}
 
 
 def build_model(config: ModelConfig, features: FeatureSpec, *, sparse: bool) -> nn.Module:

@@ -28,6 +28,7 @@ from . import leased_epochs
 from .build_model import build_model
 from .data_leases import SessionLeases
 from .evaluation import evaluate
+from .job_features import published_features
 from .job_readers import open_readers
 from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
@@ -313,6 +314,13 @@ class Trainer:
             if len(batch) >= samples:
                 return batch.dense[:samples], batch.sparse[:samples]
         raise InvalidArgument("publish: the test files have too few good lines for an example")
+
+    def feature_files(self) -> dict[str, bytes]:
+        """Returns the files of the job's features by name, by which serving makes the model's arguments of columns.
+
+        The result is {} for a job without features.
+        """
+        return published_features(self._job.data, self._train_reader.features)
 
     def _train(self, epoch: int) -> None:
         """Trains on the batches of an epoch that are left."""

@@ -41,6 +41,7 @@ class ColumnRoles:
         numeric: the columns that are decoded as numbers.
         categorical: the columns that are decoded as keys.
         spec: the inputs that are made of them.
+        others: columns that features read, which look at their types themselves.
     """
 
     label: str
@@ -48,11 +49,12 @@ class ColumnRoles:
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
     spec: FeatureSpec
+    others: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are read, each once."""
-        return (self.label, *self.numeric, *self.categorical)
+        return tuple(dict.fromkeys([self.label, *self.numeric, *self.categorical, *self.others]))
 
 
 def roles_of(schema: ColumnsSchema) -> ColumnRoles:
@@ -99,6 +101,7 @@ def check_columns(roles: ColumnRoles, filtered: Sequence[str], schema: Any, path
     wanted = [("data.columns.label", roles.label)]
     wanted += [("data.columns.numeric or buckets", name) for name in roles.numeric]
     wanted += [("data.columns.categorical", name) for name in roles.categorical]
+    wanted += [("features", name) for name in roles.others]
     wanted += [("data.where", name) for name in filtered]
     for setting, name in wanted:
         found = schema.names.count(name)
@@ -112,7 +115,7 @@ def check_columns(roles: ColumnRoles, filtered: Sequence[str], schema: Any, path
         kind = schema.field(name).type
         is_label, is_numeric = setting == "data.columns.label", setting == "data.columns.numeric or buckets"
         allowed = [_is_number] if is_numeric else [_is_number, _is_text] if is_label else [_is_text]
-        if setting != "data.where" and not any(is_allowed(kind) for is_allowed in allowed):
+        if setting not in ("data.where", "features") and not any(is_allowed(kind) for is_allowed in allowed):
             expected = "a number" if is_numeric else "a text or a number" if is_label else "a text or an integer"
             raise InvalidArgument(f"{setting}: column {name} of {path} is {kind}; expected {expected}")
 
@@ -167,14 +170,8 @@ class ColumnDecoder:
         Raises:
             BadLine: a row is malformed, and such rows are not skipped.
         """
-        roles, rows = self._roles, table.num_rows
-        numeric = np.empty((rows, len(roles.numeric)), dtype=np.float64)
-        for at, name in enumerate(roles.numeric):
-            numeric[:, at] = _numbers(table.column(name))
-        keys = np.empty((rows, len(roles.categorical)), dtype=np.int64)
-        for at, name in enumerate(roles.categorical):
-            keys[:, at] = _keys(table.column(name))
-        labels = self._labels(table.column(roles.label))
+        numeric, keys = self.inputs(table, path)
+        labels = self._labels(table.column(self._roles.label))
         lines = Lines(numeric, keys, labels)
         is_good = ~np.isnan(labels) & (~(np.abs(numeric) > _FLOAT32_MAX)).all(axis=1)
         if is_good.all():
@@ -183,6 +180,22 @@ class ColumnDecoder:
         bad = np.flatnonzero(~is_good)
         policy.meet(self._fault(table.slice(int(bad[0]), 1), lines.take(bad[:1]), path, int(numbers[bad[0]])))
         return DecodedPart(lines.take(np.flatnonzero(is_good)), len(bad), policy.first)
+
+    def inputs(self, table: Any, path: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:  # noqa: ARG002
+        """Returns the numbers of rows, (n, numeric) float64 with NaN for missing ones, and keys, (n, keys) int64.
+
+        Args:
+            table: the rows.
+            path: the path of their file, for error texts.
+        """
+        roles, rows = self._roles, table.num_rows
+        numeric = np.empty((rows, len(roles.numeric)), dtype=np.float64)
+        for at, name in enumerate(roles.numeric):
+            numeric[:, at] = _numbers(table.column(name))
+        keys = np.empty((rows, len(roles.categorical)), dtype=np.int64)
+        for at, name in enumerate(roles.categorical):
+            keys[:, at] = _keys(table.column(name))
+        return numeric, keys
 
     def none(self) -> Lines:
         """Returns no samples."""

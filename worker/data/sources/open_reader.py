@@ -18,6 +18,7 @@ from ..source import PlannedFile, Source
 from ..storage import find_paths
 from ..table_csv import csv_format
 from .columns import roles_of
+from .feature_columns import FeatureDecoder, feature_set, roles_of_features
 from .hive import Partitions
 from .lines import LineSource
 from .tables import TableFormat, TableSource
@@ -177,7 +178,13 @@ def _source(config: DataConfig, partitions: Partitions) -> Source:
     if config.columns is None:
         return LineSource(_line_format(config), config.on_bad_line)
     where = None if config.where is None else parse_where(config.where)
-    return TableSource(_table_format(config), roles_of(config.columns), where, partitions, config.on_bad_line)
+    form = _table_format(config)
+    if not config.features:
+        return TableSource(form, roles_of(config.columns), where, partitions, config.on_bad_line)
+    features = feature_set(config.features)
+    roles = roles_of_features(config.columns, features)
+    decoder = FeatureDecoder(roles, features, config.on_bad_line)
+    return TableSource(form, roles, where, partitions, config.on_bad_line, decoder)
 
 
 def _line_format(config: DataConfig) -> Callable[[str], FileFormat]:

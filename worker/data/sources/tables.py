@@ -164,6 +164,7 @@ class TableSource:
         where: which rows to read; None: all.
         partitions: the columns that the paths give.
         on_bad_line: "error" raises at a malformed row; "skip" leaves it out and counts it.
+        decoder: decodes the columns; None: by their roles.
     """
 
     def __init__(
@@ -173,10 +174,11 @@ class TableSource:
         where: Predicate | None,
         partitions: Partitions,
         on_bad_line: Literal["error", "skip"],
+        decoder: ColumnDecoder | None = None,
     ) -> None:
         self._form, self._roles, self._where, self._partitions = form, roles, where, partitions
         self._on_bad_line = on_bad_line
-        self._decoder = ColumnDecoder(roles, on_bad_line)
+        self._decoder = decoder or ColumnDecoder(roles, on_bad_line)
         self._open: OrderedDict[str, tuple[TableFile, Selection]] = OrderedDict()
 
     def spec(self, path: str) -> FeatureSpec:

@@ -1,0 +1,149 @@
+"""Decodes columns of Arrow by the features of a job (``features:``), for the models that take numbers and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ....cpp_ext import _client
+from ....proto.config.data_config import ColumnsSchema
+from ....proto.errors import InvalidArgument
+from ....proto.features.cells import Cells
+from ....proto.features.compute import computed, numbers_before_buckets, numbers_before_scale
+from ....proto.features.feature_set import FeatureSet
+from ....proto.features.kinds import BucketizedFeature, Feature, NumericFeature
+from ..bad_line import BadLine, BadLinePolicy
+from ..features import BucketFeature, DenseFeature, FeatureSpec
+from ..line_decoder import Lines, concatenate
+from ..source import DecodedPart
+from ..tensor_features import read_vocabulary
+from .columns import ColumnDecoder, ColumnRoles
+
+
+def roles_of_features(schema: ColumnsSchema, features: FeatureSet) -> ColumnRoles:
+    """Returns the roles of the columns that the features of a job read.
+
+    Args:
+        schema: the section ``data.columns``, which has the label.
+        features: the features, none of which gives lists.
+    """
+    numbers = [feature for feature in features.features if _is_number(feature)]
+    keys = [feature for feature in features.features if not _is_number(feature)]
+    counts = {feature.name: features.keys_of(feature.name) for feature in features.features}
+    spec = FeatureSpec(
+        dense=tuple(
+            DenseFeature(
+                feature.name,
+                at,
+                standardize=feature.scale == "standardize",
+                min_max=feature.scale == "min_max",
+                given=feature.statistics,
+                default=feature.default,
+            )
+            for at, feature in enumerate(numbers)
+            if isinstance(feature, NumericFeature)
+        ),
+        categorical=tuple(feature.name for feature in keys),
+        buckets=tuple(
+            BucketFeature(feature.name, at, feature.quantiles)
+            for at, feature in enumerate(numbers)
+            if isinstance(feature, BucketizedFeature) and feature.quantiles is not None
+        ),
+        key_counts=tuple((name, count) for name, count in counts.items() if count is not None),
+    )
+    return ColumnRoles(
+        label=schema.label,
+        label_values={text: float(value) for text, value in schema.label_values.items()},
+        numeric=tuple(dict.fromkeys(name for feature in numbers for name in feature.columns)),
+        categorical=(),
+        spec=spec,
+        others=tuple(dict.fromkeys(name for feature in keys for name in feature.columns)),
+    )
+
+
+@lru_cache(maxsize=4)
+def feature_set(features: tuple[Feature, ...]) -> FeatureSet:
+    """Returns the features of a job with their vocabularies, which are read once in a process.
+
+    Raises:
+        InvalidArgument, NotFound: a vocabulary is wrong, or does not exist.
+    """
+    return replace(FeatureSet.of(features, read_vocabulary), hasher=_client.text_keys)
+
+
+def _is_number(feature: Feature) -> bool:
+    """Whether a feature is decoded as a number, of which statistics are taken before it becomes an input."""
+    return isinstance(feature, NumericFeature) or (
+        isinstance(feature, BucketizedFeature) and feature.quantiles is not None
+    )
+
+
+class FeatureDecoder(ColumnDecoder):
+    """Decodes tables of one job by its features. It has no state between calls.
+
+    Args:
+        roles: the roles of the columns.
+        features: the features.
+        on_bad_line: "error" raises at a row that a feature refuses; "skip" leaves it out and counts it.
+    """
+
+    def __init__(self, roles: ColumnRoles, features: FeatureSet, on_bad_line: Literal["error", "skip"]) -> None:
+        super().__init__(roles, on_bad_line)
+        self._features, self._skips = features, on_bad_line == "skip"
+        self._numbers = [feature for feature in features.features if _is_number(feature)]
+        self._keys = [feature for feature in features.features if not _is_number(feature)]
+
+    def inputs(self, table: Any, path: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Returns the numbers before they are scaled, (n, numbers) float64, and the keys, (n, keys) int64."""
+        rows = table.num_rows
+        numbers = np.empty((rows, len(self._numbers)), dtype=np.float64)
+        for at, feature in enumerate(self._numbers):
+            cells = self._cells(table, feature, path)
+            is_bucket = isinstance(feature, BucketizedFeature)
+            numbers[:, at] = (
+                numbers_before_buckets(feature, cells) if is_bucket else numbers_before_scale(feature, cells)  # type: ignore[arg-type]
+            )
+        keys = np.empty((rows, len(self._keys)), dtype=np.int64)
+        for at, feature in enumerate(self._keys):
+            statistics = self._features.statistics.get(feature.name)
+            vocabulary = self._features.vocabularies.get(feature.name)
+            keys[:, at] = computed(feature, self._cells(table, feature, path), statistics, vocabulary)
+        return numbers, keys
+
+    def decode(self, table: Any, path: str, numbers: npt.NDArray[np.int64]) -> DecodedPart:
+        """Decodes the rows of a table; rows are looked at one by one where a feature refuses one of them."""
+        try:
+            return super().decode(table, path, numbers)
+        except BadLine:
+            raise
+        except InvalidArgument:
+            policy = BadLinePolicy("skip" if self._skips else "error")
+            good = [part for at in range(table.num_rows) if (part := self._row(table, path, numbers, at, policy))]
+            lines = concatenate([part.lines for part in good]) if good else self.none()
+            return DecodedPart(lines, policy.count, policy.first)
+
+    def _row(
+        self, table: Any, path: str, numbers: npt.NDArray[np.int64], at: int, policy: BadLinePolicy
+    ) -> DecodedPart | None:
+        try:
+            return super().decode(table.slice(at, 1), path, numbers[at : at + 1])
+        except BadLine as bad:
+            policy.meet(bad)
+        except InvalidArgument as error:
+            policy.meet(BadLine(path, int(numbers[at]), None, str(error).removeprefix(f"{path}: "), unit="row"))
+        return None
+
+    def none(self) -> Lines:
+        """Returns no samples."""
+        return Lines(
+            np.empty((0, len(self._numbers))),
+            np.empty((0, len(self._keys)), dtype=np.int64),
+            np.empty(0, dtype=np.float32),
+        )
+
+    def _cells(self, table: Any, feature: Feature, path: str) -> Cells:
+        return Cells(table, feature.name, path, self._features.hasher)
