@@ -38,6 +38,7 @@ class Benchmark(str, Enum):
     checkpoint = "checkpoint"
     scale = "scale"
     gpu = "gpu"
+    reader = "reader"
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:

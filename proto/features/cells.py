@@ -139,14 +139,15 @@ class Cells:
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
         if not (is_number or pa.types.is_boolean(kind)):
             raise self.refuse(name, f"has type {kind}; a number is needed")
-        values = pc.cast(array, pa.float64(), safe=False)
-        numbers: npt.NDArray[np.float64] = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
-        nulls = array.is_null().to_numpy(zero_copy_only=False)
-        is_bad = ~nulls & ~(np.abs(numbers) <= _FLOAT32_MAX)
+        numbers: npt.NDArray[np.float64] = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            return numbers  # a null is NaN, and every integer is finite as a float32
+        is_bad = ~(np.abs(numbers) <= _FLOAT32_MAX)
+        if array.null_count:
+            is_bad &= ~array.is_null().to_numpy(zero_copy_only=False)
         if is_bad.any():
             row = int(np.flatnonzero(is_bad)[0])
             raise self.refuse(name, f"row {row} is {numbers[row]}, which is not finite as a float32")
-        numbers[nulls] = np.nan
         return numbers
 
     def tokens(self, name: str, *, refuses_null: bool = False) -> Tokens:

@@ -67,7 +67,11 @@ def numbers_before_scale(feature: NumericFeature, cells: Cells) -> npt.NDArray[n
     values = _numbers(feature, cells)
     if feature.clip is not None:
         values = np.clip(values, *feature.clip)
-    return np.sign(values) * np.log1p(np.abs(values)) if feature.log1p else values
+    if not feature.log1p:
+        return values
+    logs = np.abs(values)
+    np.log1p(logs, out=logs)
+    return np.copysign(logs, values, out=logs)
 
 
 def numbers_before_buckets(feature: BucketizedFeature, cells: Cells) -> npt.NDArray[np.float64]:
@@ -174,6 +178,8 @@ def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
     part, first, count = _PARTS[feature.part]
     if pa.types.is_null(array.type):
         return np.full(len(array), count, dtype=np.int64)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         try:
             array = array.cast(pa.timestamp("us"))

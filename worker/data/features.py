@@ -115,11 +115,14 @@ class Features:
 
     def dense(self, lines: Lines) -> npt.NDArray[np.float32]:
         """Returns the numeric inputs of the lines, (n, n_dense) float32."""
-        out = np.empty((len(lines), len(self.spec.dense)), dtype=np.float32)
-        for column, feature in enumerate(self.spec.dense):
-            value = (_transformed(lines, feature) - self.mean[column]) / self.std[column]
-            out[:, column] = np.nan_to_num(value, nan=feature.default)
-        return out
+        dense = self.spec.dense
+        values = lines.numeric[:, [feature.source for feature in dense]]
+        logs = [column for column, feature in enumerate(dense) if feature.log]
+        values[:, logs] = _logarithm(values[:, logs])
+        values -= self.mean
+        values /= self.std
+        np.copyto(values, np.array([feature.default for feature in dense]), where=np.isnan(values))
+        return values.astype(np.float32, order="C")
 
     def sparse(self, lines: Lines) -> npt.NDArray[np.int64]:
         """Returns the sparse inputs of the lines, (n, n_sparse) int64."""
@@ -147,7 +150,11 @@ class Features:
 
 def _transformed(lines: Lines, feature: DenseFeature) -> npt.NDArray[np.float64]:
     value = lines.numeric[:, feature.source]
-    return np.sign(value) * np.log1p(np.abs(value)) if feature.log else value
+    return _logarithm(value) if feature.log else value
+
+
+def _logarithm(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.sign(value) * np.log1p(np.abs(value))
 
 
 def fit(spec: FeatureSpec, training: Iterable[Lines]) -> Features:

@@ -100,14 +100,14 @@ class FeatureDecoder(ColumnDecoder):
     def inputs(self, table: Any, path: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """Returns the numbers before they are scaled, (n, numbers) float64, and the keys, (n, keys) int64."""
         rows = table.num_rows
-        numbers = np.empty((rows, len(self._numbers)), dtype=np.float64)
+        numbers = np.empty((rows, len(self._numbers)), dtype=np.float64, order="F")
         for at, feature in enumerate(self._numbers):
             cells = self._cells(table, feature, path)
             is_bucket = isinstance(feature, BucketizedFeature)
             numbers[:, at] = (
                 numbers_before_buckets(feature, cells) if is_bucket else numbers_before_scale(feature, cells)  # type: ignore[arg-type]
             )
-        keys = np.empty((rows, len(self._keys)), dtype=np.int64)
+        keys = np.empty((rows, len(self._keys)), dtype=np.int64, order="F")
         for at, feature in enumerate(self._keys):
             statistics = self._features.statistics.get(feature.name)
             vocabulary = self._features.vocabularies.get(feature.name)
