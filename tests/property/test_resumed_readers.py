@@ -114,16 +114,17 @@ class Job:
     def step(self, rank: int) -> Batch | None:
         return next(self.passes[rank], None)
 
-    def together(self, most: int = 10**9) -> list[list[Batch]]:
-        """Up to ``most`` steps of all workers; by rank."""
+    def together(self, most: int = 10**9, *, is_level: bool = True) -> list[list[Batch]]:
+        """Up to ``most`` steps of all workers, by rank; all end together where they began together."""
         taken: list[list[Batch]] = [[] for _ in self.readers]
         for _ in range(most):
             step = [self.step(rank) for rank in range(len(self.readers))]
-            assert len({batch is None for batch in step}) == 1, "all workers have the same number of steps"
-            if step[0] is None:
-                break
+            if is_level:
+                assert len({batch is None for batch in step}) == 1, "all workers have the same number of steps"
             for mine, batch in zip(taken, step, strict=True):
-                mine.append(batch)
+                mine += [] if batch is None else [batch]
+            if all(batch is None for batch in step):
+                break
         return taken
 
 
@@ -146,34 +147,32 @@ def test_each_sample_comes_once_whatever_is_killed(forms, seed, number):
     undisturbed = Job(form, features, world, options).together()
     assert samples([batch for mine in undisturbed for batch in mine]) == expected
 
-    job, done, is_same = Job(form, features, world, options), [[] for _ in range(world)], True
+    job, done, is_same, is_level = Job(form, features, world, options), [[] for _ in range(world)], True, True
     before: list[Batch] = []
     for _ in range(draw.randrange(1, 4)):
-        for mine, more in zip(done, job.together(draw.randrange(len(undisturbed[0]) + 2)), strict=True):
+        most = draw.randrange(len(undisturbed[0]) + 2)
+        for mine, more in zip(done, job.together(most, is_level=is_level), strict=True):
             mine.extend(more)
-        if draw.random() < 0.3 and not options["shuffle"]:  # workers that do not wait for each other
+        is_ragged = draw.random() < 0.3 and not options["shuffle"]
+        if is_ragged:  # workers that do not wait for each other
+            is_level = False
             for rank in range(world):
                 for _ in range(draw.randrange(3)):
                     batch = job.step(rank)
-                    if batch is not None:
-                        done[rank].append(batch)
-            is_ragged = True
-        else:
-            is_ragged = False
+                    done[rank] += [] if batch is None else [batch]
         states = job.states()
         if len({state["epoch"] for state in states}) > 1 or states[0]["epoch"]:
             return  # the epoch had ended
         if draw.random() < 0.5 or is_ragged:
             world = draw.randrange(1, 6)
-            is_same = is_same and world == len(states)
             if world != len(states):
+                is_same, is_level = False, True  # what is left is dealt anew
                 options["batch_size"] = draw.choice([7, 64, 300])
                 before += [batch for mine in done for batch in mine]
                 done = [[] for _ in range(world)]
         job = Job(form, features, world, options)
         job.resume(states)
-    goes_on_ragged = is_ragged and world == len(states)
-    rest = [list(each) for each in job.passes] if goes_on_ragged else job.together()
+    rest = job.together(is_level=is_level)
     for mine, more in zip(done, rest, strict=True):
         mine.extend(more)
     assert samples([*before, *(batch for mine in done for batch in mine)]) == expected
