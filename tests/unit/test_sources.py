@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_types_of_columns_and_what_they_become(tmp_path):
             "n0": pa.array([1, None, 3, -4], pa.int8()),
             "n1": pa.array([1.5, float("nan"), 3, -4], pa.float32()),
             "n2": pa.array([True, None, False, True]),
+            "unit price": pa.array([Decimal("1.25"), None, Decimal(3), Decimal(-4)], pa.decimal128(9, 2)),
             "c0": pa.array(words).dictionary_encode(),
             "c1": pa.array(words, pa.large_string()),
             "c2": pa.array([None if word is None else word.encode() for word in words], pa.binary()),
@@ -107,14 +109,17 @@ def test_types_of_columns_and_what_they_become(tmp_path):
     )
     path = tmp_path / "types.parquet"
     pq.write_table(table, path)
-    roles = "{label: y, numeric: {n0: none, n1: none, n2: none}, categorical: [c0, c1, c2, c3, c4]}"
+    roles = "{label: y, numeric: {n0: none, n1: none, n2: none, unit price: none}, categorical: [c0, c1, c2, c3, c4]}"
     (batch,) = reader_of(config_of(path, "parquet", roles=roles))
     assert batch.labels.tolist() == [1, 0, 1, 0]
-    assert batch.dense.tolist() == [[1, 1.5, 1], [0, 0, 0], [3, 3, 0], [-4, -4, 1]]
+    assert batch.dense.tolist() == [[1, 1.5, 1, 1.25], [0, 0, 0, 0], [3, 3, 0, 3], [-4, -4, 1, -4]]
     for column in range(3):
         assert batch.sparse[:, column].tolist() == [hash_key(word or "") for word in words]
     assert batch.sparse[:, 3].tolist() == [hash_key(text) for text in ("1", str(2**63 + 1), "", "0")]
     assert batch.sparse[:, 4].tolist() == [hash_key(text) for text in ("1", "0", "", "1")]
+    where = ["where=column(\"unit price\") > -5 and y == True and c1 != '' and n1 >= 0"]
+    (batch,) = reader_of(config_of(path, "parquet", *where, roles=roles))
+    assert batch.dense[:, 3].tolist() == [1.25]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -190,6 +195,7 @@ def test_the_partition_without_a_value_is_null(tmp_path):
         ("x", "where: 'x' is not allowed there"),
         ("x == 'a'", "data.where: 'a' cannot be compared with a column of type int64 of .*log.parquet"),
         ("c == 3", "data.where: 3 cannot be compared with a column of type string of .*log.parquet"),
+        ("c < x", "data.where: it does not fit the columns of .*log.parquet: "),
         ("cc == 'a'", "data.where: no column 'cc' in .*log.parquet; nearest: c"),
     ],
 )
@@ -313,6 +319,20 @@ def test_bad_rows_are_named_or_skipped_and_counted(tmp_path, form):
         assert sum(reader.bad_lines for reader in readers) == (1 if where else 3)
     with pytest.raises(BadLine, match="row 421, column f: 1e\\+39 is not finite as float32; expected a number or null"):
         list(reader_of(config_of(path, form, "where=x > 400", roles="{label: y, numeric: {x: none, f: none}}")))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_times_and_compressed_files_of_json_lines(tmp_path, suffix):
+    rows = [{"y": i % 2, "x": i, "t": f"2024-01-{1 + i % 9:02}", "new": None} for i in range(50)]
+    rows += [{"y": 1, "x": 50.5, "t": "never", "other": [1]}]
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path = tmp_path / f"log.jsonl{suffix}"
+    path.write_bytes(gzip.compress(text) if suffix else text)
+    roles = "{label: y, numeric: {x: none}, categorical: [t, new]}"
+    batches = list(reader_of(config_of(path, "jsonl", roles=roles), shuffle=True, shuffle_rows=20, batch_size=7))
+    assert sorted(rows_of(batches)) == list(range(51))
+    by_row = {int(d[0]): s.tolist() for batch in batches for d, s in zip(batch.dense, batch.sparse, strict=True)}
+    assert by_row == {i: [hash_key(row["t"]), hash_key("")] for i, row in enumerate(rows)}
 
 
 def test_json_lines_that_cannot_be_read_are_named_or_skipped(tmp_path):

@@ -47,13 +47,22 @@ def expression_of(predicate: Predicate, schema: Any, path: str) -> Any:
         path: the path of the file, for error texts.
 
     Raises:
-        InvalidArgument: a column is compared with a value of another type.
+        InvalidArgument: a column is compared with a value or a column of another type.
     """
+    expression = _expression(predicate, schema, path)
+    try:
+        schema.empty_table().filter(expression)
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"data.where: it does not fit the columns of {path}: {error}") from error
+    return expression
+
+
+def _expression(predicate: Predicate, schema: Any, path: str) -> Any:
     if isinstance(predicate, Both):
-        parts = [expression_of(part, schema, path) for part in predicate.parts]
+        parts = [_expression(part, schema, path) for part in predicate.parts]
         return reduce(lambda a, b: a & b if predicate.word == "and" else a | b, parts)
     if isinstance(predicate, Not):
-        return ~expression_of(predicate.of, schema, path)
+        return ~_expression(predicate.of, schema, path)
     if isinstance(predicate, Absence):
         return pc.field(predicate.column.name).is_null()
     if isinstance(predicate, OneOf):
@@ -115,7 +124,8 @@ def _type_of(column: Column | Scalar, schema: Any) -> Any:
 
 def _side(side: Column | Scalar, kind: Any, path: str) -> Any:
     if isinstance(side, Column):
-        return pc.field(side.name)
+        field = pc.field(side.name)
+        return field.cast(pa.float64()) if types.is_decimal(kind) else field  # Arrow compares no decimal with a float
     is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     try:
         if is_number and isinstance(side, int | float) and not isinstance(side, bool):
