@@ -1,4 +1,4 @@
-"""``bench reader``: reads Parquet with features up to the model's tensors, beside pyarrow's own scan of the same columns.
+"""``bench reader``: reads Parquet with features up to the model's tensors, beside pyarrow's scan of the same columns.
 
 The file has Criteo's layout: a label, 13 integers and 26 columns of texts by a Zipf law, of up to a million texts each,
 dictionary-encoded, zstd, in row groups of 131,072 rows. The features take a logarithm of each number and hash each
