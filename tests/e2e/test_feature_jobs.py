@@ -114,6 +114,35 @@ def test_few_keys_make_small_tables(job: Path, tmp_path: Path) -> None:
     assert [each.name for each in made.tensors if each.name.startswith("dense[")] == ["dense[0] price", "dense[1] age"]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("features.item.modulo=500", r"the input 'sparse item' was .*1000.*; this reader has .*500"),
+        ("features.age.clip=[0, 90]", "the input 'dense age' was "),
+        ("features.zone={kind: id, column: country}", "the input 'sparse zone' was not there"),
+        (None, None),
+    ],
+)
+def test_a_position_with_other_features_is_refused(job: Path, change: str | None, message: str | None) -> None:
+    """Else rows would go on with other keys than they were trained with."""
+
+    def reader(sets: list[str]) -> Any:
+        config = load_config(JobConfig, job, sets)
+        return open_reader(config.data, "train", fit_features(config.data), ReadOptions(batch_size=64))
+
+    before = reader([])
+    next(iter(before))
+    state = json.loads(json.dumps(before.state_dict()))
+    after = reader([] if change is None else [change])
+    if message is None:
+        after.load_state_dict(state)
+        return
+    with pytest.raises(sr.InvalidArgument, match=message):
+        after.load_state_dict(state)
+    with pytest.raises(sr.InvalidArgument, match=message):
+        after.load_state_dicts([state])
+
+
 def test_a_row_that_a_feature_refuses_is_named_or_skipped(job: Path, tmp_path: Path) -> None:
     table = clicks(200, 5)
     prices = table.column("price").to_pylist()

@@ -318,3 +318,29 @@ def test_a_pass_left_early_starts_anew(counting):
 def test_option_errors(options, message):
     with pytest.raises(InvalidArgument, match=message):
         ReadOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("numeric: {x: log}, categorical: [c]", "the input 'dense x' was log False, .*; this reader has log True"),
+        ("numeric: {x: none}, categorical: [c], buckets: {x: 4}", "the input 'sparse x_bucket' was not there"),
+        ("categorical: [c]", "the input 'dense x' was .*; this reader has not there"),
+        ("numeric: {x: none}, categorical: [y2, c]", "the inputs of the model are the same in another order"),
+    ],
+)
+def test_a_state_with_other_inputs_is_refused(counting, columns, message):
+    """Else rows would go on with other keys than they were trained with."""
+    first = "csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}"
+    if "y2" in columns:
+        counting.write_text("".join(f"{i % 2},{i},k,m\n" for i in range(50)))
+        first, columns = (
+            f"csv={{columns: [y, x, c, y2], label: y, numeric: {{x: none}}, categorical: [{order}]}}"
+            for order in ("c, y2", "y2, c")
+        )
+    else:
+        columns = f"csv={{columns: [y, x, c], label: y, {columns}}}"
+    state = reader_of(config_of(counting, "format=csv", first), batch_size=10).state_dict()
+    reader = reader_of(config_of(counting, "format=csv", columns), batch_size=10)
+    with pytest.raises(InvalidArgument, match=message):
+        reader.load_state_dict(json.loads(json.dumps(state)))

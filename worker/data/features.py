@@ -79,17 +79,27 @@ class FeatureSpec:
         categorical: names of the categorical columns, which are the first sparse inputs.
         buckets: the bucket columns, which are the last sparse inputs.
         key_counts: how many keys a sparse input can give, by its name; inputs without a bound are not there.
+        options: the options of features that decide their keys or numbers, by the name of the feature, as JSON.
     """
 
     dense: tuple[DenseFeature, ...]
     categorical: tuple[str, ...]
     buckets: tuple[BucketFeature, ...] = ()
     key_counts: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
         """The names of the sparse columns, in the order of ``Batch.sparse``."""
         return (*self.categorical, *(bucket.name for bucket in self.buckets))
+
+    def described(self) -> dict[str, str]:
+        """Returns what makes each input, as text by its name; a position of a reader keeps it."""
+        options = dict(self.options)
+        texts = {f"dense {each.name}": f"log {each.log}, standardize {each.standardize}" for each in self.dense}
+        texts |= {f"sparse {name}": "a key" for name in self.categorical}
+        texts |= {f"sparse {bucket.name}": f"{bucket.buckets} buckets" for bucket in self.buckets}
+        return {name: options.get(name.partition(" ")[2], text) for name, text in texts.items()}
 
     @property
     def needs_fit(self) -> bool:

@@ -162,6 +162,7 @@ class ClickReader:
             "batch": cursor.batch,
             "bad_lines": self._bad_lines,
             "features": self._features.state(),
+            "inputs": self._features.spec.described(),
             "order": self._order_state(),
         }
 
@@ -261,6 +262,25 @@ class ClickReader:
                     f"reader state: {name} was {state['order'].get(name)!r}; this reader has {value!r}, so it would "
                     "deal samples differently"
                 )
+        self._check_inputs(state.get("inputs"))
+
+    def _check_inputs(self, saved: dict[str, str] | None) -> None:
+        """Refuses a state of a reader whose samples became other inputs, so that rows would get other keys.
+
+        Args:
+            saved: the inputs of that reader; None: an older version saved the state, without them.
+        """
+        mine = self._features.spec.described()
+        if saved is None or list(saved.items()) == list(mine.items()):
+            return
+        names = [name for name in (*saved, *mine) if saved.get(name) != mine.get(name)]
+        if not names:
+            raise InvalidArgument("reader state: the inputs of the model are the same in another order")
+        was, now = (inputs.get(names[0], "not there") for inputs in (saved, mine))
+        raise InvalidArgument(
+            f"reader state: the input {names[0]!r} was {was}; this reader has {now}, so the model would read other "
+            "numbers or keys than it was trained with"
+        )
 
     def _order_state(self) -> dict[str, Any]:
         options = self._options

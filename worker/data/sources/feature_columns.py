@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_hexdigest
 
 from ....cpp_ext import _client
 from ....proto.config.data_config import ColumnsSchema
@@ -54,6 +56,7 @@ def roles_of_features(schema: ColumnsSchema, features: FeatureSet) -> ColumnRole
             if isinstance(feature, BucketizedFeature) and feature.quantiles is not None
         ),
         key_counts=tuple((name, count) for name, count in counts.items() if count is not None),
+        options=tuple((feature.name, _options(feature, features)) for feature in features.features),
     )
     return ColumnRoles(
         label=schema.label,
@@ -63,6 +66,14 @@ def roles_of_features(schema: ColumnsSchema, features: FeatureSet) -> ColumnRole
         spec=spec,
         others=tuple(dict.fromkeys(name for feature in keys for name in feature.columns)),
     )
+
+
+def _options(feature: Feature, features: FeatureSet) -> str:
+    """Returns the options of a feature as JSON, with a digest of its vocabulary in place of the file's path."""
+    options = feature.model_dump(mode="json", exclude_unset=True)
+    if feature.name in features.vocabularies:
+        options["vocabulary"] = xxh3_64_hexdigest(features.vocabularies[feature.name].data)
+    return json.dumps(options, sort_keys=True)
 
 
 @lru_cache(maxsize=4)
