@@ -340,7 +340,8 @@ def test_a_state_with_other_inputs_is_refused(counting, columns, message):
         )
     else:
         columns = f"csv={{columns: [y, x, c], label: y, {columns}}}"
-    state = reader_of(config_of(counting, "format=csv", first), batch_size=10).state_dict()
-    reader = reader_of(config_of(counting, "format=csv", columns), batch_size=10)
+    before = reader_of(config_of(counting, "format=csv", first), batch_size=10)
+    reader, state = reader_of(config_of(counting, "format=csv", columns), batch_size=10), before.state_dict()
+    assert reader.digest(100) != before.digest(100), "leases of an elastic job are refused as well"
     with pytest.raises(InvalidArgument, match=message):
         reader.load_state_dict(json.loads(json.dumps(state)))

@@ -317,8 +317,12 @@ class ClickReader:
         )
 
     def digest(self, window_rows: int) -> int:
-        """Returns a digest of every epoch's order in windows of ``window_rows`` samples, in [1, 2**64)."""
-        text = json.dumps([_STATE_VERSION, self._order_state(), self._options.batch_size, window_rows])
+        """Returns a digest of every epoch's order in windows of ``window_rows`` samples, in [1, 2**64).
+
+        It differs as well when the samples become other inputs of the model.
+        """
+        inputs = self._features.spec.described()
+        text = json.dumps([_STATE_VERSION, self._order_state(), self._options.batch_size, window_rows, inputs])
         return xxh3_64_intdigest(text.encode()) or 1
 
     def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[Batch]:
