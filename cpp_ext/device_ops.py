@@ -37,23 +37,38 @@ def _options_of(options: Sequence[int], n: int) -> list[_Options]:
 
 
 def _bags_of(options: _Options, ids: Tensor, offsets: Tensor, device: torch.device) -> math.Bags:
+    return bags_of(ids, offsets if options.has_offsets else None, bool(options.includes_last), device)
+
+
+def bags_of(ids: Tensor, offsets: Tensor | None, includes_last: bool, device: torch.device) -> math.Bags:
     """The bags of a pooled lookup, on the device.
+
+    Args:
+        ids: the ids, (bags, length), or (n) with offsets.
+        offsets: where each bag begins, (bags) or (bags + 1); None: the ids have two dimensions.
+        includes_last: whether the offsets end with the number of ids.
+        device: the device of the result.
 
     Raises:
         ValueError: the shapes do not fit together, or offsets on the host are out of order.
     """
-    if not options.has_offsets:
+    if offsets is None:
         if ids.dim() != 2:
             raise ValueError(
                 f"InvalidArgument: gather_all: ids must be 2-D without offsets or 1-D with 1-D offsets; ids are "
                 f"{ids.dim()}-D without offsets"
             )
         return math.uniform_bags(ids.shape[0], ids.shape[1], device)
+    if ids.dim() != 1 or offsets.dim() != 1:
+        raise ValueError(
+            f"InvalidArgument: gather_all: ids must be 2-D without offsets or 1-D with 1-D offsets; ids are "
+            f"{ids.dim()}-D and offsets {offsets.dim()}-D"
+        )
     n = ids.numel()
     if offsets.device.type == "cpu":
         _check_offsets(offsets, n)
     begins = offsets.to(device, torch.int64)
-    if not options.includes_last:
+    if not includes_last:
         begins = torch.cat([begins, torch.full((1,), n, dtype=torch.int64, device=device)])
     return math.Bags(begins, n)
 

@@ -168,6 +168,8 @@ RowOptimizer: TypeAlias = SGD | Adagrad | RowWiseAdagrad | Adam
 
 
 EvictBy: TypeAlias = Literal["lru", "lfu"]
+Placement: TypeAlias = Literal["servers", "device"]
+PLACEMENTS: tuple[Placement, ...] = ("servers", "device")
 EVICT_BY: tuple[EvictBy, ...] = ("lru", "lfu")
 SWEEP_RULES = ("steps", "seconds", "norm", "bound")  # in the order of the native enum
 _LONGEST = 2**31 - 1
@@ -260,6 +262,8 @@ class Table:
         max_bytes: see :class:`RowPolicy`.
         evict_by: see :class:`RowPolicy`.
         ram_share: see :class:`RowPolicy`.
+        placement: ``servers``: the rows are on the parameter servers. ``device``: they are spread over the devices of
+            the job's ranks (docs/device-tables.md), for float32 and without admission and eviction.
 
     Raises:
         InvalidArgument: a value is out of its range.
@@ -279,6 +283,7 @@ class Table:
     max_bytes: int = 0
     evict_by: EvictBy = "lru"
     ram_share: float = 0.0
+    placement: Placement = "servers"
 
     @property
     def policy(self) -> RowPolicy:
@@ -294,6 +299,18 @@ class Table:
             raise not_allowed("Table.dtype", self.dtype, DTYPES)
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise not_allowed("Table.seed", self.seed, "[0, 2**64)")
+        if self.placement not in PLACEMENTS:
+            raise not_allowed("Table.placement", self.placement, PLACEMENTS)
+        if self.placement == "device":
+            self._check_on_devices()
+
+    def _check_on_devices(self) -> None:
+        if self.dtype not in (None, "float32"):
+            raise not_allowed("Table.dtype", self.dtype, "float32 with placement 'device'")
+        for part in fields(RowPolicy):
+            given = getattr(self, part.name)
+            if given != part.default:
+                raise not_allowed(f"Table.{part.name}", given, f"{part.default!r} with placement 'device'")
 
 
 @dataclass(frozen=True)

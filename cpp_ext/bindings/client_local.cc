@@ -3,8 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include "bindings/client_schema.h"
 #include "bindings/shared_errors.h"
-#include "bindings/shared_policy.h"
 #include "shards/local_shards.h"
 
 namespace sparserow::bindings {
@@ -49,34 +49,6 @@ class LocalCluster {
   std::vector<std::shared_ptr<Store>> stores_;
   std::shared_ptr<rpc::LocalShards> shards_;
 };
-
-// The arguments are the numbers of schema/schema.h's enums, as in the control plane's messages.
-TableSchema schema_of(std::uint32_t id, std::uint32_t version, std::string name, std::uint32_t dim, int dtype,
-                      std::uint64_t seed, const py::tuple& init, const py::dict& optimizer, const py::dict& policy) {
-  TableSchema schema;
-  schema.id = id;
-  schema.version = version;
-  schema.name = std::move(name);
-  schema.dim = dim;
-  schema.dtype = static_cast<Dtype>(dtype);
-  schema.seed = seed;
-  schema.init = {static_cast<InitKind>(init[0].cast<int>()), init[1].cast<float>(), init[2].cast<float>()};
-  OptimizerSpec& spec = schema.optimizer;
-  spec.kind = static_cast<OptimizerKind>(optimizer["kind"].cast<int>());
-  const auto set = [&optimizer](const char* key, auto& field) {
-    if (optimizer.contains(key)) field = optimizer[key].cast<std::remove_reference_t<decltype(field)>>();
-  };
-  set("momentum", spec.momentum);
-  set("dampening", spec.dampening);
-  set("nesterov", spec.nesterov);
-  set("weight_decay", spec.weight_decay);
-  set("eps", spec.eps);
-  set("initial_accumulator", spec.initial_accumulator);
-  set("beta1", spec.beta1);
-  set("beta2", spec.beta2);
-  schema.policy = policy_of(policy);
-  return schema;
-}
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/client_cache.h"
+#include "bindings/client_flat.h"
 #include "bindings/client_local.h"
 #include "bindings/client_pack.h"
 #include "bindings/client_session.h"
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_client, module) {
   sparserow::bindings::bind_shards(module);
   sparserow::bindings::bind_lookup(module);
   sparserow::bindings::bind_local_shards(module);
+  sparserow::bindings::bind_flat_rows(module);
   sparserow::bindings::bind_pack(module);
   sparserow::bindings::bind_texts(module);
   sparserow::bindings::bind_session(module);

@@ -77,6 +77,7 @@ def dense_on_servers(
             "dense_on_servers: the model is in DistributedDataParallel, which reduces gradients; pass the inner model"
         )
     session.core.check_no_dense_rows()
+    session.core.check_no_device_tables()
     dense = DenseRows(model, session, row_optimizer_of(optimizer, "dense_on_servers.optimizer"), table)
     dense.take_initial_values(wait_sec)
     session.core.attach_dense_rows(dense)

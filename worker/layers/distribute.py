@@ -12,6 +12,13 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
+from .device_layers import (
+    DeviceEmbedding,
+    DeviceEmbeddingBag,
+    check_device_tables,
+    drop_device_tables,
+    make_device_tables,
+)
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag
 from .forward_pull import ForwardPull
 from .handed_rows import hand_rows
@@ -82,11 +89,26 @@ def distribute(
 
 def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[SwappedWeight]:
     session.core.check_cache_place(model)
-    made = create_on_first_rank(session, swaps)
+    there = [swap for swap in swaps if swap.on_devices]
+    if there:
+        check_device_tables(session, there)
+    made = make_device_tables(session, model, there)
+    try:
+        made += create_on_first_rank(session, [swap for swap in swaps if not swap.on_devices])
+    except BaseException:
+        drop_device_tables(session, made)
+        raise
+    schemas = {schema.name: schema for schema in made}
     swapped = []
-    for swap, schema in zip(swaps, made, strict=True):
-        layer = distributed_layer_of(swap.layer, schema, session.core.origins)
-        session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
+    for swap in swaps:
+        schema = schemas[swap.schema.name]
+        if swap.on_devices:
+            kinds = (DeviceEmbedding, DeviceEmbeddingBag)
+            layer = distributed_layer_of(swap.layer, schema, session.core.origins, kinds)
+            session.core.bind_on_devices(schema, layer.anchor)
+        else:
+            layer = distributed_layer_of(swap.layer, schema, session.core.origins)
+            session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
         for path in swap.paths:
             model.set_submodule(path, layer)
         swapped.append(swapped_weight(swap.paths[0], swap.layer))

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 Layer = nn.Embedding | nn.EmbeddingBag
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-_CARRY_CHUNK_BYTES = 16 << 20
+CARRY_CHUNK_BYTES = 16 << 20
 _PROGRESS_FROM_BYTES = 256 << 20
 _MOST_NAMED = 5
 
@@ -39,12 +39,14 @@ class Swap:
         layer: the layer to swap.
         schema: the schema of its table, without an id.
         is_carried: whether the layer's weights are sent to the table when the table is new.
+        on_devices: whether the rows are to be on the devices of the ranks.
     """
 
     paths: tuple[str, ...]
     layer: Layer
     schema: TableSchema
     is_carried: bool
+    on_devices: bool = False
 
 
 def plan_tables(
@@ -96,7 +98,7 @@ def plan_tables(
             policy=table.policy,
         )
         is_carried = carry_weights and table.init is None and not layer.weight.is_meta
-        swaps.append(Swap(tuple(paths), layer, schema, is_carried))
+        swaps.append(Swap(tuple(paths), layer, schema, is_carried, table.placement == "device"))
     for pattern, is_matched in is_used.items():
         if not is_matched:
             names = ", ".join(paths[0] for _, paths in layers)
@@ -121,7 +123,13 @@ def refusal_of_weight(weight: torch.Tensor) -> str | None:
 
 
 def distributed_layer_of(
-    layer: Layer, schema: TableSchema, origins: list[str]
+    layer: Layer,
+    schema: TableSchema,
+    origins: list[str],
+    kinds: tuple[type[DistributedEmbedding], type[DistributedEmbeddingBag]] = (
+        DistributedEmbedding,
+        DistributedEmbeddingBag,
+    ),
 ) -> DistributedEmbedding | DistributedEmbeddingBag:
     """Makes the distributed layer that replaces ``layer``, with its results on the device of the layer's weight.
 
@@ -129,11 +137,12 @@ def distributed_layer_of(
         layer: the layer to replace, whose options are copied.
         schema: the schema of its table.
         origins: ids of the clusters whose rows the table holds; the list is shared.
+        kinds: the classes of distributed layers.
     """
     distributed: DistributedEmbedding | DistributedEmbeddingBag
     if isinstance(layer, nn.EmbeddingBag):
         assert layer.mode in BAG_MODES
-        distributed = DistributedEmbeddingBag(
+        distributed = kinds[1](
             schema.full_name,
             num_embeddings=layer.num_embeddings,
             embedding_dim=layer.embedding_dim,
@@ -144,7 +153,7 @@ def distributed_layer_of(
             origins=origins,
         )
     else:
-        distributed = DistributedEmbedding(
+        distributed = kinds[0](
             schema.full_name,
             num_embeddings=layer.num_embeddings,
             embedding_dim=layer.embedding_dim,
@@ -220,7 +229,7 @@ def _tell_of_found(session: Session, names: list[str], count: int) -> None:
 def _carry(session: Session, swap: Swap) -> None:
     rows = session.table(swap.schema.name)
     weight = swap.layer.weight.detach()
-    step = max(1, _CARRY_CHUNK_BYTES // (4 * weight.shape[1]))
+    step = max(1, CARRY_CHUNK_BYTES // (4 * weight.shape[1]))
     for begin in _with_progress(weight.shape[0], step, f"sending {swap.schema.name}", 4 * weight.numel()):
         part = weight[begin : begin + step].to("cpu", torch.float32).numpy()
         rows.assign(np.arange(begin, begin + len(part), dtype=np.uint64), part)

@@ -107,7 +107,7 @@ def connect(
             if given is not None:
                 raise not_allowed(f"connect.{name}", given, "None beside mesh, which has it")
         rank, world_size = place.worker, place.workers
-    placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache)
+    placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache, deadline_sec)
     join = partial(
         _joined,
         placement,
@@ -236,6 +236,7 @@ def _placement(
     grad_scale: Literal["mean", "sum"],
     on_nonfinite: NonFinitePolicy,
     cache: RowCache | None,
+    deadline_sec: float,
 ) -> Placement:
     is_group = dist.is_available() and dist.is_initialized()
     return Placement(
@@ -246,6 +247,7 @@ def _placement(
         grad_scale=grad_scale,
         on_nonfinite=on_nonfinite,
         cache=cache,
+        deadline_sec=deadline_sec,
     )
 
 

@@ -240,8 +240,14 @@ class Session(Closing, Joinable):
 
         Raises:
             InvalidArgument: ``divide_by_initial_world_size=False``, or ``micro_batches`` below 1.
-            FailedPrecondition: the session is in a tensor group, whose towers call their ranks in every forward.
+            FailedPrecondition: the session is in a tensor group, whose towers call their ranks in every forward; or it
+                has tables on devices, whose lookups call all ranks.
         """
+        if self.core.device_tables is not None:
+            raise FailedPrecondition(
+                "Join: a session with tables of placement 'device' cannot join, as a lookup of such a table calls all "
+                "ranks; give every rank the same number of batches"
+            )
         if self.core.tensor_group is not None:
             raise FailedPrecondition(
                 "Join: a session in a tensor group cannot join, as the forward of a tower in parts calls all of its "

@@ -157,6 +157,7 @@ class SessionCore(SessionTables):
                     trace=self.trace,
                     on_device=self.on_device,
                     refusal=None if self.tensor_group is None else self.tensor_group.disagreement(),
+                    on_ranks=self.device_tables,
                 )
         finally:
             self.on_device.forget()
@@ -198,10 +199,19 @@ class SessionCore(SessionTables):
         """Ends the step without a commit; see :meth:`Session.discard`."""
         self.native.check_usable()
         self.on_device.forget()
+        if self.device_tables is not None:
+            self.device_tables.forget()
         if self.tensor_group is not None:
             self.tensor_group.forget()
         self.native.abort()
         self._end_dense_step()
+
+    def drop_gradients(self) -> None:
+        """Drops the staged gradients; rows that a forward has read stay."""
+        self.on_device.drop_gradients()
+        if self.device_tables is not None:
+            self.device_tables.drop_gradients()
+        self.native.drop_gradients()
 
     def catch_up(self) -> None:
         """Moves a worker that joined a running job to the step that the other workers have reached by now.
@@ -230,6 +240,19 @@ class SessionCore(SessionTables):
         if self._dense_rows is not None:
             raise FailedPrecondition("dense_on_servers: this session has the dense tensors of a model; connect anew")
 
+    def check_no_device_tables(self) -> None:
+        """Raises FailedPrecondition when a table is on the devices of the ranks."""
+        if self.device_tables is not None and self.device_tables.names:
+            raise FailedPrecondition(
+                f"dense_on_servers: table {self.device_tables.names[0]!r} has placement 'device', whose ranks step "
+                "together; allowed: DistributedDataParallel, or placement 'servers'"
+            )
+
+    @property
+    def has_dense_rows(self) -> bool:
+        """Whether a model's dense tensors are on the servers."""
+        return self._dense_rows is not None
+
     def attach_dense_rows(self, dense_rows: DenseSide) -> None:
         """Sends these tensors' gradients with every commit from now on; ``dense_on_servers`` calls it."""
         self._dense_rows = dense_rows
@@ -247,7 +270,10 @@ class SessionCore(SessionTables):
 
     def stats(self) -> SessionStats:
         """Returns the counters since the session was made."""
-        return SessionStats(**self.native.stats())
+        counted = self.native.stats()
+        for name, more in ({} if self.device_tables is None else self.device_tables.stats()).items():
+            counted[name] = counted.get(name, 0) + more
+        return SessionStats(**counted)
 
     def close(self) -> None:
         """Closes the session; see :meth:`Session.close`."""
@@ -305,6 +331,8 @@ class SessionCore(SessionTables):
                 self._pushes.close()
         finally:
             self.native.close()
+            if self.device_tables is not None and is_ours:
+                self.device_tables.close()
             on_close, self._on_close = self._on_close, None
             if on_close is not None and is_ours:
                 on_close(deadline_sec)

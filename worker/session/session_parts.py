@@ -22,6 +22,7 @@ class Placement:
         grad_scale: whether gradients are divided by the number of workers ("mean") or not ("sum").
         on_nonfinite: what ``session.step`` does with NaN or Inf.
         cache: the settings of the row cache; None: no cache.
+        deadline_sec: the deadline of a wait for servers or other workers, in seconds.
     """
 
     namespace: str
@@ -31,6 +32,7 @@ class Placement:
     grad_scale: Literal["mean", "sum"] = "mean"
     on_nonfinite: NonFinitePolicy = "raise"
     cache: RowCache | None = None
+    deadline_sec: float = 30.0
 
 
 class DenseSide(Protocol):

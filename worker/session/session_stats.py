@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 
 
-def _counter(text: str) -> int:
-    counted: int = field(metadata={"text": text})
+def _counter(text: str, **options: int) -> int:
+    counted: int = field(metadata={"text": text}, **options)
     return counted
 
 
@@ -39,6 +39,8 @@ class SessionStats:
     )
     device_misses: int = _counter("Unique rows that crossed to the model's device although it keeps rows (count).")
     device_bytes_saved: int = _counter("Weights of device_hits, of the cache's dtype (bytes).")
+    device_tables: int = _counter("Tables whose rows are on the devices of the ranks (count).", default=0)
+    device_table_bytes: int = _counter("Weights and state of device_tables that this rank has (bytes).", default=0)
 
     @classmethod
     def describe(cls) -> dict[str, str]:

@@ -12,6 +12,7 @@ from ...cpp_ext import _client
 from ...cpp_ext.device_step import StepOnDevice, register
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ...proto.schema import TableSchema
+from .device_side import DeviceSide
 from .row_cache import check_place, kept_on_device
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer
@@ -33,6 +34,7 @@ class SessionTables:
         self.catalog = catalog
         self.placement = placement
         self.on_device = StepOnDevice(native, kept_on_device(placement.cache))
+        self.device_tables: DeviceSide | None = None
         self._optimizer: SparseOptimizer | None = None
         self._schemas: dict[str, TableSchema] = {}
         self._sent_rates: dict[str, float] = {}
@@ -67,7 +69,7 @@ class SessionTables:
         if self._optimizer is None:
             return
         for name, rate in self._optimizer.learning_rates().items():
-            if self._sent_rates[name] != rate:
+            if self._sent_rates[name] != rate and not self.is_on_devices(name):
                 self.native.set_lr(f"{self.namespace}/{name}", rate)
                 self._sent_rates[name] = rate
 
@@ -78,6 +80,11 @@ class SessionTables:
     def table(self, name: str) -> TableRows:
         """Returns the rows of a table by key; see :meth:`Session.table`."""
         self.native.check_usable()
+        if self.is_on_devices(name):
+            raise FailedPrecondition(
+                f"table {name!r} has placement 'device': its rows are on the devices of the job's ranks, and no server "
+                "has them; a checkpoint or a published model holds all of them"
+            )
         if name not in self._schemas:
             for schema in self.catalog.list_tables(self.namespace):
                 self._schemas.setdefault(schema.name, schema)
@@ -138,6 +145,19 @@ class SessionTables:
             self._optimizer = SparseOptimizer(schema.name, anchor, lr=rate)
         else:
             self._optimizer.add_table(schema.name, anchor, lr=rate)
+
+    def bind_on_devices(self, schema: TableSchema, anchor: Tensor) -> None:
+        """Notes a table on the devices of the ranks, and its learning rate; ``distribute`` calls it.
+
+        Args:
+            schema: the schema of the table, with its id.
+            anchor: the anchor parameter of the distributed layer; its parameter group holds the learning rate.
+        """
+        self._note_bound(schema, anchor)
+
+    def is_on_devices(self, name: str) -> bool:
+        """Returns whether the rows of a table are on the devices of the ranks."""
+        return self.device_tables is not None and name in self.device_tables.names
 
     def bound_tables(self) -> Sequence[str]:
         """Returns the names of the tables that models of this process use."""

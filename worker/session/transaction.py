@@ -14,6 +14,7 @@ from ...cpp_ext.device_step import StepOnDevice
 from ...proto.errors import FailedPrecondition, SparserowError
 from .background_push import BackgroundPush
 from .commit_doubt import fenced_in_doubt
+from .device_side import DeviceSide, SealedRows
 from .join import collective_device
 from .loss_scale import LossScale
 from .sparse_optimizer import SparseOptimizer
@@ -43,6 +44,7 @@ def end_step(
     trace: Trace,
     on_device: StepOnDevice | None = None,
     refusal: SparserowError | None = None,
+    on_ranks: DeviceSide | None = None,
 ) -> bool:
     """Does the work of :meth:`Session.step`, which has the other arguments, the result and the errors.
 
@@ -58,6 +60,7 @@ def end_step(
         pushes: the thread that sends the last phase of the commit; None: this call sends it.
         trace: the trace that receives the spans.
         refusal: the error with which this rank refuses the step; None: it refuses nothing.
+        on_ranks: the tables on the devices of the ranks; None: there are none.
 
     Invariants:
      1. Every rank that reaches the vote takes part in it.
@@ -73,17 +76,21 @@ def end_step(
     is_voting = is_distributed and dist.is_available() and dist.is_initialized()
     try:
         dense_is_bad = _judge_dense(dense, scale, on_device)
-        _, bad_rows, bad_table, bad_key = native.seal(
-            1.0 if scale is None else scale.inverse,
-            clip_row_norm=math.inf if clip_row_norm is None else clip_row_norm,
-        )
+        unscale, most = 1.0 if scale is None else scale.inverse, math.inf if clip_row_norm is None else clip_row_norm
+        bad = SealedRows(*native.seal(unscale, clip_row_norm=most)[1:])
+        if on_ranks is not None:
+            there = on_ranks.seal(unscale, most)
+            bad = bad if bad.rows else there
+            on_ranks.exchange({} if sparse is None else sparse.learning_rates())
         vote = _COMMIT
         if refusal is not None:
             vote = _REFUSED
-        elif bad_rows or dense_is_bad:
+        elif bad.rows or dense_is_bad:
             vote = _NOT_FINITE
-        elif is_voting or native.shard_count > 1 or pushes is not None:
+        elif is_voting or native.shard_count > 1 or pushes is not None or on_ranks is not None:
             try:
+                if on_ranks is not None:
+                    on_ranks.prepare()
                 with trace.span("push", step=step):
                     native.prepare()
             except SparserowError as error:
@@ -92,13 +99,15 @@ def end_step(
             verdict = _highest_vote(vote) if is_voting else vote
         if verdict == _COMMIT:
             _commit(native, pushes, trace)
+            if on_ranks is not None:
+                on_ranks.apply()
         else:
             native.abort()
         if verdict == _REFUSED:
             raise refusal or FailedPrecondition("session.step: another rank's commit was refused; nothing was applied")
         is_skipped = verdict == _NOT_FINITE
         if is_skipped and scale is None and on_nonfinite == "raise":
-            raise NonFiniteGradient(_nonfinite_text(bad_rows, bad_table, bad_key, dense_is_bad))
+            raise NonFiniteGradient(_nonfinite_text(bad, dense_is_bad))
         if sparse is not None and not is_skipped:
             sparse.step_from_session()
         if scale is not None:
@@ -111,6 +120,8 @@ def end_step(
         raise
     finally:
         native.reopen()
+        if on_ranks is not None:
+            on_ranks.forget()
         if dense is not None:
             dense.zero_grad(set_to_none=True)
     return not is_skipped
@@ -186,9 +197,9 @@ def _highest_vote(vote: int) -> int:
     return int(ballot.item())
 
 
-def _nonfinite_text(rows: int, table: str, key: int, dense_is_bad: bool) -> str:
-    if rows:
-        who = f"table {table!r}: the gradient of key {key} is not finite ({rows} such rows)"
+def _nonfinite_text(bad: SealedRows, dense_is_bad: bool) -> str:
+    if bad.rows:
+        who = f"table {bad.table!r}: the gradient of key {bad.key} is not finite ({bad.rows} such rows)"
     else:
         who = "a dense gradient is not finite" if dense_is_bad else "a gradient of another rank is not finite"
     return f"{who}; the step was refused and nothing was applied (lower the learning rate, or set on_nonfinite='skip')"

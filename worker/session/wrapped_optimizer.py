@@ -95,8 +95,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """
         self._dense.zero_grad(set_to_none)
         if self._session.core.native.staged_calls > 0:
-            self._session.core.on_device.drop_gradients()
-            self._session.core.native.drop_gradients()
+            self._session.core.drop_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group to the dense optimizer."""

@@ -1,0 +1,1 @@
+"""Tables whose rows are spread over the devices of a job's ranks (docs/device-tables.md)."""

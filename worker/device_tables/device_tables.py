@@ -1,0 +1,322 @@
+"""The tables of one session whose rows are on the devices of the job's ranks, and their part of a step.
+
+    lookup:    ids ── unique keys ──> their ranks ── rows ──> pooling on this rank, backward stages gradients
+    step:      sums by key ──> exchange() ──> prepare() ── vote of all ranks ──> apply(), or nothing
+
+Invariants:
+ 1. A rank's rows change in ``apply`` alone, after the vote, with the gradients of all ranks.
+ 2. Every rank calls ``exchange`` in each step, whether or not it has gradients.
+ 3. However a step ends, ``forget`` leaves no gradient and no prepared change.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...cpp_ext import _client
+from ...cpp_ext.device.link import link_of
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ...proto.schema import TableSchema
+from ..session.device_side import SealedRows
+from ..session.session_parts import Placement
+from .exchange import END_OF_STEP, Exchange
+from .rank_rows import Block, RankRows, StepOfRows, bytes_of_rows
+from .share import Share
+from .staged import KeySums, StagedLookup, seal, sum_lookups
+
+
+@dataclass(frozen=True)
+class NewTable:
+    """A table that is to be made.
+
+    Attributes:
+        schema: its schema, with the id.
+        num_rows: the number of rows.
+        zeros: the key whose first row is zeros; None: there is none.
+    """
+
+    schema: TableSchema
+    num_rows: int
+    zeros: int | None
+
+
+class DeviceTables:
+    """The tables on devices of one session; ``distribute`` makes it.
+
+    Lookups and steps are called by the thread that trains; backward may run in another one.
+
+    Args:
+        native: the session's native half, which counts backwards and numbers steps.
+        placement: this worker's rank in its job, and the rules of the job.
+        device: the device of the rows.
+    """
+
+    def __init__(self, native: _client.NativeSession, placement: Placement, device: torch.device) -> None:
+        self.device = device
+        self._native, self._placement = native, placement
+        self._tables: dict[str, RankRows] = {}  # by name within the namespace
+        self._order: list[str] = []
+        self._staged: dict[str, list[StagedLookup]] = {}
+        self._sealed: dict[str, KeySums] = {}
+        self._received: dict[str, tuple[list[Block], float]] = {}
+        self._ready: dict[str, StepOfRows] = {}
+        self._generation = 0  # of steps, so that a backward after its step is noticed
+        self._counts = {"nonfinite_rows": 0, "clipped_rows": 0}
+        self.exchanges = Exchange(
+            placement.rank, placement.world_size, device, placement.deadline_sec, self._name_of_call
+        )
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the tables, in the order in which every rank made them."""
+        return self._order
+
+    def table(self, name: str) -> RankRows:
+        """Returns this rank's rows of a table, by its name within the namespace."""
+        return self._tables[name]
+
+    def add(self, new: Sequence[NewTable]) -> None:
+        """Makes tables, whole. Every rank calls it with the same tables.
+
+        Raises:
+            InvalidArgument: a table does not fit on this rank's device; the text has the bytes. Nothing was made.
+            FailedPrecondition: the same on another rank.
+        """
+        made: list[RankRows] = []
+        problem: SparserowError | None = None
+        try:
+            self._check_fit(new)
+            for each in new:
+                share = Share(each.schema.id, each.num_rows, self._placement.world_size)
+                made.append(RankRows(each.schema, share, self._placement.rank, self.device, zeros=each.zeros))
+        except SparserowError as error:
+            problem = error
+        except torch.OutOfMemoryError as error:
+            problem = InvalidArgument(f"distribute: a table does not fit on {self.device}: {error}")
+        self.exchanges.check_all(problem)
+        for rows in made:
+            self._tables[rows.schema.name] = rows
+            self._order.append(rows.schema.name)
+            _registered[rows.schema.full_name] = self
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Removes tables and their rows."""
+        for name in names:
+            self._order.remove(name)
+            _registered.pop(self._tables.pop(name).schema.full_name, None)
+
+    def _check_fit(self, new: Sequence[NewTable]) -> None:
+        """Compares what the tables need on this rank's device with what is free there."""
+        free = link_of(self.device).free_bytes()
+        for each in new:
+            rows = Share(each.schema.id, each.num_rows, self._placement.world_size).size(self._placement.rank)
+            needed = bytes_of_rows(each.schema, rows)
+            if needed > free:
+                raise InvalidArgument(
+                    f"tables[{each.schema.name!r}].placement: 'device' is not allowed, as rank {self._placement.rank} "
+                    f"needs {needed} bytes for its {rows} of {each.num_rows} rows and state, and {free} bytes are free "
+                    f"on {self.device}; allowed: a table within these bytes, more ranks, or placement 'servers'"
+                )
+            free -= needed
+
+    def read(self, name: str, keys: Tensor) -> Tensor:
+        """Returns rows of all ranks. Every rank calls it, in the same order of tables, also without a key.
+
+        Args:
+            name: the name of the table.
+            keys: the keys, (n) int64 on the device, unique.
+
+        Returns:
+            (n, dim) float32 on the device.
+
+        Raises:
+            SparserowError: see :meth:`Exchange.integers`.
+        """
+        table, call = self._tables[name], self._order.index(name)
+        if self._placement.world_size == 1:
+            return table.read(keys)
+        parts, order = self._by_owner(table.share, keys)
+        wanted = self.exchanges.integers(call, parts)
+        dim, mine = table.schema.dim, table.read(torch.cat(wanted))
+        replies = self.exchanges.floats(
+            mine.split([len(each) for each in wanted]), [len(part) * dim for part in parts]
+        )  # fmt: skip
+        rows = torch.empty(keys.shape[0], dim, device=self.device)
+        return rows.index_copy_(0, order, torch.cat(replies).view(-1, dim))
+
+    def _by_owner(self, share: Share, keys: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Returns the keys of each rank, and the order in which their concatenation has the given keys."""
+        owners = share.owners(keys)
+        order = torch.argsort(owners, stable=True)
+        sizes = torch.bincount(owners, minlength=share.world).tolist()
+        return list(keys.index_select(0, order).split(sizes)), order
+
+    @property
+    def generation(self) -> int:
+        """A number that changes when a step ends."""
+        return self._generation
+
+    def check_usable(self) -> None:
+        """Raises FailedPrecondition when the session is closed, or lookups are refused until its step ends."""
+        self._native.check_usable()
+        if self._native.lookup_refusal:
+            raise FailedPrecondition(self._native.lookup_refusal)
+
+    def stage(self, name: str, staged: StagedLookup) -> None:
+        """Keeps what a backward has brought until the step ends."""
+        self._staged.setdefault(name, []).append(staged)
+        self._native.count_staged()
+
+    def seal(self, scale: float, clip_row_norm: float) -> SealedRows:
+        """Ends the gathering of gradients; see :class:`DeviceSide`."""
+        report = SealedRows()
+        for name in self._order:
+            schema = self._tables[name].schema
+            sums = sum_lookups(self._staged.get(name, ()), schema.dim, self.device)
+            sums = seal(sums, scale=scale, clip_row_norm=clip_row_norm)
+            self._sealed[name] = sums
+            self._counts["nonfinite_rows"] += sums.nonfinite_rows
+            self._counts["clipped_rows"] += sums.clipped_rows
+            if sums.nonfinite_rows:
+                table, key = (report.table, report.key) if report.rows else (schema.full_name, sums.nonfinite_key)
+                report = SealedRows(report.rows + sums.nonfinite_rows, table, key)
+        return report
+
+    def exchange(self, rates: Mapping[str, float]) -> None:
+        """Sends the sums to the ranks that have their rows; see :class:`DeviceSide`."""
+        numbers: list[list[Tensor]] = [[] for _ in range(self._placement.world_size)]
+        floats: list[list[Tensor]] = [[] for _ in numbers]
+        heads: list[list[int]] = [[] for _ in numbers]
+        for name in self._order:
+            table, sums = self._tables[name], self._sealed[name]
+            parts, order = self._by_owner(table.share, sums.keys)
+            grads = sums.grads.index_select(0, order).split([len(part) for part in parts])
+            for rank, (keys, values) in enumerate(zip(parts, grads, strict=True)):
+                heads[rank] += [len(keys), _bits_of(rates[name])]
+                numbers[rank].append(table.share.rows(keys))
+                floats[rank].append(values.reshape(-1))
+        told = self.exchanges.integers(
+            END_OF_STEP,
+            [
+                torch.cat([torch.tensor(head, dtype=torch.int64, device=self.device), *rows])
+                for head, rows in zip(heads, numbers, strict=True)
+            ],
+        )
+        dims = [self._tables[name].schema.dim for name in self._order]
+        theirs = [each[: 2 * len(dims)].tolist() for each in told]
+        sizes = [sum(n * dim for n, dim in zip(head[::2], dims, strict=True)) for head in theirs]
+        grads = self.exchanges.floats([torch.cat(parts) for parts in floats], sizes)
+        rows = [each[2 * len(dims) :] for each in told]
+        for index, name in enumerate(self._order):
+            counts = [head[2 * index] for head in theirs]
+            blocks = []
+            for rank, count in enumerate(counts):
+                mine, rows[rank] = rows[rank][:count], rows[rank][count:]
+                size = count * dims[index]
+                blocks.append(Block(mine, grads[rank][:size].view(count, dims[index])))
+                grads[rank] = grads[rank][size:]
+            lowest = next((rank for rank, count in enumerate(counts) if count), 0)
+            self._received[name] = (blocks, _rate_of(theirs[lowest][2 * index + 1]))
+
+    def prepare(self) -> None:
+        """Computes what the step changes, where that takes memory; see :class:`DeviceSide`."""
+        for name, (blocks, lr) in self._received.items():
+            try:
+                self._ready[name] = self._tables[name].step(blocks, grad_sum=self._sums, lr=lr)
+            except torch.OutOfMemoryError as error:
+                raise FailedPrecondition(
+                    f"table {name!r}: the memory of {self.device} was not enough to end the step, and nothing was "
+                    f"applied; allowed: a smaller batch, more ranks, or placement 'servers': {error}"
+                ) from error
+
+    def apply(self) -> None:
+        """Applies what was prepared; see :class:`DeviceSide`."""
+        for name, step in self._ready.items():
+            self._tables[name].apply(step, grad_sum=self._sums)
+
+    def forget(self) -> None:
+        """Ends the step: its gradients and what was prepared are dropped."""
+        self._generation += 1
+        self._staged, self._sealed, self._received, self._ready = {}, {}, {}, {}
+
+    def drop_gradients(self) -> None:
+        """Forgets the gradients that backward has brought."""
+        self._staged = {}
+
+    def stats(self) -> Mapping[str, int]:
+        """Returns the counters of :class:`SessionStats` to which these tables add."""
+        tables = self._tables.values()
+        return {**self._counts, "device_tables": len(tables), "device_table_bytes": sum(each.bytes for each in tables)}
+
+    def close(self) -> None:
+        """Unregisters the tables and gives the process group back."""
+        for rows in self._tables.values():
+            if _registered.get(rows.schema.full_name) is self:
+                del _registered[rows.schema.full_name]
+        self.exchanges.close()
+
+    @property
+    def _sums(self) -> bool:
+        return self._placement.grad_scale == "sum"
+
+    def _name_of_call(self, call: int) -> str:
+        if call == END_OF_STEP:
+            return "session.step"
+        return f"a lookup of table {self._order[call]!r}" if 0 <= call < len(self._order) else "another call"
+
+
+_registered: weakref.WeakValueDictionary[str, DeviceTables] = weakref.WeakValueDictionary()
+
+
+def tables_of(binding: str) -> DeviceTables:
+    """Returns the tables of the session that has made a table, by the table's full name.
+
+    Raises:
+        FailedPrecondition: no session of this process has made it.
+    """
+    found = _registered.get(binding)
+    if found is None:
+        raise FailedPrecondition(
+            f"table {binding!r} is on the devices of a job's ranks, and no open session of this process has it; "
+            "connect and distribute the model in this process"
+        )
+    return found
+
+
+def whole_rows(tables: DeviceTables, name: str) -> Tensor:
+    """Returns all rows of a table, (num_rows, dim) float32 on the host. Every rank calls it."""
+    table = tables.table(name)
+    share = table.share
+    sizes = [share.size(rank) for rank in range(share.world)]
+    whole = torch.empty(share.num_rows, table.schema.dim)
+    for rank, part in enumerate(tables.exchanges.gathered(table.weights, sizes)):
+        whole[share.keys_of(rank)] = part.cpu()
+    return whole
+
+
+def spread_rows(tables: DeviceTables, name: str, chunks: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Sets all rows of a table to those of rank 0. Every rank calls it, with chunks of the same keys.
+
+    Args:
+        tables: the tables of the session.
+        name: the name of the table.
+        chunks: keys, (n) int64, and their rows, (n, dim) float32; the rows count on rank 0 alone.
+    """
+    for keys, rows in chunks:
+        on_device = rows.to(tables.device, copy=True)
+        tables.exchanges.spread(on_device)
+        tables.table(name).set_weights(keys, on_device.cpu())
+
+
+def _bits_of(rate: float) -> int:
+    return int(struct.unpack("<i", struct.pack("<f", rate))[0])
+
+
+def _rate_of(bits: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<i", bits))[0])

@@ -1,0 +1,169 @@
+"""The collective calls of tables on devices: what a rank sends to each rank, and what each rank sends to it.
+
+Each exchange begins with a header of two numbers for each rank: which call this is, and how many integers follow. So
+ranks that are in different calls find out at once, and all of them raise the same error.
+
+Invariants:
+ 1. Every rank makes the same calls in the same order; a rank that cannot take part calls ``refuse`` in place of one.
+ 2. Every wait ends at the deadline. After a failed wait the exchange only raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
+
+END_OF_STEP = -1  # the call by which gradients go to their rows; a lookup's call is the number of its table
+_REFUSED = -2
+
+
+class Exchange:
+    """The exchange of one session's ranks.
+
+    Args:
+        rank: this rank.
+        world: the number of ranks; with 1 nothing is sent.
+        device: the device of the tensors.
+        deadline_sec: the deadline of each wait for the other ranks, in seconds.
+        name_of: returns the name of a call, for error texts.
+    """
+
+    def __init__(
+        self, rank: int, world: int, device: torch.device, deadline_sec: float, name_of: Callable[[int], str]
+    ) -> None:
+        self.rank, self.world, self.device = rank, world, device
+        self._deadline_sec = deadline_sec
+        self._name_of = name_of
+        self._failure: SparserowError | None = None
+        self._group: Any = None
+        if world > 1:
+            self._group = dist.new_group(timeout=timedelta(seconds=deadline_sec))
+
+    def integers(self, call: int, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Sends ``parts[r]``, (n) int64, to rank r. Returns what each rank sent, in rank order.
+
+        Raises:
+            FailedPrecondition: a rank is in another call, or has refused this one. Every rank raises it.
+            Unavailable, DeadlineExceeded: a rank is gone, or did not make the call in time.
+        """
+        if self.world == 1:
+            return list(parts)
+        sizes = self._sizes(call, [len(part) for part in parts])
+        return list(self._all_to_all(torch.cat(list(parts)), [len(part) for part in parts], sizes).split(sizes))
+
+    def floats(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Sends ``parts[r]``, float32 of any shape, to rank r, after :meth:`integers` of the same call.
+
+        Args:
+            parts: one tensor for each rank.
+            sizes: how many numbers each rank sends to this one.
+
+        Returns:
+            What each rank sent, (sizes[r]), in rank order.
+
+        Raises:
+            Unavailable, DeadlineExceeded: a rank is gone, or did not make the call in time.
+        """
+        flat = [part.reshape(-1) for part in parts]
+        if self.world == 1:
+            return flat
+        return list(self._all_to_all(torch.cat(flat), [len(part) for part in flat], list(sizes)).split(list(sizes)))
+
+    def refuse(self) -> None:
+        """Takes part in the ranks' next call by ending it with an error on every other rank."""
+        if self.world > 1 and self._failure is None:
+            self._headers(_REFUSED, [0] * self.world)
+
+    def check_all(self, problem: SparserowError | None) -> None:
+        """Raises ``problem`` on this rank, and an error that names this rank on the others; None: nothing is wrong.
+
+        Raises:
+            SparserowError: the problem of this rank.
+            FailedPrecondition: another rank has one.
+        """
+        told: list[Any] = [None] * self.world
+        if self.world > 1:
+            dist.all_gather_object(told, None if problem is None else str(problem), group=self._group)
+        if problem is not None:
+            raise problem
+        for rank, text in enumerate(told):
+            if text is not None:
+                raise FailedPrecondition(f"rank {rank}: {text}")
+
+    def spread(self, values: Tensor) -> None:
+        """Overwrites ``values``, of any shape, on every rank with those of rank 0."""
+        if self.world > 1:
+            self._waited(lambda: dist.broadcast(values, src=0, group=self._group))
+
+    def gathered(self, values: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Returns the values of each rank, (sizes[r], columns), in rank order. Every rank calls it.
+
+        Args:
+            values: of this rank, (sizes[rank], columns).
+            sizes: the number of rows of each rank.
+        """
+        if self.world == 1:
+            return [values]
+        made = [torch.empty(size, *values.shape[1:], dtype=values.dtype, device=values.device) for size in sizes]
+        longest = max(sizes)
+        padded = values.new_zeros(longest, *values.shape[1:])
+        padded[: len(values)] = values
+        whole = [torch.empty_like(padded) for _ in made]
+        self._waited(lambda: dist.all_gather(whole, padded, group=self._group))
+        return [each[:size] for each, size in zip(whole, sizes, strict=True)]
+
+    def close(self) -> None:
+        """Gives the ranks' process group back."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+    def _sizes(self, call: int, mine: Sequence[int]) -> list[int]:
+        headers = self._headers(call, mine)
+        refusing = [rank for rank, (other, _) in enumerate(headers) if other == _REFUSED]
+        if refusing:
+            raise FailedPrecondition(
+                f"{self._name_of(call)}: rank {refusing[0]} could not take part and shows the error; the step is over "
+                "on every rank"
+            )
+        for rank, (other, _) in enumerate(headers):
+            if other != call:
+                raise FailedPrecondition(
+                    f"rank {self.rank} is in {self._name_of(call)}, rank {rank} is in {self._name_of(other)}; every "
+                    "rank makes the same lookups of tables on devices in the same order, in training and evaluation"
+                )
+        return [size for _, size in headers]
+
+    def _headers(self, call: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        mine = torch.tensor([[call, size] for size in sizes], dtype=torch.int64, device=self.device)
+        twos = [1] * self.world
+        received = self._all_to_all(mine, twos, twos).tolist()
+        return [(number, size) for number, size in received]
+
+    def _all_to_all(self, values: Tensor, mine: list[int], theirs: list[int]) -> Tensor:
+        out = torch.empty(sum(theirs), *values.shape[1:], dtype=values.dtype, device=values.device)
+        self._waited(lambda: dist.all_to_all_single(out, values.contiguous(), theirs, mine, group=self._group))
+        return out
+
+    def _waited(self, call: Callable[[], Any]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            call()
+        except RuntimeError as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            is_late = "imed out" in said or "imeout" in said
+            text = "a rank of the job did not take part in time" if is_late else "a rank of the job is gone"
+            kind = DeadlineExceeded if is_late else Unavailable
+            self._failure = kind(
+                f"exchange of tables on devices: {text} ({said}); this session can only be closed, and the job goes on "
+                "from its last checkpoint"
+            )
+            raise self._failure from error

@@ -1,0 +1,209 @@
+"""Lookups of tables on devices: rows of ids, pooled rows of bags, and their derivative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...cpp_ext.device import lookup_math as math
+from ...cpp_ext.device_ops import bags_of
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
+from .device_tables import DeviceTables, tables_of
+from .staged import StagedLookup
+
+
+@dataclass(frozen=True)
+class BagOptions:
+    """How the ids of a lookup are pooled.
+
+    Attributes:
+        mode: the number of the mode, as in ``lookup_math``.
+        includes_last: whether the offsets end with the number of ids.
+        offsets: where each bag begins; None: the ids have two dimensions.
+        weights: a weight for each id, in the shape of the ids; None: there are none.
+    """
+
+    mode: int
+    includes_last: bool
+    offsets: Tensor | None
+    weights: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """The ids of one lookup and where their rows are among its unique keys.
+
+    Attributes:
+        tables: the tables of the session.
+        name: the name of the table.
+        keys: (u) int64, sorted and unique.
+        positions: (n) int64: the key of each id.
+        padding: the position of the padding id; -1: it is not among the ids, or there is none.
+        bags: of the ids; None: the lookup is of rows.
+        mode: the mode of the bags.
+        generation: of the step.
+    """
+
+    tables: DeviceTables
+    name: str
+    keys: Tensor
+    positions: Tensor
+    padding: int
+    bags: math.Bags | None
+    mode: int
+    generation: int
+
+    def stage(self, grads: Tensor, weights: Tensor | None, places: Tensor | None) -> None:
+        """Stages the gradient of the output."""
+        if self.tables.generation != self.generation:
+            raise FailedPrecondition(
+                f"table {self.name!r}: gradient for ids that were not looked up in this step: call backward before "
+                "session.step"
+            )
+        count, grads = self.keys.shape[0], grads.float().contiguous()
+        if self.bags is None:
+            flat = grads.reshape(self.positions.shape[0], -1)
+            entries = math.entries_of_rows(flat, self.positions, rows=count, padding=self.padding)
+        elif places is not None:
+            entries = math.entries_of_max(grads, self.positions, places, rows=count)
+        else:
+            entries = math.entries_of_bags(
+                grads,
+                self.positions,
+                self.bags,
+                rows=count,
+                mode=self.mode,
+                weights=weights,
+                padding=self.padding,
+            )
+        self.tables.stage(self.name, StagedLookup(self.keys, entries, is_by_column=places is not None))
+
+
+@torch.compiler.disable  # a compiled graph has no collective calls of ours
+def look_up(
+    binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None, bags: BagOptions | None = None
+) -> Tensor:
+    """Looks rows up on the ranks that have them. Every rank makes the same lookups in the same order.
+
+    Args:
+        binding: the full name of the table.
+        ids: the ids, int64 or int32 of any shape, on the host or the device.
+        anchor: a tensor on the table's device; with a gradient when a backward may follow.
+        padding: the id without gradient, which bags leave out; None: there is none.
+        bags: how the ids are pooled; None: a row for each id.
+
+    Returns:
+        Float32 on the device of the anchor: ``ids.shape + (dim,)``, or (bags, dim).
+
+    Raises:
+        InvalidArgument: an id is out of range, or shapes do not fit together. The other ranks raise
+            FailedPrecondition.
+        FailedPrecondition: the table is on another device, or a rank is in another lookup.
+        Unavailable, DeadlineExceeded: a rank is gone, or did not make the lookup in time.
+    """
+    tables = tables_of(binding)
+    tables.check_usable()
+    try:
+        lookup = _lookup_of(tables, binding, ids, anchor, padding, bags)
+    except (SparserowError, ValueError):
+        tables.exchanges.refuse()
+        raise
+    rows = tables.read(lookup.name, lookup.keys)
+    weights = None if bags is None or bags.weights is None else bags.weights
+    if anchor.requires_grad and torch.is_grad_enabled():
+        made: Tensor = _Looked.apply(anchor, weights, rows, lookup)
+    else:
+        made = _pooled(rows, lookup, weights)[0]
+    return made if bags is not None else made.view(*ids.shape, rows.shape[1])
+
+
+def _lookup_of(
+    tables: DeviceTables, binding: str, ids: Tensor, anchor: Tensor, padding: int | None, bags: BagOptions | None
+) -> _Lookup:
+    name = binding.partition("/")[2]
+    if anchor.device.type != tables.device.type:
+        raise FailedPrecondition(
+            f"table {binding!r} is on {tables.device}, and its layer was moved to {anchor.device}; move the model to "
+            "its device before distribute"
+        )
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise not_allowed("ids.dtype", ids.dtype, "int64, int32")
+    if bags is not None:
+        _check_bags(ids, bags)
+    keys, positions = torch.unique(ids.reshape(-1).to(tables.device, torch.int64), return_inverse=True)
+    rows = tables.table(name).share.num_rows
+    if keys.shape[0]:
+        for bad in (int(keys[0]), int(keys[-1])):
+            if not 0 <= bad < rows:
+                raise InvalidArgument(f"table {binding!r}: id {bad} is not allowed; allowed: [0, {rows})")
+    made = None if bags is None else bags_of(ids, bags.offsets, bags.includes_last, tables.device)
+    return _Lookup(
+        tables,
+        name,
+        keys,
+        positions,
+        _position_of(padding, keys),
+        made,
+        -1 if bags is None else bags.mode,
+        tables.generation,
+    )
+
+
+def _check_bags(ids: Tensor, bags: BagOptions) -> None:
+    if bags.weights is None:
+        return
+    if bags.mode != math.SUM:
+        raise InvalidArgument("gather_bag: per_sample_weights are allowed for mode sum only")
+    if bags.weights.shape != ids.shape:
+        raise InvalidArgument("gather_bag: per_sample_weights must have the shape of ids")
+
+
+def _position_of(padding: int | None, keys: Tensor) -> int:
+    found = torch.nonzero(keys == -1 if padding is None else keys == padding)
+    return int(found[0]) if found.shape[0] else -1
+
+
+def _flat(weights: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if weights is None else weights.detach().reshape(-1).to(device, torch.float32)
+
+
+def _pooled(rows: Tensor, lookup: _Lookup, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if lookup.bags is None:
+        return math.gather(rows, lookup.positions), None
+    return math.pool(
+        rows,
+        lookup.positions,
+        lookup.bags,
+        mode=lookup.mode,
+        weights=_flat(weights, rows.device),
+        padding=lookup.padding,
+    )
+
+
+class _Looked(torch.autograd.Function):
+    """The output of a lookup; backward stages its gradient and is differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, rows: Tensor, lookup: _Lookup) -> Tensor:
+        out, places = _pooled(rows, lookup, weights)
+        ctx.lookup, ctx.places, ctx.anchor = lookup, places, anchor.shape
+        needs_rows = weights is not None and weights.requires_grad
+        ctx.save_for_backward(weights, rows if needs_rows else None)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        weights, rows = ctx.saved_tensors
+        lookup: _Lookup = ctx.lookup
+        lookup.stage(grads[0], _flat(weights, grads[0].device), ctx.places)
+        of_weights = None
+        if rows is not None:
+            made = math.weights_gradient(
+                grads[0].float(), rows, lookup.positions, lookup.bags, padding=lookup.padding
+            )  # fmt: skip
+            of_weights = made.view(weights.shape).to(weights)
+        return torch.zeros(ctx.anchor, device=grads[0].device), of_weights, None, None

@@ -1,0 +1,89 @@
+"""The gradients that a step's backwards have brought for one table on devices, and their sums by key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...cpp_ext import _client
+from ...cpp_ext.device import lookup_math, row_optimizers
+from ...cpp_ext.device.lookup_math import Entries
+
+
+@dataclass(frozen=True)
+class StagedLookup:
+    """What the backward of one lookup has brought.
+
+    Attributes:
+        keys: the keys of the lookup, (u) int64, sorted and unique.
+        entries: what is added to the sums; a position counts the keys.
+        is_by_column: whether the entries are of single columns, as those of pooling by max.
+    """
+
+    keys: Tensor
+    entries: Entries
+    is_by_column: bool
+
+
+@dataclass(frozen=True)
+class KeySums:
+    """The sums of one step by key.
+
+    Attributes:
+        keys: the keys that a gradient has reached, (n) int64, sorted.
+        grads: their sums, (n, dim) float32.
+        nonfinite_rows: how many sums have NaN or Inf.
+        nonfinite_key: the first key of such a sum; 0 where there is none.
+        clipped_rows: how many sums were shortened.
+    """
+
+    keys: Tensor
+    grads: Tensor
+    nonfinite_rows: int = 0
+    nonfinite_key: int = 0
+    clipped_rows: int = 0
+
+
+def sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device) -> KeySums:
+    """Sums gradients by key, in the order of the backwards and of the ids within each.
+
+    Args:
+        lookups: of one table; all of them are by column, or none is.
+        dim: the number of columns.
+        device: the device of the table.
+    """
+    if not lookups:
+        return KeySums(torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dim, device=device))
+    keys = torch.unique(torch.cat([each.keys for each in lookups]))
+    count = keys.shape[0]
+    is_by_column = lookups[0].is_by_column
+    width = dim if is_by_column else 1
+    entries, seen = [], torch.zeros(count + 1, dtype=torch.bool, device=device)
+    for each in lookups:
+        place = torch.cat([torch.searchsorted(keys, each.keys), torch.full((1,), count, device=device)])
+        rows = place.index_select(0, torch.div(each.entries.positions, width, rounding_mode="floor").to(torch.int64))
+        seen.index_fill_(0, rows, True)
+        positions = rows * width + torch.remainder(each.entries.positions, width) if width > 1 else rows
+        entries.append(Entries(each.entries.grads, positions, each.entries.sources, each.entries.scales))
+    sums = torch.empty(count, dim, device=device)
+    lookup_math.sum_entries(entries, count * width, sums.view(count * width, dim // width))
+    kept = torch.nonzero(seen[:count]).reshape(-1)
+    return KeySums(keys.index_select(0, kept), sums.index_select(0, kept))
+
+
+def seal(sums: KeySums, *, scale: float, clip_row_norm: float) -> KeySums:
+    """Multiplies sums by ``scale``, counts those with NaN or Inf, and shortens rows, as the native session does."""
+    if sums.keys.shape[0] == 0:
+        return sums
+    if sums.grads.device.type == "cpu":
+        grads = sums.grads.contiguous()
+        bad, first, clipped = _client.seal_rows(grads.numpy(), scale=scale, clip_row_norm=clip_row_norm)
+        return KeySums(sums.keys, grads, bad, int(sums.keys[first]) if bad else 0, clipped)
+    grads, is_bad, is_clipped = row_optimizers.seal_rows(sums.grads, scale, clip_row_norm)
+    first_bad = torch.where(is_bad, sums.keys, torch.iinfo(torch.int64).max).min()
+    bad, first, clipped = torch.stack([is_bad.sum(), first_bad, is_clipped.sum()]).tolist()
+    return KeySums(sums.keys, grads, bad, first if bad else 0, clipped if clip_row_norm < math.inf else 0)

@@ -1,0 +1,149 @@
+"""Distributed layers whose tables have placement "device", and what makes their tables.
+
+Rows are on the devices of the job's ranks (worker/device_tables); no server has them. A lookup calls all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...cpp_ext import _client
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.schema import TableSchema
+from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows
+from ..device_tables.lookup import BagOptions, look_up
+from ..device_tables.rank_rows import check_optimizer
+from ..session.session import Session
+from .embedding import DistributedEmbedding, DistributedEmbeddingBag
+from .layer_swap import CARRY_CHUNK_BYTES, Swap
+
+_PLACE = "tables.placement 'device'"
+
+
+class DeviceEmbedding(DistributedEmbedding):
+    """Replaces ``nn.Embedding``: looks its rows up on the devices of the ranks."""
+
+    def _own_rows(self, ids: Tensor) -> Tensor:
+        return look_up(self.binding, ids, self._anchor_of_device(), padding=self.padding_idx)
+
+    def _anchor_of_device(self) -> Tensor:
+        return self.anchor if self.training else self.anchor.detach()
+
+
+class DeviceEmbeddingBag(DistributedEmbeddingBag):
+    """Replaces ``nn.EmbeddingBag``: pools rows from the devices of the ranks."""
+
+    def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
+        bags = BagOptions(self._mode_number, self.include_last_offset, offsets, weights)
+        anchor = self.anchor if self.training else self.anchor.detach()
+        return look_up(self.binding, ids, anchor, padding=self.padding_idx, bags=bags)
+
+
+def check_device_tables(session: Session, swaps: Sequence[Swap]) -> None:
+    """Refuses what tables on devices cannot be used with, before anything is changed.
+
+    Raises:
+        InvalidArgument: the session has another staleness than 0, or no kernel of an optimizer runs on devices.
+        FailedPrecondition: the dense tensors are on the servers, the session is in a tensor group, several ranks have
+            no process group of torch.distributed, or a server has a table of the same name.
+    """
+    core = session.core
+    place = core.placement
+    if place.staleness != 0:
+        raise not_allowed("connect.staleness", place.staleness, f"0 with {_PLACE}")
+    if core.tensor_group is not None:
+        raise FailedPrecondition(
+            f"{_PLACE}: not in a tensor group, where one rank alone has the rows; allowed: servers"
+        )
+    if core.has_dense_rows:
+        raise FailedPrecondition(
+            f"{_PLACE}: the dense tensors of this session are on the servers (dense: ps), where workers need not step "
+            "together; allowed: DistributedDataParallel (dense: ddp)"
+        )
+    if place.world_size > 1:
+        is_group = dist.is_available() and dist.is_initialized()
+        ranks = (dist.get_rank(), dist.get_world_size()) if is_group else None
+        if ranks != (place.rank, place.world_size):
+            raise FailedPrecondition(
+                f"{_PLACE}: the job has {place.world_size} workers, which exchange rows by torch.distributed; call "
+                "init_process_group with the ranks of the workers before connect"
+            )
+    for swap in swaps:
+        check_optimizer(swap.schema)
+    there = {schema.name for schema in core.catalog.list_tables(session.namespace)}
+    for swap in swaps:
+        if swap.schema.name in there:
+            raise FailedPrecondition(
+                f"{_PLACE}: namespace {session.namespace!r} has a table {swap.schema.name!r} on the servers, whose rows "
+                "would not be used; drop that table, or take another namespace"
+            )
+
+
+def make_device_tables(session: Session, model: nn.Module, swaps: Sequence[Swap]) -> list[TableSchema]:
+    """Makes the tables on every rank, with their first rows, and returns their schemas, with ids.
+
+    Raises:
+        InvalidArgument, FailedPrecondition: a table does not fit on the device of a rank. Nothing was made.
+    """
+    if not swaps:
+        return []
+    made = [_with_id(swap.schema) for swap in swaps]
+    tables = _tables_of(session, _device_of(model, swaps))
+    tables.add([
+        NewTable(schema, swap.layer.num_embeddings, swap.layer.padding_idx if _begins_with_zeros(swap) else None)
+        for swap, schema in zip(swaps, made, strict=True)
+    ])  # fmt: skip
+    for swap, schema in zip(swaps, made, strict=True):
+        if swap.is_carried:
+            spread_rows(tables, schema.name, _chunks(swap.layer.weight.detach()))
+    return made
+
+
+def drop_device_tables(session: Session, made: Sequence[TableSchema]) -> None:
+    """Removes tables that :func:`make_device_tables` has just made."""
+    if isinstance(session.core.device_tables, DeviceTables):
+        session.core.device_tables.remove([schema.name for schema in made])
+
+
+def _with_id(schema: TableSchema) -> TableSchema:
+    return replace(schema, id=_client.id_of_name(schema.full_name))
+
+
+def _begins_with_zeros(swap: Swap) -> bool:
+    return isinstance(swap.layer, nn.Embedding) and not swap.is_carried
+
+
+def _chunks(weight: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    step = max(1, CARRY_CHUNK_BYTES // (4 * weight.shape[1]))
+    for begin in range(0, weight.shape[0], step):
+        part = weight[begin : begin + step].float()
+        yield torch.arange(begin, begin + len(part)), part
+
+
+def _device_of(model: nn.Module, swaps: Sequence[Swap]) -> torch.device:
+    """Returns the device of the tables: that of the layers, or that of the model for layers without rows."""
+    weights = [swap.layer.weight for swap in swaps if not swap.layer.weight.is_meta]
+    weights += [parameter for parameter in model.parameters() if not parameter.is_meta]
+    return weights[0].device if weights else torch.device("cpu")
+
+
+def _tables_of(session: Session, device: torch.device) -> DeviceTables:
+    core = session.core
+    if core.device_tables is None:
+        if core.is_distributed and device.type == "cuda" and "cuda:nccl" not in dist.get_backend_config():
+            raise InvalidArgument(
+                f"{_PLACE}: the process group has no nccl for tensors on {device}; allowed: "
+                "init_process_group('cpu:gloo,cuda:nccl')"
+            )
+        core.device_tables = DeviceTables(core.native, core.placement, device)
+    assert isinstance(core.device_tables, DeviceTables)
+    if core.device_tables.device != device:
+        raise FailedPrecondition(
+            f"{_PLACE}: a model on {device}, but this session's tables are on {core.device_tables.device}"
+        )
+    return core.device_tables
