@@ -252,6 +252,49 @@ class LocalCluster:
     def drop_table(self, table_id: int) -> None: ...
     def rows(self, table_id: int) -> int: ...
 
+class FlatRows:
+    """cpp_ext/commit/flat_rows.h: rows of a table in arrays of the caller. Arguments are those of ``create_table``."""
+
+    def __init__(
+        self,
+        *,
+        id: int,  # noqa: A002
+        version: int,
+        name: str,
+        dim: int,
+        dtype: int,
+        seed: int,
+        init: tuple[int, float, float],
+        optimizer: dict[str, Any],
+        policy: dict[str, Any],
+    ) -> None: ...
+    @property
+    def state_floats(self) -> int: ...
+    def initial(self, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """(n, dim): the rows of keys without a push."""
+
+    def initial_state(self, rows: int) -> NDArray[np.float32]:
+        """(rows, state_floats): the state of rows before their first update."""
+
+    def apply(
+        self,
+        blocks: Sequence[tuple[NDArray[np.uint64], NDArray[np.float32]]],
+        *,
+        workers: int,
+        grad_sum: bool,
+        lr: float,
+        weights: NDArray[np.float32],
+        state: NDArray[np.float32],
+        update_counts: NDArray[np.uint32],
+    ) -> None:
+        """Applies one step in place; blocks are (numbers of rows, gradients) of each worker in rank order."""
+
+def seal_rows(grads: NDArray[np.float32], *, scale: float, clip_row_norm: float) -> tuple[int, int, int]:
+    """Multiplies (n, dim) by ``scale`` and shortens long rows in place.
+
+    Returns (rows with NaN or Inf, the first of them, rows that were shortened).
+    """
+
 class MergePlan:
     """Which parts of a batch reach which lookups; made from names, each binding has a tensor of its own."""
 

@@ -162,7 +162,11 @@ class HostLink:
 
     def free_bytes(self) -> int:
         """See :class:`DeviceLink`."""
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try:
+            with open("/proc/meminfo") as facts:  # what programs can have, the page cache included
+                return next(1024 * int(line.split()[1]) for line in facts if line.startswith("MemAvailable:"))
+        except (OSError, StopIteration):
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class CudaLink:
@@ -243,3 +247,11 @@ def link_of(device: torch.device) -> DeviceLink:
             raise ValueError(f"device: {str(device)!r} is not allowed; allowed: {', '.join(sorted(_MAKERS))}")
         _LINKS[device] = make(device)
     return _LINKS[device]
+
+
+def numbers_of(values: Tensor) -> Any:
+    """The values of a small tensor as Python's numbers, in lists of its shape; one wait for its device."""
+    if values.device.type == "cpu":
+        return values.tolist()
+    link = link_of(values.device)
+    return link.wait(link.fetch(values.contiguous())).tolist()

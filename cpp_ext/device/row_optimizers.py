@@ -7,56 +7,66 @@ taken in float64, as on a shard. Needs torch alone. To add an optimizer: its fun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-# (weights (n, dim), state (n, floats of state), update counts (n) with this update, gradients (n, dim), parameters, lr)
-# -> (weights, state) after the update; what it is given stays as it is.
-Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Mapping[str, Any], float], tuple[Tensor, Tensor]]
+
+@dataclass(frozen=True)
+class RowsToUpdate:
+    """Rows of one table, before their update.
+
+    Attributes:
+        weights: (n, dim) float32.
+        state: (n, floats of state) float32.
+        counts: (n) int32: the number of updates of each row, this one included.
+        grads: (n, dim) float32.
+    """
+
+    weights: Tensor
+    state: Tensor
+    counts: Tensor
+    grads: Tensor
 
 
-def _sgd(
-    weights: Tensor, state: Tensor, counts: Tensor, grads: Tensor, p: Mapping[str, Any], lr: float
-) -> tuple[Tensor, Tensor]:
-    grads = grads + p["weight_decay"] * weights
+# Gives the weights and the state after the update, from the rows, the parameters of the optimizer by name, and the
+# learning rate; what it is given stays as it is.
+Kernel: TypeAlias = Callable[[RowsToUpdate, Mapping[str, Any], float], tuple[Tensor, Tensor]]
+
+
+def _sgd(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    grads = rows.grads + p["weight_decay"] * rows.weights
     if p["momentum"] == 0:
-        return weights - lr * grads, state
-    is_first = (counts == 1).unsqueeze(1)
-    moved = torch.where(is_first, grads, p["momentum"] * state + (1.0 - p["dampening"]) * grads)
+        return rows.weights - lr * grads, rows.state
+    is_first = (rows.counts == 1).unsqueeze(1)
+    moved = torch.where(is_first, grads, p["momentum"] * rows.state + (1.0 - p["dampening"]) * grads)
     ahead = grads + p["momentum"] * moved if p["nesterov"] else moved
-    return weights - lr * ahead, moved
+    return rows.weights - lr * ahead, moved
 
 
-def _adagrad(
-    weights: Tensor, state: Tensor, counts: Tensor, grads: Tensor, p: Mapping[str, Any], lr: float
-) -> tuple[Tensor, Tensor]:
-    grads = grads + p["weight_decay"] * weights
-    sums = state + grads * grads
-    return weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
+def _adagrad(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    grads = rows.grads + p["weight_decay"] * rows.weights
+    sums = rows.state + grads * grads
+    return rows.weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
 
 
-def _rowwise_adagrad(
-    weights: Tensor, state: Tensor, counts: Tensor, grads: Tensor, p: Mapping[str, Any], lr: float
-) -> tuple[Tensor, Tensor]:
-    grads = grads + p["weight_decay"] * weights
-    sums = state + (grads * grads).mean(1, keepdim=True)
-    return weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
+def _rowwise_adagrad(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    grads = rows.grads + p["weight_decay"] * rows.weights
+    sums = rows.state + (grads * grads).mean(1, keepdim=True)
+    return rows.weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
 
 
-def _adam(
-    weights: Tensor, state: Tensor, counts: Tensor, grads: Tensor, p: Mapping[str, Any], lr: float
-) -> tuple[Tensor, Tensor]:
-    dim = weights.shape[1]
-    grads = grads + p["weight_decay"] * weights
-    times = counts.to(torch.float64).unsqueeze(1)
-    correction1, correction2 = 1.0 - p["beta1"] ** times, 1.0 - p["beta2"] ** times
-    step, root = (lr / correction1).float(), correction2.sqrt().float()
-    first = state[:, :dim] + (grads - state[:, :dim]) * (1.0 - p["beta1"])
-    second = p["beta2"] * state[:, dim:] + (1.0 - p["beta2"]) * (grads * grads)
-    moved = weights - step * (first / (second.sqrt() / root + p["eps"]))
+def _adam(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    dim = rows.weights.shape[1]
+    grads = rows.grads + p["weight_decay"] * rows.weights
+    times = rows.counts.to(torch.float64).unsqueeze(1)
+    step, root = (lr / (1.0 - p["beta1"] ** times)).float(), (1.0 - p["beta2"] ** times).sqrt().float()
+    first = rows.state[:, :dim] + (grads - rows.state[:, :dim]) * (1.0 - p["beta1"])
+    second = p["beta2"] * rows.state[:, dim:] + (1.0 - p["beta2"]) * (grads * grads)
+    moved = rows.weights - step * (first / (second.sqrt() / root + p["eps"]))
     return moved, torch.cat([first, second], dim=1)
 
 

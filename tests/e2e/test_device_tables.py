@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +16,14 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
+from forked_ranks import fork_ranks
+from sparserow.proto.checkpoint import manifest
+from sparserow.proto.checkpoint.folder import Folder as CheckpointFolder
 from sparserow.proto.control import ControlClient
 from sparserow.worker.membership.shard_client import shard_client
 from sparserow_process import run_ranks
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 ROWS, DIM, STEPS, MICRO = 61, 8, 30, 2
@@ -71,16 +79,24 @@ def make(session: sr.Session, placement: str, **options: object) -> Net:
     )
 
 
-def train(session: sr.Session, model: nn.Module, steps: range = range(STEPS), **options: object) -> list[float]:
-    dense = torch.optim.Adam(model.parameters(), lr=0.01)
+def train(
+    session: sr.Session,
+    model: nn.Module,
+    steps: range = range(STEPS),
+    *,
+    dense: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    **options: object,
+) -> list[float]:
+    dense = dense or torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for step in steps:
         for micro in range(MICRO):
             *inputs, labels = batch(2 * step + micro, session.rank)
             loss = nn.functional.mse_loss(model(*inputs), labels)
-            (loss * 64).backward()
+            (loss * 64 if scaler is None else scaler.scale(loss)).backward()
             losses.append(loss.item())
-        assert session.step(dense, **options)
+        assert session.step(dense, scaler, **options)
     return losses
 
 
@@ -128,7 +144,10 @@ def bits(rank: int, address: str, folder: Path) -> None:
     for placement in ("servers", "device"):
         with sr.connect(address, f"{placement}{world}") as session:
             model = make(session, placement)
-            eval_losses = train(session, DistributedDataParallel(model), clip_row_norm=40.0)
+            scaler = torch.amp.GradScaler("cpu", init_scale=48.0, growth_interval=9) if world == 2 else None
+            most = 0.5 if scaler else 30.0
+            losses = train(session, DistributedDataParallel(model), scaler=scaler, clip_row_norm=most)
+            dist.barrier()  # an evaluation reads the newest rows, so the other ranks' commits have to be there
             model.eval()
             with torch.no_grad():
                 scores = model(*batch(7, rank)[:-1])
@@ -136,9 +155,10 @@ def bits(rank: int, address: str, folder: Path) -> None:
             assert stats.clipped_rows > 0
             assert stats.device_tables == (4 if placement == "device" else 0)
             rows = rows_on_devices(session) if placement == "device" else rows_on_servers(session)
-            seen[placement] = (eval_losses, scores.tolist(), rows)
+            seen[placement] = (losses, scores.tolist(), rows)
             dist.barrier()
-    assert seen["device"][:2] == seen["servers"][:2]
+    assert seen["device"][0] == seen["servers"][0]
+    assert seen["device"][1] == seen["servers"][1]
     for name in TABLES:
         for what, here, there in zip(
             ("weights", "state", "counts"), seen["device"][2][name], seen["servers"][2][name], strict=True
@@ -148,33 +168,243 @@ def bits(rank: int, address: str, folder: Path) -> None:
             assert np.array_equal(here, there), (name, what)
 
 
-CASES = {bits: 0}
+def failures(rank: int, address: str, folder: Path) -> None:
+    """What ends a step or a forward of two ranks without a change of rows."""
+    with sr.connect(address, "failures", deadline_sec=20.0) as session:
+        model = make(session, "device")
+        *inputs, _ = batch(0, rank)
+        train(session, model, range(1))
+        before = rows_on_devices(session)
 
+        def unchanged(step: int = 1) -> None:
+            session.discard()
+            after = rows_on_devices(session)
+            assert session.current_step == step
+            for name in TABLES:
+                assert all(map(np.array_equal, before[name], after[name])), name
 
-def main(rank: int, world: int, address: str, folder: str, *names: str) -> None:
-    torch.set_num_threads(1)
-    for case in CASES:
-        if names and case.__name__ not in names:
-            continue
-        meet = f"file://{folder}/meet-{case.__name__}-{world}"
-        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-        case(rank, address, Path(folder))
+        (model(*inputs).sum() * (float("nan") if rank else 1.0)).backward()
+        with pytest.raises(
+            sr.NonFiniteGradient, match=r"table 'failures/sgd': the gradient of key" if rank else r"of another rank"
+        ):
+            session.step()
+        unchanged()
+        model(*inputs).sum().backward()
+        session.discard()
+        with pytest.raises(sr.FailedPrecondition, match=r"no backward reached a distributed table"):
+            session.step()
+        unchanged()
+
+        table = session.core.device_tables.table("adam")
+        if rank:  # the memory of this rank's device is not enough for the step
+            table.step = lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("5 bytes"))
+        model(*inputs).sum().backward()
+        wrong = "table 'adam': the memory of cpu was not enough" if rank else "another rank's commit was refused"
+        with pytest.raises(sr.FailedPrecondition, match=wrong):
+            session.step()
+        vars(table).pop("step", None)
+        unchanged()
+
+        late = model.sgd(inputs[0])
+        session.discard()
+        with pytest.raises(sr.FailedPrecondition, match="call backward before session"):
+            late.sum().backward()
+        model.sgd(inputs[0]).sum().backward()
+        session.step()
+        before = rows_on_devices(session)
+
+        kind, text = (sr.InvalidArgument, "id 61 is not allowed; allowed: .0, 61")
+        if not rank:
+            kind, text = (sr.FailedPrecondition, "a lookup of table 'sgd': rank 1 could not take part")
+        with pytest.raises(kind, match=text):
+            model.sgd(inputs[0] if rank == 0 else inputs[0] + ROWS - inputs[0].min())
+        mine = "table 'adagrad', rank 0 is in a lookup of table 'sgd'" if rank else "table 'sgd', rank 1 is in a lookup"
+        with pytest.raises(sr.FailedPrecondition, match=f"rank {rank} is in a lookup of {mine}"):
+            model.adagrad(inputs[1]) if rank else model.sgd(inputs[0])
+        calls = ["session.step", "a lookup of table 'sgd'"]
+        call = [lambda: session.step(allow_empty=True), lambda: model.sgd(inputs[0])][rank]
+        wanted = f"rank {rank} is in {calls[rank]}, rank {1 - rank} is in {calls[1 - rank]}; every rank makes the same"
+        with pytest.raises(sr.FailedPrecondition, match=wanted):
+            call()
+        unchanged(2)
+
+        with pytest.raises(sr.FailedPrecondition, match="tables of placement 'device' cannot join"):
+            Join([session])
+        with pytest.raises(sr.FailedPrecondition, match="'sgd' has placement 'device': its rows are on the devices"):
+            session.table("sgd")
+        with pytest.raises(
+            sr.FailedPrecondition, match="table 'sgd' has placement 'device', whose ranks step together"
+        ):
+            sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
+
+        scores = model(*inputs)
+        assert torch.equal(copy.deepcopy(model)(*inputs), scores)
+        assert torch.equal(torch.compile(model, backend="eager")(*inputs), scores)
+        with torch.no_grad():
+            assert torch.equal(model(*inputs), scores)
+        wrapped = session.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(*inputs).sum().backward()
+        wrapped.zero_grad()
+        session.step(allow_empty=True)
+        unchanged(3)
+        train(session, model, range(3, 5))
         dist.barrier()
-        dist.destroy_process_group()
+
+
+def lost(rank: int, address: str, folder: Path) -> None:
+    """Two ranks save after five steps; one is killed at the eighth, and the other one hears of it."""
+    with sr.connect(address, "lost", deadline_sec=20.0) as session:
+        model = DistributedDataParallel(make(session, "device"))
+        dense = torch.optim.Adam(model.parameters(), lr=0.01)
+        train(session, model, range(5), dense=dense)
+        sr.save(session, str(folder / "saves"), model=model, optimizer=dense)
+        train(session, model, range(5, 8), dense=dense)
+        dist.barrier()
+        if rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(sr.Unavailable, match=r"a rank of the job is gone .* goes on from its last checkpoint"):
+            train(session, model, range(8, 10), dense=dense)
+        session.discard()
+
+
+def resumed(rank: int, address: str, folder: Path) -> None:
+    """The job goes on from its checkpoint, and does what a job does that nothing disturbed."""
+    ends = []
+    for namespace in ("lost", "undisturbed"):
+        with sr.connect(address, namespace, gather_sec=60.0) as session:
+            model = DistributedDataParallel(make(session, "device"))
+            dense = torch.optim.Adam(model.parameters(), lr=0.01)
+            if namespace == "lost":
+                assert sr.restore(session, str(folder / "saves"), model=model, optimizer=dense).step == 4
+            else:
+                train(session, model, range(5), dense=dense)
+            ends.append((train(session, model, range(5, 12), dense=dense), rows_on_devices(session)))
+            dist.barrier()
+    assert ends[0][0] == ends[1][0]
+    for name in TABLES:
+        assert all(map(np.array_equal, ends[0][1][name], ends[1][1][name])), name
+
+
+def saved_by_four(rank: int, address: str, folder: Path) -> None:
+    """A checkpoint of four ranks; a save that fails on one of them leaves none."""
+    with sr.connect(address, "four") as session:
+        model = make(session, "device")
+        train(session, model, range(4))
+        saved = sr.save(session, str(folder / "four"), model=model)
+        if rank == 0:
+            torch.save(rows_on_devices(session), folder / "rows of four.pt")
+        else:
+            rows_on_devices(session)
+        write, failing = CheckpointFolder.write, "worker.2.safetensors"
+
+        def refuse(self: CheckpointFolder, name: str, *rest: object) -> None:
+            if name == failing:
+                raise sr.ResourceExhausted("the disk is full")
+            write(self, name, *rest)
+
+        CheckpointFolder.write = refuse
+        with pytest.raises(sr.SparserowError, match="disk is full"):
+            sr.save(session, str(folder / "four"), model=model)
+        dist.barrier()
+        assert manifest.list_names(CheckpointFolder(str(folder / "four"))) == [saved.name]
+
+
+def restored_by_two(rank: int, address: str, folder: Path) -> None:
+    """Two ranks take the rows of four; what does not fit the checkpoint is refused before anything is changed."""
+    url = str(folder / "four")
+    with sr.connect(address, "four", job="two", gather_sec=60.0) as session:
+        with pytest.raises(sr.FailedPrecondition, match="has table four/sgd on the devices of ranks, and this session"):
+            sr.restore(session, url)
+        model = make(session, "device")
+        train(session, model, range(1))
+        sr.restore(session, url, model=model)
+        wanted = torch.load(folder / "rows of four.pt", weights_only=False)
+        found = rows_on_devices(session)
+        for name in TABLES:
+            assert all(map(np.array_equal, wanted[name], found[name])), name
+        train(session, model, range(1, 2))
+        dist.barrier()
+    with sr.connect(address, "four", job="others", gather_sec=60.0) as session:
+        torch.manual_seed(9)
+        other = sr.distribute(
+            Net(),
+            session,
+            optimizer=sr.SGD(lr=1.0),
+            min_rows=1,
+            tables={"*": sr.Table(placement="device")},
+        )
+        before = rows_on_devices(session)
+        with pytest.raises(sr.FailedPrecondition, match=r"table four/sgd of .* has optimizer .*momentum"):
+            sr.restore(session, url, model=other)
+        for name in TABLES:
+            assert all(map(np.array_equal, before[name], rows_on_devices(session)[name])), name
+        sr.restore(session, url, model=other, reset_optimizer=True)
+        after = rows_on_devices(session)
+        for name in TABLES:
+            assert np.array_equal(after[name][0], wanted[name][0])
+            assert not after[name][2].any()
+        dist.barrier()
+    with sr.connect(address, "fresh", job="fresh", gather_sec=60.0) as session:
+        model = make(session, "device")
+        with pytest.raises(sr.FailedPrecondition, match="has table four/sgd on the devices"):
+            sr.restore(session, url)
+        sr.restore(session, url, renames={f"four/{name}": f"fresh/{name}" for name in TABLES})
+        found = rows_on_devices(session)
+        for name in TABLES:
+            assert np.array_equal(found[name][0], wanted[name][0])
+        dist.barrier()
+
+
+CASES: dict[str, tuple[int, Callable[[int, str, Path], None]]] = {
+    **{f"bits of {world}": (world, bits) for world in (1, 2, 4)},
+    "failures": (2, failures),
+    "lost": (2, lost),
+    "resumed": (2, resumed),
+    "saved by four": (4, saved_by_four),
+    "restored by two": (2, restored_by_two),
+}
+KILLED = {"lost": (1,)}
+
+
+def main(address: str, folder: str, only: str = "") -> None:
+    """Every case in turn, with as many ranks as it has."""
+    os.environ.pop("TRITON_INTERPRET", None)  # the kernels of lookups have their own tests, and are slow there
+    import sparserow.worker.layers.device_layers  # noqa: F401 -- imported before the forks
+    import torch._dynamo
+
+    torch.set_num_threads(1)
+    for name, (world, case) in CASES.items():
+        if only in name:
+            begin = time.monotonic()
+            path = Path(folder)
+            fork_ranks(
+                world,
+                f"{folder}/meet {name}",
+                functools.partial(case, address=address, folder=path),
+                deadline_sec=60,
+                lost=KILLED.get(name, ()),
+            )
+            (path / name).write_text(f"{time.monotonic() - begin:.1f} s")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[sr.LocalCluster]:
-    with sr.local_cluster(shards=2) as running:
-        yield running
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the cases left."""
+    made = tmp_path_factory.mktemp("cases")
+    with sr.local_cluster(shards=2) as cluster:
+        run_ranks(__file__, 1, cluster.address, made, deadline_sec=150)
+    return made
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_table_on_devices_has_the_bits_of_one_on_servers(
-    cluster: sr.LocalCluster, tmp_path: Path, world: int
-) -> None:
-    run_ranks(__file__, world, world, cluster.address, tmp_path, "bits", deadline_sec=120)
+def test_a_table_on_devices_has_the_bits_of_one_on_servers(folder: Path, world: int) -> None:
+    assert (folder / f"bits of {world}").exists()
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("bits")])
+def test_tables_on_devices(folder: Path, case: str) -> None:
+    assert (folder / case).exists()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    main(*sys.argv[2:])

@@ -51,7 +51,7 @@ PYTHON_ROOMS = {
     "worker/layers": {*SESSION, "worker/data", "worker/device_tables"},
     "worker/prefetch": {*SESSION, "worker/data"},
     "worker/row_files": SESSION,
-    "worker/checkpoint": {*SESSION, "worker/layers"},
+    "worker/checkpoint": {*SESSION, "worker/layers", "worker/device_tables"},
     "worker/publish": {*SESSION, "worker/layers", "worker/checkpoint", "worker/data"},
     "worker/gateway": SESSION,
     "worker/training": {

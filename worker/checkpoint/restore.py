@@ -16,10 +16,11 @@ from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
 from ..layers.table_handle import renamed
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
+from .device_parts import Wanted, read_parts
 from .every_rank import is_in_parts, on_every_rank
 from .random_state import set_random_state
 from .save import OneOrMore, SharedReader, Stateful, absolute, bare, cluster_of, several
@@ -120,6 +121,11 @@ def restore(
         next_step=session.current_step,
     )
 
+    states, unread = _States.found(Folder(url), name)
+    wanted = Wanted(f"{url}/{states.name}", full, tuple(request.tables), reset_optimizer)
+    on_devices = read_parts(session, states.ranks, states.of_rank, wanted, unread)
+    _leave_to_servers(request, on_devices.names)
+
     def ask() -> _Reply:
         control, identity = cluster_of(session, "restore")
         reply = control.restore(request, identity, deadline_sec=deadline_sec)
@@ -129,8 +135,10 @@ def restore(
         return on_leader(group, ask)
 
     reply = on_every_rank(ask_in_group) if is_in_parts(model) else ask_in_group()
+    on_devices.set()
     manifest = files.read_manifest(Folder(url), reply.name)
-    states = _States(Folder(url) / manifest.name, manifest)
+    if states.name != manifest.name:
+        states = _States(Folder(url) / manifest.name, manifest)
     mine, first = states.of_rank(session.rank), states.of_rank(0)
     where = f"{url}/{manifest.name}"
     session.core.origins.append(f"{manifest.cluster_id:016x}")
@@ -191,6 +199,19 @@ def _load_reader(reader: Stateful | None, states: _States, rank: int, where: str
         raise NotFound(f"restore: {where} has no state of the reader of rank {rank}")
     reader.load_state_dict(state)
     return ()
+
+
+def _leave_to_servers(request: pb.RestoreRequest, on_devices: Sequence[str]) -> None:
+    """Takes the tables on devices, by their full names in the checkpoint, out of what the coordinator is asked for."""
+    tables = [table for table in request.tables if table not in on_devices]
+    if request.tables and not tables:
+        raise not_allowed(
+            "restore.tables", list(request.tables), "at least one table on the servers beside those on devices"
+        )
+    renames = [rename for rename in request.renames if rename.saved not in on_devices]
+    del request.tables[:], request.renames[:]
+    request.tables.extend(tables)
+    request.renames.extend(renames)
 
 
 def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) -> None:
@@ -265,10 +286,30 @@ class _Dense:
 class _States:
     """The states of the workers in a checkpoint; each file is read when it is first asked for."""
 
-    def __init__(self, folder: Folder, manifest: files.Manifest) -> None:
+    def __init__(self, folder: Folder, manifest: files.Manifest | None) -> None:
         self._folder = folder
-        self._entries = {entry.rank: entry for entry in manifest.workers}
+        self._entries = {} if manifest is None else {entry.rank: entry for entry in manifest.workers}
         self._read: dict[int, dict[str, Any]] = {}
+        self.name = "" if manifest is None else manifest.name
+
+    @staticmethod
+    def found(root: Folder, name: str | None) -> tuple[_States, SparserowError | None]:
+        """Returns the states of a checkpoint, or none and the error when it cannot be read.
+
+        Args:
+            root: the folder of checkpoints.
+            name: the name of the checkpoint; None: the newest.
+        """
+        try:
+            manifest = files.read_manifest(root, name)
+        except SparserowError as error:
+            return _States(root, None), error
+        return _States(root / manifest.name, manifest), None
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have a state, ascending."""
+        return sorted(self._entries)
 
     def all(self) -> list[dict[str, Any]]:
         """Returns the state trees of all ranks, in their order."""

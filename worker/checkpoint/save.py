@@ -19,6 +19,7 @@ from ...proto.control import ControlClient, WorkerIdentity
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
+from .device_parts import TREE_KEY, parts_of
 from .every_rank import is_in_parts, on_every_rank
 from .random_state import random_state
 from .state_tree import encode_tree
@@ -297,6 +298,9 @@ def _state(
         "random": random_state(),
         "rates": session.core.learning_rates(),
     }
+    on_devices = parts_of(session)
+    if on_devices is not None:
+        tree[TREE_KEY] = on_devices
     is_first = session.rank == 0
     if parts is not None and is_first:
         tree[TREE] = parts

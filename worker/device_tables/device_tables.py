@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext import _client
-from ...cpp_ext.device.link import link_of
+from ...cpp_ext.device.link import link_of, numbers_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ...proto.schema import TableSchema
 from ..session.device_side import SealedRows
@@ -154,7 +154,7 @@ class DeviceTables:
         """Returns the keys of each rank, and the order in which their concatenation has the given keys."""
         owners = share.owners(keys)
         order = torch.argsort(owners, stable=True)
-        sizes = torch.bincount(owners, minlength=share.world).tolist()
+        sizes = numbers_of(torch.bincount(owners, minlength=share.world))
         return list(keys.index_select(0, order).split(sizes)), order
 
     @property
@@ -190,6 +190,8 @@ class DeviceTables:
 
     def exchange(self, rates: Mapping[str, float]) -> None:
         """Sends the sums to the ranks that have their rows; see :class:`DeviceSide`."""
+        if not self._order:
+            return
         numbers: list[list[Tensor]] = [[] for _ in range(self._placement.world_size)]
         floats: list[list[Tensor]] = [[] for _ in numbers]
         heads: list[list[int]] = [[] for _ in numbers]
@@ -204,12 +206,12 @@ class DeviceTables:
         told = self.exchanges.integers(
             END_OF_STEP,
             [
-                torch.cat([torch.tensor(head, dtype=torch.int64, device=self.device), *rows])
+                torch.cat([torch.tensor(head).to(self.device), *rows])
                 for head, rows in zip(heads, numbers, strict=True)
             ],
         )
         dims = [self._tables[name].schema.dim for name in self._order]
-        theirs = [each[: 2 * len(dims)].tolist() for each in told]
+        theirs = numbers_of(torch.stack([each[: 2 * len(dims)] for each in told]))
         sizes = [sum(n * dim for n, dim in zip(head[::2], dims, strict=True)) for head in theirs]
         grads = self.exchanges.floats([torch.cat(parts) for parts in floats], sizes)
         rows = [each[2 * len(dims) :] for each in told]

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...cpp_ext.device.link import numbers_of
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
 
 END_OF_STEP = -1  # the call by which gradients go to their rows; a lookup's call is the number of its table
@@ -142,9 +143,9 @@ class Exchange:
         return [size for _, size in headers]
 
     def _headers(self, call: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        mine = torch.tensor([[call, size] for size in sizes], dtype=torch.int64, device=self.device)
+        mine = torch.tensor([[call, size] for size in sizes]).to(self.device)
         twos = [1] * self.world
-        received = self._all_to_all(mine, twos, twos).tolist()
+        received = numbers_of(self._all_to_all(mine, twos, twos))
         return [(number, size) for number, size in received]
 
     def _all_to_all(self, values: Tensor, mine: list[int], theirs: list[int]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext.device import lookup_math as math
+from ...cpp_ext.device.link import numbers_of
 from ...cpp_ext.device_ops import bags_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from .device_tables import DeviceTables, tables_of
@@ -82,7 +83,6 @@ class _Lookup:
         self.tables.stage(self.name, StagedLookup(self.keys, entries, is_by_column=places is not None))
 
 
-@torch.compiler.disable  # a compiled graph has no collective calls of ours
 def look_up(
     binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None, bags: BagOptions | None = None
 ) -> Tensor:
@@ -134,9 +134,10 @@ def _lookup_of(
     if bags is not None:
         _check_bags(ids, bags)
     keys, positions = torch.unique(ids.reshape(-1).to(tables.device, torch.int64), return_inverse=True)
-    rows = tables.table(name).share.num_rows
+    rows, place = tables.table(name).share.num_rows, -1
     if keys.shape[0]:
-        for bad in (int(keys[0]), int(keys[-1])):
+        lowest, highest, place = _facts_of(keys, -1 if padding is None else padding)
+        for bad in (lowest, highest):
             if not 0 <= bad < rows:
                 raise InvalidArgument(f"table {binding!r}: id {bad} is not allowed; allowed: [0, {rows})")
     made = None if bags is None else bags_of(ids, bags.offsets, bags.includes_last, tables.device)
@@ -145,7 +146,7 @@ def _lookup_of(
         name,
         keys,
         positions,
-        _position_of(padding, keys),
+        place,
         made,
         -1 if bags is None else bags.mode,
         tables.generation,
@@ -161,9 +162,16 @@ def _check_bags(ids: Tensor, bags: BagOptions) -> None:
         raise InvalidArgument("gather_bag: per_sample_weights must have the shape of ids")
 
 
-def _position_of(padding: int | None, keys: Tensor) -> int:
-    found = torch.nonzero(keys == -1 if padding is None else keys == padding)
-    return int(found[0]) if found.shape[0] else -1
+def _facts_of(keys: Tensor, padding: int) -> tuple[int, int, int]:
+    """Returns the lowest and the highest of sorted keys, and the position of the padding id, -1 where it is not there.
+
+    The host waits for the device once.
+    """
+    wanted = torch.full((1,), padding, dtype=torch.int64, device=keys.device)
+    place = torch.clamp(torch.searchsorted(keys, wanted), max=keys.shape[0] - 1)
+    place = torch.where(keys.index_select(0, place) == wanted, place, -1)
+    lowest, highest, at = numbers_of(torch.cat([keys[:1], keys[-1:], place]))
+    return lowest, highest, at
 
 
 def _flat(weights: Tensor | None, device: torch.device) -> Tensor | None:
@@ -201,7 +209,7 @@ class _Looked(torch.autograd.Function):
         lookup: _Lookup = ctx.lookup
         lookup.stage(grads[0], _flat(weights, grads[0].device), ctx.places)
         of_weights = None
-        if rows is not None:
+        if rows is not None and lookup.bags is not None:
             made = math.weights_gradient(
                 grads[0].float(), rows, lookup.positions, lookup.bags, padding=lookup.padding
             )  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...cpp_ext.device import row_optimizers
+from ...cpp_ext.device.row_optimizers import RowsToUpdate
 from ...proto.errors import not_allowed
 from ...proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters, policy_parameters
 from ...proto.schema import DTYPES, TableSchema
@@ -82,6 +83,7 @@ class RankRows:
     Attributes:
         schema: the schema.
         share: the division.
+        rank: the rank.
         weights: (rows, dim) float32.
         state: (rows, floats of state) float32.
         update_counts: (rows) int32.
@@ -91,7 +93,7 @@ class RankRows:
         self, schema: TableSchema, share: Share, rank: int, device: torch.device, *, zeros: int | None = None
     ) -> None:
         self.schema, self.share, self.device = schema, share, device
-        self._rank = rank
+        self.rank = rank
         self._native = _native(schema)
         self._kind, self._parameters = optimizer_parameters(schema.optimizer)
         rows = share.size(rank)
@@ -112,6 +114,10 @@ class RankRows:
         """The memory of the rows, in bytes."""
         return sum(each.numel() * each.element_size() for each in (self.weights, self.state, self.update_counts))
 
+    def fresh_state(self) -> Tensor:
+        """Returns the state of the rows before their first update, on the host."""
+        return torch.from_numpy(self._native.initial_state(self.weights.shape[0]))
+
     def read(self, keys: Tensor) -> Tensor:
         """Returns the weights of keys of this rank, (n, dim) float32."""
         return self.weights.index_select(0, self.share.rows(keys))
@@ -123,7 +129,7 @@ class RankRows:
             keys: the keys, (n) int64 on the host, also of other ranks.
             weights: their rows, (n, dim) float32 on the host.
         """
-        is_mine = self.share.owners(keys) == self._rank
+        is_mine = self.share.owners(keys) == self.rank
         rows = self.share.rows(keys[is_mine]).to(self.device)
         self.weights.index_copy_(0, rows, weights[is_mine].to(self.device))
 
@@ -140,9 +146,8 @@ class RankRows:
         scale = 1.0 if grad_sum else 1.0 / len(blocks)
         rows, grads = row_optimizers.sum_blocks([(each.rows, each.grads) for each in blocks], scale)
         counts = self.update_counts.index_select(0, rows) + 1
-        weights, state = row_optimizers.KERNELS[self._kind](
-            self.weights.index_select(0, rows), self.state.index_select(0, rows), counts, grads, self._parameters, lr
-        )
+        before = RowsToUpdate(self.weights.index_select(0, rows), self.state.index_select(0, rows), counts, grads)
+        weights, state = row_optimizers.KERNELS[self._kind](before, self._parameters, lr)
         return StepOfRows(blocks, lr, (rows, weights, state, counts))
 
     def apply(self, step: StepOfRows, *, grad_sum: bool) -> None:

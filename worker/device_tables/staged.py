@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...cpp_ext.device import lookup_math, row_optimizers
+from ...cpp_ext.device.link import numbers_of
 from ...cpp_ext.device.lookup_math import Entries
 
 
@@ -85,5 +86,5 @@ def seal(sums: KeySums, *, scale: float, clip_row_norm: float) -> KeySums:
         return KeySums(sums.keys, grads, bad, int(sums.keys[first]) if bad else 0, clipped)
     grads, is_bad, is_clipped = row_optimizers.seal_rows(sums.grads, scale, clip_row_norm)
     first_bad = torch.where(is_bad, sums.keys, torch.iinfo(torch.int64).max).min()
-    bad, first, clipped = torch.stack([is_bad.sum(), first_bad, is_clipped.sum()]).tolist()
+    bad, first, clipped = numbers_of(torch.stack([is_bad.sum(), first_bad, is_clipped.sum()]))
     return KeySums(sums.keys, grads, bad, first if bad else 0, clipped if clip_row_norm < math.inf else 0)

@@ -1,11 +1,12 @@
 """Distributed layers whose tables have placement "device", and what makes their tables.
 
 Rows are on the devices of the job's ranks (worker/device_tables); no server has them. A lookup calls all ranks.
+Importing the compiler of torch takes seconds, so this file is imported when there is such a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,9 +20,10 @@ from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows
 from ..device_tables.lookup import BagOptions, look_up
 from ..device_tables.rank_rows import check_optimizer
 from ..session.session import Session
-from .embedding import DistributedEmbedding, DistributedEmbeddingBag
-from .layer_swap import CARRY_CHUNK_BYTES, Swap
+from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
+from .layer_swap import CARRY_CHUNK_BYTES, Swap, distributed_layer_of
 
+_look_up: Callable[..., Tensor] = torch.compiler.disable(look_up)  # a compiled graph has no calls of all ranks
 _PLACE = "tables.placement 'device'"
 
 
@@ -29,10 +31,8 @@ class DeviceEmbedding(DistributedEmbedding):
     """Replaces ``nn.Embedding``: looks its rows up on the devices of the ranks."""
 
     def _own_rows(self, ids: Tensor) -> Tensor:
-        return look_up(self.binding, ids, self._anchor_of_device(), padding=self.padding_idx)
-
-    def _anchor_of_device(self) -> Tensor:
-        return self.anchor if self.training else self.anchor.detach()
+        anchor = self.anchor if self.training else self.anchor.detach()
+        return _look_up(self.binding, ids, anchor, padding=self.padding_idx)
 
 
 class DeviceEmbeddingBag(DistributedEmbeddingBag):
@@ -41,24 +41,51 @@ class DeviceEmbeddingBag(DistributedEmbeddingBag):
     def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
         bags = BagOptions(self._mode_number, self.include_last_offset, offsets, weights)
         anchor = self.anchor if self.training else self.anchor.detach()
-        return look_up(self.binding, ids, anchor, padding=self.padding_idx, bags=bags)
+        return _look_up(self.binding, ids, anchor, padding=self.padding_idx, bags=bags)
 
 
-def check_device_tables(session: Session, swaps: Sequence[Swap]) -> None:
-    """Refuses what tables on devices cannot be used with, before anything is changed.
+def layers_on_devices(
+    model: nn.Module, session: Session, swaps: Sequence[Swap]
+) -> dict[str, tuple[TableSchema, DistributedLayer]]:
+    """Makes tables on every rank, with their first rows, and returns their schemas and layers by name.
+
+    Args:
+        model: the model; where its layers have no rows yet, the tables are on the device of its parameters.
+        session: the session.
+        swaps: the layers to replace.
 
     Raises:
-        InvalidArgument: the session has another staleness than 0, or no kernel of an optimizer runs on devices.
+        InvalidArgument: the session has another staleness than 0, no kernel of an optimizer runs on devices, or a table
+            does not fit on the device of a rank. Nothing was made.
         FailedPrecondition: the dense tensors are on the servers, the session is in a tensor group, several ranks have
-            no process group of torch.distributed, or a server has a table of the same name.
+            no process group of torch.distributed, a server has a table of the same name, or another rank has failed.
     """
+    _check(session, swaps)
+    made = [replace(swap.schema, id=_client.id_of_name(swap.schema.full_name)) for swap in swaps]
+    tables = _tables_of(session, _device_of(model, swaps))
+    tables.add([
+        NewTable(schema, swap.layer.num_embeddings, swap.layer.padding_idx if _begins_with_zeros(swap) else None)
+        for swap, schema in zip(swaps, made, strict=True)
+    ])  # fmt: skip
+    layers: dict[str, tuple[TableSchema, DistributedLayer]] = {}
+    for swap, schema in zip(swaps, made, strict=True):
+        if swap.is_carried:
+            spread_rows(tables, schema.name, _chunks(swap.layer.weight.detach()))
+        kinds = (DeviceEmbedding, DeviceEmbeddingBag)
+        layer = distributed_layer_of(swap.layer, schema, session.core.origins, kinds)
+        layers[schema.name] = schema, layer.to(tables.device)
+    return layers
+
+
+def _check(session: Session, swaps: Sequence[Swap]) -> None:
+    """Refuses what tables on devices cannot be used with, before anything is changed."""
     core = session.core
     place = core.placement
     if place.staleness != 0:
         raise not_allowed("connect.staleness", place.staleness, f"0 with {_PLACE}")
     if core.tensor_group is not None:
         raise FailedPrecondition(
-            f"{_PLACE}: not in a tensor group, where one rank alone has the rows; allowed: servers"
+            f"{_PLACE}: not in a tensor group, where one rank alone has the rows; allowed: placement 'servers'"
         )
     if core.has_dense_rows:
         raise FailedPrecondition(
@@ -79,39 +106,9 @@ def check_device_tables(session: Session, swaps: Sequence[Swap]) -> None:
     for swap in swaps:
         if swap.schema.name in there:
             raise FailedPrecondition(
-                f"{_PLACE}: namespace {session.namespace!r} has a table {swap.schema.name!r} on the servers, whose rows "
-                "would not be used; drop that table, or take another namespace"
+                f"{_PLACE}: namespace {session.namespace!r} has a table {swap.schema.name!r} on the servers, whose "
+                "rows would not be used; drop that table, or take another namespace"
             )
-
-
-def make_device_tables(session: Session, model: nn.Module, swaps: Sequence[Swap]) -> list[TableSchema]:
-    """Makes the tables on every rank, with their first rows, and returns their schemas, with ids.
-
-    Raises:
-        InvalidArgument, FailedPrecondition: a table does not fit on the device of a rank. Nothing was made.
-    """
-    if not swaps:
-        return []
-    made = [_with_id(swap.schema) for swap in swaps]
-    tables = _tables_of(session, _device_of(model, swaps))
-    tables.add([
-        NewTable(schema, swap.layer.num_embeddings, swap.layer.padding_idx if _begins_with_zeros(swap) else None)
-        for swap, schema in zip(swaps, made, strict=True)
-    ])  # fmt: skip
-    for swap, schema in zip(swaps, made, strict=True):
-        if swap.is_carried:
-            spread_rows(tables, schema.name, _chunks(swap.layer.weight.detach()))
-    return made
-
-
-def drop_device_tables(session: Session, made: Sequence[TableSchema]) -> None:
-    """Removes tables that :func:`make_device_tables` has just made."""
-    if isinstance(session.core.device_tables, DeviceTables):
-        session.core.device_tables.remove([schema.name for schema in made])
-
-
-def _with_id(schema: TableSchema) -> TableSchema:
-    return replace(schema, id=_client.id_of_name(schema.full_name))
 
 
 def _begins_with_zeros(swap: Swap) -> bool:

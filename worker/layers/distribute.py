@@ -9,17 +9,10 @@ from typing import TypeVar
 from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from ...proto.schema import Table
+from ...proto.schema import Table, TableSchema
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
-from .device_layers import (
-    DeviceEmbedding,
-    DeviceEmbeddingBag,
-    check_device_tables,
-    drop_device_tables,
-    make_device_tables,
-)
-from .embedding import DistributedEmbedding, DistributedEmbeddingBag
+from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
 from .forward_pull import ForwardPull
 from .handed_rows import hand_rows
 from .layer_swap import (
@@ -89,30 +82,37 @@ def distribute(
 
 def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[SwappedWeight]:
     session.core.check_cache_place(model)
-    there = [swap for swap in swaps if swap.on_devices]
-    if there:
-        check_device_tables(session, there)
-    made = make_device_tables(session, model, there)
+    layers = _layers_on_devices(model, session, [swap for swap in swaps if swap.on_devices])
+    there = [swap for swap in swaps if not swap.on_devices]
     try:
-        made += create_on_first_rank(session, [swap for swap in swaps if not swap.on_devices])
+        made = create_on_first_rank(session, there)
     except BaseException:
-        drop_device_tables(session, made)
+        if session.core.device_tables is not None:
+            session.core.device_tables.remove(list(layers))
         raise
-    schemas = {schema.name: schema for schema in made}
+    for schema, layer in layers.values():
+        session.core.bind_on_devices(schema, layer.anchor)
+    for swap, schema in zip(there, made, strict=True):
+        layer = distributed_layer_of(swap.layer, schema, session.core.origins)
+        session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
+        layers[schema.name] = schema, layer
     swapped = []
     for swap in swaps:
-        schema = schemas[swap.schema.name]
-        if swap.on_devices:
-            kinds = (DeviceEmbedding, DeviceEmbeddingBag)
-            layer = distributed_layer_of(swap.layer, schema, session.core.origins, kinds)
-            session.core.bind_on_devices(schema, layer.anchor)
-        else:
-            layer = distributed_layer_of(swap.layer, schema, session.core.origins)
-            session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
         for path in swap.paths:
-            model.set_submodule(path, layer)
+            model.set_submodule(path, layers[swap.schema.name][1])
         swapped.append(swapped_weight(swap.paths[0], swap.layer))
     return swapped
+
+
+def _layers_on_devices(
+    model: nn.Module, session: Session, swaps: list[Swap]
+) -> dict[str, tuple[TableSchema, DistributedLayer]]:
+    """Makes the tables on devices, and returns their schemas and layers by the name of the table."""
+    if not swaps:
+        return {}
+    from .device_layers import layers_on_devices  # slow to import
+
+    return layers_on_devices(model, session, swaps)
 
 
 def _plan(

@@ -33,6 +33,10 @@ class DeviceSide(Protocol):
         """The names of the tables within the namespace."""
         ...
 
+    def remove(self, names: Sequence[str]) -> None:
+        """Removes tables and their rows."""
+        ...
+
     def seal(self, scale: float, clip_row_norm: float) -> SealedRows:
         """Sums the gradients by key, multiplies the sums by ``scale`` and shortens rows to ``clip_row_norm``."""
         ...

@@ -270,9 +270,9 @@ class SessionCore(SessionTables):
 
     def stats(self) -> SessionStats:
         """Returns the counters since the session was made."""
-        counted = self.native.stats()
+        counted = {**dict.fromkeys(SessionStats.gauges(), 0), **self.native.stats()}
         for name, more in ({} if self.device_tables is None else self.device_tables.stats()).items():
-            counted[name] = counted.get(name, 0) + more
+            counted[name] += more
         return SessionStats(**counted)
 
     def close(self) -> None:

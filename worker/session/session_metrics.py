@@ -26,8 +26,10 @@ class SessionMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics with their values at this moment."""
         stats, labels = self._session.stats(), [self._session.namespace, str(self._session.rank)]
+        gauges = SessionStats.gauges()
         for name, text in SessionStats.describe().items():
-            family = CounterMetricFamily(f"sparserow_session_{name}", text, labels=["namespace", "rank"])
+            kind = GaugeMetricFamily if name in gauges else CounterMetricFamily
+            family = kind(f"sparserow_session_{name}", text, labels=["namespace", "rank"])
             family.add_metric(labels, getattr(stats, name))
             yield family
         step = GaugeMetricFamily(

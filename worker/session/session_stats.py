@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 
 
-def _counter(text: str, **options: int) -> int:
-    counted: int = field(metadata={"text": text}, **options)
+def _counter(text: str) -> int:
+    counted: int = field(metadata={"text": text})
     return counted
+
+
+def _gauge(text: str) -> int:
+    measured: int = field(metadata={"text": text, "is_gauge": True})
+    return measured
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,18 @@ class SessionStats:
     )
     device_misses: int = _counter("Unique rows that crossed to the model's device although it keeps rows (count).")
     device_bytes_saved: int = _counter("Weights of device_hits, of the cache's dtype (bytes).")
-    device_tables: int = _counter("Tables whose rows are on the devices of the ranks (count).", default=0)
-    device_table_bytes: int = _counter("Weights and state of device_tables that this rank has (bytes).", default=0)
+    device_tables: int = _gauge("Tables whose rows are on the devices of the ranks (count).")
+    device_table_bytes: int = _gauge("Weights and state of device_tables that this rank has (bytes).")
 
     @classmethod
     def describe(cls) -> dict[str, str]:
         """Returns a sentence with its unit for each counter, by the counter's name."""
         return {each.name: each.metadata["text"] for each in fields(cls)}
+
+    @classmethod
+    def gauges(cls) -> frozenset[str]:
+        """Returns the names of those counters that say how much there is now, and may fall."""
+        return frozenset(each.name for each in fields(cls) if each.metadata.get("is_gauge"))
 
     def cache(self) -> dict[str, int]:
         """Returns the row cache's counters: hits, misses, revalidated, refreshed, bytes_saved."""

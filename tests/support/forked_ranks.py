@@ -1,0 +1,78 @@
+"""Ranks of gloo groups as forks of one process that has imported what they need: importing it takes seconds of CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def fork_ranks(
+    world: int, meet: str, run: Callable[[int], None], *, deadline_sec: float, lost: tuple[int, ...] = ()
+) -> None:
+    """Runs ``run(rank)`` in each rank of a gloo group; fails unless all end well in time.
+
+    Call it in a process without threads.
+
+    Args:
+        world: the number of ranks.
+        meet: a file that does not exist yet, by which the ranks meet.
+        run: what a rank does.
+        deadline_sec: the deadline of all ranks, and of their collective calls, in seconds.
+        lost: ranks that are to end by SIGKILL.
+    """
+    ranks = {_forked(rank, world, meet, run, deadline_sec): rank for rank in range(world)}
+    failed, deadline = [], time.monotonic() + deadline_sec
+    try:
+        while ranks and time.monotonic() < deadline:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                time.sleep(0.01)
+                continue
+            rank = ranks.pop(pid)
+            if os.waitstatus_to_exitcode(status) != (-signal.SIGKILL if rank in lost else 0):
+                failed.append(rank)
+        assert not ranks, f"{meet}: ranks {sorted(ranks.values())} did not end within {deadline_sec:g} s"
+        assert not failed, f"{meet}: ranks {failed} failed"
+    finally:
+        for pid in ranks:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _forked(rank: int, world: int, meet: str, run: Callable[[int], None], deadline_sec: float) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        with group(rank, world, meet, deadline_sec):
+            run(rank)
+        code = 0
+    except BaseException:
+        print(f"rank {rank} of {meet}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+@contextlib.contextmanager
+def group(rank: int, world: int, meet: str, deadline_sec: float) -> Iterator[None]:
+    """A gloo group for the block."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{meet}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=deadline_sec),
+    )
+    yield
+    dist.destroy_process_group()

@@ -1,0 +1,208 @@
+"""Tables on devices in a checkpoint: each rank's rows are a part of that rank's state, in the same cut as the rest.
+
+    worker.R.safetensors    tree "device_tables": {full name: what the rows are of, weights, state, update counts}
+
+Any number of ranks reads the parts of any number of ranks: a rank takes the keys that it has now from all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...proto.errors import DataLoss, FailedPrecondition, SparserowError
+from ...proto.native import optimizer_parameters
+from ..device_tables.device_tables import DeviceTables
+from ..device_tables.rank_rows import RankRows
+from ..device_tables.share import Share
+from ..session.session import Session
+
+TREE_KEY = "device_tables"
+Part = Mapping[str, Any]
+
+
+def parts_of(session: Session) -> dict[str, Part] | None:
+    """Returns this rank's part of each table on devices, by full name; None when the session has none."""
+    tables = _tables_of(session)
+    if tables is None:
+        return None
+    return {tables.table(name).schema.full_name: _part_of(tables.table(name)) for name in tables.names}
+
+
+def _tables_of(session: Session) -> DeviceTables | None:
+    tables = session.core.device_tables
+    return tables if isinstance(tables, DeviceTables) and tables.names else None
+
+
+def _part_of(rows: RankRows) -> Part:
+    kind, parameters = optimizer_parameters(rows.schema.optimizer)
+    return {
+        "table_id": rows.share.table_id,
+        "num_rows": rows.share.num_rows,
+        "ranks": rows.share.world,
+        "dim": rows.schema.dim,
+        "optimizer": {"kind": kind, **parameters},
+        "weights": rows.weights,
+        "state": rows.state,
+        "update_counts": rows.update_counts,
+    }
+
+
+@dataclass(frozen=True)
+class _NewRows:
+    """The rows of one table as this rank will have them."""
+
+    table: RankRows
+    weights: Tensor
+    state: Tensor
+    update_counts: Tensor
+
+
+class DeviceParts:
+    """The rows of a session's tables on devices, read from a checkpoint and not yet set.
+
+    Args:
+        names: the full names of these tables in the checkpoint.
+        rows: their new rows.
+    """
+
+    def __init__(self, names: Sequence[str] = (), rows: Sequence[_NewRows] = ()) -> None:
+        self.names, self._rows = names, rows
+
+    def set(self) -> None:
+        """Sets the rows."""
+        for new in self._rows:
+            new.table.weights.copy_(new.weights)
+            new.table.state.copy_(new.state)
+            new.table.update_counts.copy_(new.update_counts)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a restore asks for.
+
+    Attributes:
+        where: the URL of the checkpoint, for error texts.
+        renames: {full name of a table in the checkpoint: present full name}.
+        tables: full names in the checkpoint of the tables to restore; empty: all of them.
+        reset_optimizer: whether a table whose optimizer has changed starts with fresh state.
+    """
+
+    where: str
+    renames: Mapping[str, str]
+    tables: Sequence[str]
+    reset_optimizer: bool
+
+
+def read_parts(
+    session: Session,
+    ranks: Sequence[int],
+    state_of: Callable[[int], dict[str, Any] | None],
+    wanted: Wanted,
+    unread: SparserowError | None,
+) -> DeviceParts:
+    """Reads this rank's rows of all tables on devices. Every rank calls it; nothing is changed.
+
+    Args:
+        session: the session.
+        ranks: the ranks of the checkpoint.
+        state_of: returns the state of a rank in the checkpoint.
+        wanted: what to restore.
+        unread: the error with which the checkpoint could not be read; None: it was read.
+
+    Raises:
+        FailedPrecondition: the checkpoint has a table that this session does not have on devices, or the other way
+            round; or the rows, columns or optimizer of a table differ. Or a rank has failed.
+        DataLoss: a part is missing or damaged.
+    """
+    tables = _tables_of(session)
+    if tables is None and unread is not None:
+        return DeviceParts()  # the coordinator says why
+    problem, found = unread, DeviceParts()
+    try:
+        if problem is None:
+            found = _read(tables, ranks, state_of, wanted)
+    except SparserowError as error:
+        problem = error
+    if tables is not None:
+        tables.exchanges.check_all(problem)
+    elif problem is not None:
+        raise problem
+    return found
+
+
+def _read(
+    tables: DeviceTables | None,
+    ranks: Sequence[int],
+    state_of: Callable[[int], dict[str, Any] | None],
+    wanted: Wanted,
+) -> DeviceParts:
+    first = (state_of(ranks[0]) or {}) if ranks else {}
+    saved = [name for name in first.get(TREE_KEY, {}) if not wanted.tables or name in wanted.tables]
+    mine = {} if tables is None else {tables.table(name).schema.full_name: tables.table(name) for name in tables.names}
+    rows = []
+    for name in saved:
+        present = wanted.renames.get(name, name)
+        if present not in mine:
+            raise FailedPrecondition(
+                f"restore: {wanted.where} has table {name} on the devices of ranks, and this session has not; call "
+                "distribute with tables={...: sr.Table(placement='device')} before restore, or name other tables in "
+                "restore.tables"
+            )
+        parts = [_checked_part((state_of(rank) or {}).get(TREE_KEY, {}), name, rank, wanted.where) for rank in ranks]
+        rows.append(_new_rows(mine[present], name, parts, wanted))
+    restored = {new.table.schema.full_name for new in rows}
+    missing = [name for name in mine if name not in restored]
+    if missing and not wanted.tables:
+        raise FailedPrecondition(
+            f"restore: {wanted.where} has no table {missing[0]} on the devices of ranks; give the table the placement "
+            "that it had, or name the tables to restore in restore.tables"
+        )
+    return DeviceParts(saved, rows)
+
+
+def _checked_part(parts: Mapping[str, Part], name: str, rank: int, where: str) -> Part:
+    if name not in parts:
+        raise DataLoss(f"restore: {where} has no part of table {name} of rank {rank}; restore another checkpoint")
+    part = parts[name]
+    share = _share_of(part)
+    if part["weights"].shape != (share.size(rank), part["dim"]):
+        raise DataLoss(f"restore: {where}: the part of table {name} of rank {rank} has another number of rows")
+    return part
+
+
+def _share_of(part: Part) -> Share:
+    return Share(int(part["table_id"]), int(part["num_rows"]), int(part["ranks"]))
+
+
+def _new_rows(table: RankRows, name: str, parts: Sequence[Part], wanted: Wanted) -> _NewRows:
+    kind, parameters = optimizer_parameters(table.schema.optimizer)
+    facts = {"num_rows": table.share.num_rows, "dim": table.schema.dim, "optimizer": {"kind": kind, **parameters}}
+    keeps_state = True
+    for what, value in facts.items():
+        if parts[0][what] == value:
+            continue
+        if what == "optimizer" and wanted.reset_optimizer:
+            keeps_state = False
+            continue
+        raise FailedPrecondition(
+            f"restore: table {name} of {wanted.where} has {what} {parts[0][what]}, and this session's has {value}"
+            + ("; reset_optimizer=True begins with fresh state" if what == "optimizer" else "")
+        )
+    weights, state = torch.empty(table.weights.shape), table.state.cpu().clone()
+    counts = torch.zeros(table.update_counts.shape, dtype=torch.int32)
+    if not keeps_state:
+        state = table.fresh_state()
+    for rank, part in enumerate(parts):
+        keys = _share_of(part).keys_of(rank)
+        is_mine = table.share.owners(keys) == table.rank
+        rows = table.share.rows(keys[is_mine])
+        weights[rows] = part["weights"][is_mine]
+        if keeps_state:
+            state[rows] = part["state"][is_mine]
+            counts[rows] = part["update_counts"][is_mine]
+    return _NewRows(table, weights, state, counts)
