@@ -31,6 +31,10 @@ def plan(
     ] = None,
     cache_staleness: Annotated[int, typer.Option(help="Steps for which a cached row is used.")] = 1,
     cache_dtype: Annotated[str, typer.Option(help="Dtype of cached rows: float32, bfloat16 or float16.")] = "float32",
+    device_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of a worker's device, such as 80GiB: whether placement auto puts the table there."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File to write the figures to, as JSON.")] = None,
 ) -> None:
     """Compute what a table takes: bytes by tier, shards, network of a step, hit rates.
@@ -42,7 +46,7 @@ def plan(
 
     from ...proto.config.units import format_bytes, parse_bytes
     from ...proto.errors import not_allowed
-    from ..preflight.planning import Load, PlannedCache, PlannedTable, plan as make_plan
+    from ..preflight.planning import Load, PlannedCache, PlannedTable, plan as make_plan, plan_on_devices
     from .result_file import check_result_file, write_result
     from .terminal import tables_console
 
@@ -80,8 +84,17 @@ def plan(
             "bus of a worker's step",
             f"{_size(made.cache.bus_bytes)} to the device, {_size(made.cache.bus_bytes_without)} if it keeps no rows",
         )
+    figures = asdict(made)
+    if device_memory is not None:
+        there = plan_on_devices(table, load, device_bytes=parse_bytes(device_memory))
+        shown.add_row(
+            "on devices of workers", f"{_size(there.rank_bytes)} each of {_size(there.room_bytes)} for tables"
+        )
+        shown.add_row("exchange of a worker's step", f"{_size(there.exchange_bytes)} between devices")
+        shown.add_row("placement auto", f"{there.placement}: {there.reason}")
+        figures["on_devices"] = asdict(there)
     tables_console().print(shown)
-    write_result(json_file, asdict(made))
+    write_result(json_file, figures)
 
 
 def _shared(count: float, shards: int) -> str:

@@ -23,6 +23,7 @@ SSD_KEY = 14  # bytes of slot, table and key
 SSD_REWRITTEN = 2.8  # size of files over the rows' bytes: replaced images are removed later
 SSD_MEMORY = 1.5  # bytes of the database's filters and index for each of its rows
 CACHE_OVERHEAD = 40  # bytes of a cached row beyond its weights (row_cache.h)
+DEVICE_SHARE = 0.25  # of a device's memory, for all tables with placement auto together
 _EXACT_RANKS = 1 << 16
 _POSITION = 4  # bytes of a lookup's position among the rows that cross to a device (lookup_pack.h)
 _PLACES_SENT, _PLACES_KEPT = 12, 8  # bytes of the places of a row that crosses, and of one that the device has
@@ -319,3 +320,54 @@ def _wire_bytes(row_bytes: int, unique: float, shards: int) -> tuple[float, floa
     answer = _FRAME + _SECTION + _ACK
     push = shards * (_FRAME + table + answer + _FRAME + answer) + unique * (8 + row_bytes)
     return pull, push
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What a table would take on the devices of the workers, and where placement ``auto`` puts it.
+
+    Attributes:
+        rank_bytes: the bytes of a worker's share of weights, state and update counts.
+        room_bytes: the bytes that tables with placement ``auto`` may have on a device.
+        exchange_bytes: the bytes of one step that cross between one worker and the others, in both directions.
+        server_bytes: the bytes of one step that would cross between one worker and servers.
+        placement: ``device`` or ``servers``.
+        reason: why.
+    """
+
+    rank_bytes: int
+    room_bytes: int
+    exchange_bytes: float
+    server_bytes: float
+    placement: str
+    reason: str
+
+
+def plan_on_devices(table: PlannedTable, load: Load, *, device_bytes: int, used_bytes: int = 0) -> DevicePlan:
+    """Computes what a table takes on devices, and decides where it is with placement ``auto``.
+
+    It is on the devices when all such tables together take at most a quarter of a device, and a step moves no more
+    bytes between workers than it would between workers and servers.
+
+    Args:
+        table, load: the table, and the load of a step.
+        device_bytes: the memory of one device, in bytes.
+        used_bytes: the bytes that other tables with placement ``auto`` have there already.
+    """
+    state = (table.row_bytes - (table.dim * DTYPE_BYTES[table.dtype] + 3) // 4 * 4) // 4
+    rank_bytes = math.ceil(table.rows / load.workers) * 4 * (table.dim + state + 1)
+    room = max(0, int(device_bytes * DEVICE_SHARE) - used_bytes)
+    unique = Popularity.zipf(table.rows, table.skew).unique(load.lookups)
+    away = unique * (load.workers - 1) / load.workers
+    # Keys there, rows back, and at the end of the step keys and gradients; two numbers to each worker with each.
+    exchange = 2 * away * (8 + 4 * table.dim) + 2 * 16 * (load.workers - 1)
+    by_servers = sum(_wire_bytes(table.dim * DTYPE_BYTES[load.wire], unique, 1))
+    if table.dtype != "float32":
+        placement, reason = "servers", f"rows on devices are float32, and these are {table.dtype}"
+    elif rank_bytes > room:
+        placement, reason = "servers", f"a worker's share is {rank_bytes} bytes, and {room} are for such tables"
+    elif exchange > by_servers:
+        placement, reason = "servers", f"a step would move {exchange:.0f} bytes, and {by_servers:.0f} with servers"
+    else:
+        placement, reason = "device", f"it fits, and a step moves {exchange:.0f} bytes, not {by_servers:.0f}"
+    return DevicePlan(rank_bytes, room, exchange, by_servers, placement, reason)

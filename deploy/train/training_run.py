@@ -108,6 +108,7 @@ def run_worker(
     from ...worker.session.row_cache import RowCache, check_cache
     from ...worker.session.session_metrics import SessionMetrics
     from ...worker.training.ps_backend import PsBackend
+    from .placements import placements_of
 
     train = job.train
     if train.cache is not None and train.cache.storage == "device" and group.device.type == "cpu":
@@ -135,14 +136,17 @@ def run_worker(
         ) as session,
     ):
         metrics.session = SessionMetrics(session)
+        backend = PsBackend(
+            job, session, coordinator, device=group.device, choose=placements_of(job, group, local_world)
+        )
         if isinstance(trace, RecordedTrace):
             session.core.record(trace)
-            return train_with(PsBackend(job, session, coordinator), session.core.end_record)
+            return train_with(backend, session.core.end_record)
         if telemetry is not None:
             from ...worker.session.otel_trace import record_otel
 
             record_otel(session, telemetry.tracer)
-        return train_with(PsBackend(job, session, coordinator))
+        return train_with(backend)
 
 
 def _with_places(

@@ -21,6 +21,7 @@ from .job_effects import check_effects
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .parallel_config import ParallelConfig, check_parallel
+from .placement_config import check_placements
 from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
 from .table_config import TableConfig
@@ -226,7 +227,9 @@ class JobConfig(StrictModel):
     )
     train: TrainConfig = Field(TrainConfig(), description="How the model is trained.")
     tables: dict[str, TableConfig] = Field(
-        {}, description="Which rows a table keeps, by column; * and ? match columns, and the first match counts."
+        {},
+        description="Where a table is and which rows it keeps, by column; * and ? match columns, and the first match "
+        "counts.",
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
     keep: Annotated[str | None, Field(min_length=1)] = Field(
@@ -351,6 +354,11 @@ class JobConfig(StrictModel):
     @model_validator(mode="after")
     def _towers_in_parts(self) -> JobConfig:
         check_parallel(self)
+        return self
+
+    @model_validator(mode="after")
+    def _tables_on_devices(self) -> JobConfig:
+        check_placements(self)
         return self
 
     @model_validator(mode="after")

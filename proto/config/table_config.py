@@ -1,4 +1,4 @@
-"""The section ``tables`` of a job: which rows its tables keep, by column."""
+"""The section ``tables`` of a job: where its tables are and which rows they keep, by column."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from .config import Bytes, Seconds, StrictModel
 
 
 class TableConfig(StrictModel):
-    """Which keys get a row, which rows are removed, and how many stay in memory ([admission](admission.md))."""
+    """Where a table is ([tables on devices](device-tables.md)), which keys get a row, which rows are removed, and how
+    many stay in memory ([admission](admission.md)).
+    """
+
+    placement: Literal["servers", "device", "auto"] = Field(
+        "servers",
+        description="Where the rows are. servers: on the parameter servers. device: spread over the devices of the "
+        "workers, which must step together. auto: device where the job allows it and sparserow plan would choose it.",
+    )
 
     admit_after: int = Field(
         1,

@@ -129,10 +129,10 @@ def rows_on_devices(session: sr.Session) -> dict[str, list[np.ndarray]]:
     tables, found = session.core.device_tables, {}
     for name in TABLES:
         mine = tables.table(name)
-        sizes = [mine.share.size(rank) for rank in range(mine.share.world)]
         keys = torch.cat([mine.share.keys_of(rank) for rank in range(mine.share.world)]).argsort()
-        parts = [mine.weights, mine.state, mine.update_counts.unsqueeze(1)]
-        weights, state, counts = (torch.cat(tables.exchanges.gathered(part, sizes))[keys].numpy() for part in parts)
+        told: list = [None] * mine.share.world
+        dist.all_gather_object(told, (mine.weights, mine.state, mine.update_counts.unsqueeze(1)))
+        weights, state, counts = (torch.cat(parts)[keys].numpy() for parts in zip(*told, strict=True))
         found[name] = [weights, np.where(counts > 0, state, 0), counts[:, 0]]
     return found
 
@@ -355,6 +355,62 @@ def restored_by_two(rank: int, address: str, folder: Path) -> None:
         dist.barrier()
 
 
+class Small(nn.Module):
+    """A model that can be exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Embedding(ROWS, DIM, padding_idx=3)
+        self.bag = nn.EmbeddingBag(ROWS, DIM, mode="mean")
+        self.top = nn.Linear(2 * DIM, 1)
+
+    def forward(self, ids: Tensor, bags: Tensor) -> Tensor:
+        return self.top(torch.cat([self.one(ids), self.bag(bags)], dim=1)).flatten()
+
+
+def published(rank: int, address: str, folder: Path) -> None:
+    """Models whose tables are on devices, all of them or one: the first one follows by dense weights."""
+    root, example = str(folder / "models"), batch(0, 9)[:2]
+    for name, tables in (("all", "*"), ("mixed", "one")):
+        with sr.connect(address, name) as session:
+            torch.manual_seed(4)
+            options = {tables: sr.Table(placement="device")}
+            model = sr.distribute(Small(), session, optimizer=sr.Adagrad(lr=0.5), min_rows=1, tables=options)
+            ddp = DistributedDataParallel(model)
+            dense = torch.optim.Adam(model.parameters(), lr=0.1)
+
+            def steps(begin: int, session=session, ddp=ddp, dense=dense) -> None:
+                for step in range(begin, begin + 3):
+                    ids, bags, *_, labels = batch(step, rank)
+                    nn.functional.mse_loss(ddp(ids, bags), labels).backward()
+                    session.step(dense)
+
+            steps(0)
+            if rank == 0:
+                with pytest.raises(sr.FailedPrecondition, match=r"layer 'one' is on the devices .* sr\.gather_tables"):
+                    sr.publish(session, name, model=model, example=example, root=root)
+            whole = sr.gather_tables(session, ddp)
+            assert (whole is None) == (rank == 1)
+            if whole is not None:
+                sr.publish(session, name, model=whole, example=example, root=root)
+                publisher = sr.DensePublisher(session, name, root=root, model=whole)
+            dist.barrier()
+            if name == "all":
+                steps(3)
+                again = sr.gather_tables(session, ddp, into=whole)
+                if again is not None:
+                    assert again is whole
+                    assert publisher.publish().number == 1
+            scores = model.eval()(*example)
+            if rank == 0:
+                torch.save(scores.detach(), folder / f"scores of {name}.pt")
+                with pytest.raises(sr.InvalidArgument, match="into: 'Linear' is not allowed"):
+                    sr.gather_tables(session, model, into=nn.Linear(1, 1))
+            else:
+                sr.gather_tables(session, model)
+            dist.barrier()
+
+
 CASES: dict[str, tuple[int, Callable[[int, str, Path], None]]] = {
     **{f"bits of {world}": (world, bits) for world in (1, 2, 4)},
     "failures": (2, failures),
@@ -362,6 +418,7 @@ CASES: dict[str, tuple[int, Callable[[int, str, Path], None]]] = {
     "resumed": (2, resumed),
     "saved by four": (4, saved_by_four),
     "restored by two": (2, restored_by_two),
+    "published": (2, published),
 }
 KILLED = {"lost": (1,)}
 
@@ -404,6 +461,19 @@ def test_a_table_on_devices_has_the_bits_of_one_on_servers(folder: Path, world: 
 @pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("bits")])
 def test_tables_on_devices(folder: Path, case: str) -> None:
     assert (folder / case).exists()
+
+
+@pytest.mark.parametrize("name", ["all", "mixed"])
+def test_a_published_model_has_the_rows_of_devices(folder: Path, name: str) -> None:
+    root, example = str(folder / "models"), batch(0, 9)[:2]
+    with (
+        sr.local_serving(name, root=root) as serving,
+        sr.ServingClient(serving.addresses, model=name) as client,
+        sr.ServedModel(client, root) as served,
+    ):
+        wanted = torch.load(folder / f"scores of {name}.pt")
+        np.testing.assert_allclose(served(*example).tolist(), wanted.tolist(), rtol=1e-6, atol=1e-7)
+        assert served.dense_version == (1 if name == "all" else 0)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,11 @@ class DeviceTables:
         """The names of the tables, in the order in which every rank made them."""
         return self._order
 
+    @property
+    def rows(self) -> int:
+        """The number of rows of all tables, on all ranks."""
+        return sum(table.share.num_rows for table in self._tables.values())
+
     def table(self, name: str) -> RankRows:
         """Returns this rank's rows of a table, by its name within the namespace."""
         return self._tables[name]
@@ -205,10 +210,7 @@ class DeviceTables:
                 floats[rank].append(values.reshape(-1))
         told = self.exchanges.integers(
             END_OF_STEP,
-            [
-                torch.cat([torch.tensor(head).to(self.device), *rows])
-                for head, rows in zip(heads, numbers, strict=True)
-            ],
+            [torch.cat([torch.tensor(head).to(self.device), *rows]) for head, rows in zip(heads, numbers, strict=True)],
         )
         dims = [self._tables[name].schema.dim for name in self._order]
         theirs = numbers_of(torch.stack([each[: 2 * len(dims)] for each in told]))
@@ -291,14 +293,16 @@ def tables_of(binding: str) -> DeviceTables:
     return found
 
 
-def whole_rows(tables: DeviceTables, name: str) -> Tensor:
-    """Returns all rows of a table, (num_rows, dim) float32 on the host. Every rank calls it."""
+def whole_rows(tables: DeviceTables, name: str) -> Tensor | None:
+    """Returns all rows of a table on rank 0, (num_rows, dim) float32 on the host, else None. Every rank calls it."""
     table = tables.table(name)
     share = table.share
-    sizes = [share.size(rank) for rank in range(share.world)]
+    parts = tables.exchanges.collected(table.weights, [share.size(rank) for rank in range(share.world)])
+    if parts is None:
+        return None
     whole = torch.empty(share.num_rows, table.schema.dim)
-    for rank, part in enumerate(tables.exchanges.gathered(table.weights, sizes)):
-        whole[share.keys_of(rank)] = part.cpu()
+    for rank, part in enumerate(parts):
+        whole[share.keys_of(rank)] = part
     return whole
 
 

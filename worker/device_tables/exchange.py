@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError
 
 END_OF_STEP = -1  # the call by which gradients go to their rows; a lookup's call is the number of its table
 _REFUSED = -2
+_COLLECTED_ROWS = 65536  # rows that one message to rank 0 has at most
 
 
 class Exchange:
@@ -103,22 +105,27 @@ class Exchange:
         if self.world > 1:
             self._waited(lambda: dist.broadcast(values, src=0, group=self._group))
 
-    def gathered(self, values: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Returns the values of each rank, (sizes[r], columns), in rank order. Every rank calls it.
+    def collected(self, values: Tensor, sizes: Sequence[int]) -> list[Tensor] | None:
+        """Returns the values of each rank on the host of rank 0, and None on other ranks. Every rank calls it.
 
         Args:
             values: of this rank, (sizes[rank], columns).
             sizes: the number of rows of each rank.
         """
-        if self.world == 1:
-            return [values]
-        made = [torch.empty(size, *values.shape[1:], dtype=values.dtype, device=values.device) for size in sizes]
-        longest = max(sizes)
-        padded = values.new_zeros(longest, *values.shape[1:])
-        padded[: len(values)] = values
-        whole = [torch.empty_like(padded) for _ in made]
-        self._waited(lambda: dist.all_gather(whole, padded, group=self._group))
-        return [each[:size] for each, size in zip(whole, sizes, strict=True)]
+        if self.rank != 0:
+            for begin in range(0, len(values), _COLLECTED_ROWS):
+                part = values[begin : begin + _COLLECTED_ROWS].contiguous()
+                self._waited(partial(dist.send, part, group=self._group, group_dst=0))
+            return None
+        whole = [values.cpu().clone()]
+        for rank in range(1, self.world):
+            made = torch.empty(sizes[rank], *values.shape[1:], dtype=values.dtype)
+            for begin in range(0, len(made), _COLLECTED_ROWS):
+                part = torch.empty_like(made[begin : begin + _COLLECTED_ROWS], device=self.device)
+                self._waited(partial(dist.recv, part, group=self._group, group_src=rank))
+                made[begin : begin + _COLLECTED_ROWS] = part.cpu()
+            whole.append(made)
+        return whole
 
     def close(self) -> None:
         """Gives the ranks' process group back."""

@@ -30,6 +30,8 @@ _PLACE = "tables.placement 'device'"
 class DeviceEmbedding(DistributedEmbedding):
     """Replaces ``nn.Embedding``: looks its rows up on the devices of the ranks."""
 
+    is_on_devices = True
+
     def _own_rows(self, ids: Tensor) -> Tensor:
         anchor = self.anchor if self.training else self.anchor.detach()
         return _look_up(self.binding, ids, anchor, padding=self.padding_idx)
@@ -37,6 +39,8 @@ class DeviceEmbedding(DistributedEmbedding):
 
 class DeviceEmbeddingBag(DistributedEmbeddingBag):
     """Replaces ``nn.EmbeddingBag``: pools rows from the devices of the ranks."""
+
+    is_on_devices = True
 
     def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
         bags = BagOptions(self._mode_number, self.include_last_offset, offsets, weights)

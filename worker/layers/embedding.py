@@ -42,7 +42,10 @@ class DistributedLayer(nn.Module):
         anchor: a float32 tensor of shape (1,) that requires grad and so makes autograd record lookups. It is a plain
             attribute, so ``parameters()``, ``state_dict()`` and DDP do not see it.
         tensor_group: the ranks that get the rows from the one that looks them up; None: each rank looks up its own.
+        is_on_devices: whether the rows are on the devices of the job's ranks, and not on servers.
     """
+
+    is_on_devices = False
 
     def __init__(
         self,

@@ -77,10 +77,18 @@ def _exportable(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the model, or a copy whose lookups need no tensor group.
 
     Raises:
-        FailedPrecondition: ranks have the model in parts.
+        FailedPrecondition: ranks have the model in parts, or tables on their devices.
     """
     from ..checkpoint.every_rank import is_in_parts
+    from ..layers.gather_tables import layers_on_devices
     from ..layers.handed_rows import without_group
+
+    there = layers_on_devices(model)
+    if there:
+        raise FailedPrecondition(
+            f"publish: the table of layer {next(iter(there))!r} is on the devices of the ranks; publish the copy that "
+            "sr.gather_tables(session, model), which every rank calls, returns on rank 0"
+        )
 
     if is_in_parts(model):
         raise FailedPrecondition(
@@ -101,7 +109,7 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
     Raises:
         InvalidArgument: the model cannot be exported, for the reason in the text, or a tensor of the model shares
             memory with the example.
-        FailedPrecondition: ranks have the model in parts.
+        FailedPrecondition: ranks have the model in parts, or tables on their devices.
     """
     source = replace(source, model=_exportable(source.model))
     import torch

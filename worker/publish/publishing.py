@@ -149,9 +149,9 @@ def publish(
 
     Raises:
         InvalidArgument: an argument is not allowed, or the model shares memory with ``example``.
-        FailedPrecondition: the session has no cluster, or a row is not finite.
+        FailedPrecondition: the session has no cluster, a row is not finite, or ranks have parts of the model.
         Unavailable: a shard is down; the text names it.
-        NotFound: the namespace has no tables.
+        NotFound: the namespace has no tables, and there is no model.
     """
     if not isinstance(session.core.catalog, ControlClient):
         raise FailedPrecondition("publish: it needs a session of a cluster (sr.connect), not of stores in this process")
@@ -213,7 +213,7 @@ def publish_from(
     if publication.alias is not None:
         check_name("alias", publication.alias)
     schemas = tuple(each for each in control.list_tables(namespace) if each.name not in publication.without)
-    if not schemas:
+    if not schemas and publication.program is None:
         raise NotFound(f"namespace {namespace!r} has no tables to publish at {control.address}")
     dtypes = _dtypes(schemas, publication.dtype)
     registry = ModelRegistry(publication.root)

@@ -33,6 +33,11 @@ class DeviceSide(Protocol):
         """The names of the tables within the namespace."""
         ...
 
+    @property
+    def rows(self) -> int:
+        """The number of rows of all tables, on all ranks."""
+        ...
+
     def remove(self, names: Sequence[str]) -> None:
         """Removes tables and their rows."""
         ...

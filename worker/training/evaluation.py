@@ -11,7 +11,6 @@ from torch import nn
 
 from ..data import Batch, ClickReader
 from ..metrics.binary import auc, log_loss
-from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
 
 
@@ -31,7 +30,12 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, reader: ClickReader, group: WorkerGroup, placed: Callable[[Batch], Batch] = lambda batch: batch
+    model: nn.Module,
+    reader: ClickReader,
+    group: WorkerGroup,
+    placed: Callable[[Batch], Batch] = lambda batch: batch,
+    *,
+    forwards_meet: bool = False,
 ) -> Evaluation:
     """Scores every sample once and gathers the logits on rank 0, 8 bytes a sample; all ranks get the same result.
 
@@ -42,6 +46,7 @@ def evaluate(
         reader: the reader of this worker's share of the test files.
         group: this worker and its peers; every rank calls this function.
         placed: gives a batch on the model's device.
+        forwards_meet: whether a forward has collective calls, so that each rank makes equally many.
     """
     was_training = model.training
     model.eval()
@@ -49,7 +54,7 @@ def evaluate(
     try:
         with torch.no_grad():
             for batch in reader:
-                if len(batch) or isinstance(group, ParallelGroup):  # whose forwards have collective calls
+                if len(batch) or forwards_meet:
                     there = placed(batch)
                     logits.append(model(there.dense, there.sparse).float().cpu().numpy())
                     labels.append(batch.labels.numpy())

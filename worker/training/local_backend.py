@@ -31,6 +31,7 @@ class LocalBackend:
     """
 
     shards = 0
+    forwards_meet = False
     session = None
 
     def __init__(self, train: TrainConfig, trace: Trace | None = None) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
+from ...proto.config.placement_config import refusal_of_devices
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.schema import Table, Uniform
@@ -56,6 +60,25 @@ def _tiers_of(shards: Iterable[pb.ShardStatus]) -> dict[str, float]:
     return {name: sum(getattr(tier, name) for tier in tiers) for name in _TIER_COUNTS} if tiers else {}
 
 
+@dataclass(frozen=True)
+class OpenTable:
+    """A table whose placement is to be chosen.
+
+    Attributes:
+        path: the path of its layer, which is the name of the table.
+        rows: the number of rows.
+        dim: the number of columns.
+    """
+
+    path: str
+    rows: int
+    dim: int
+
+
+# Returns the paths of those tables that are to be on devices; every worker calls it and gets the same.
+ChoosePlacements: TypeAlias = Callable[[Sequence[OpenTable]], Collection[str]]
+
+
 class PsBackend:
     """A backend that keeps tables of at least ``model.min_rows`` rows on the cluster.
 
@@ -65,14 +88,24 @@ class PsBackend:
         job: the job, with the model, the optimizers and the seed.
         session: the session in the job's namespace; the caller closes it.
         coordinator: ``HOST:PORT`` of the coordinator, which is asked for the counts of the result.
+        device: the device of the model; None: the host.
+        choose: chooses the placement of tables with placement auto; None: they are on the servers.
 
     Raises:
         InvalidArgument: ``train.prefetch_hints`` is given, but no shard has an SSD.
     """
 
-    def __init__(self, job: JobConfig, session: Session, coordinator: str) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        session: Session,
+        coordinator: str,
+        *,
+        device: torch.device | None = None,
+        choose: ChoosePlacements | None = None,
+    ) -> None:
         self._job, self._session, self._coordinator = job, session, coordinator
-        self._device = torch.device("cpu")  # of the model, from start() on
+        self._device, self._choose = device or torch.device("cpu"), choose
         self._dense: torch.optim.Optimizer | None = None
         self._dense_rows: DenseRows | None = None
         self._holders: dict[str, HashedEmbeddings] = {}
@@ -98,21 +131,54 @@ class PsBackend:
         model, train = self._job.model, self._job.train
         with deferred(min_rows=model.min_rows):
             plain = make(False)
-        initial = Uniform(-model.init_scale, model.init_scale)
         self._holders = {path: part for path, part in plain.named_modules() if isinstance(part, HashedEmbeddings)}
+        tables = self._table_options()
+        if any(table.placement == "device" for table in tables.values()):
+            plain.to(self._device)  # where its tables are made
         return distribute(
             plain,
             self._session,
             optimizer=train.row_optimizer.row_optimizer(),
             min_rows=model.min_rows,
-            tables={
-                **{
-                    f"*.tables.{column}": Table(init=initial, seed=train.seed, **asdict(table.policy()))
-                    for column, table in self._job.tables.items()
-                },
-                "*": Table(init=initial, seed=train.seed),
-            },
+            tables=tables,
         )
+
+    def _tables(self) -> Iterator[OpenTable]:
+        """Yields the tables of the model that are distributed."""
+        for path, holder in self._holders.items():
+            for name, table in holder.tables.items():
+                assert isinstance(table, nn.Embedding)
+                if table.num_embeddings >= self._job.model.min_rows:
+                    yield OpenTable(f"{path}.tables.{name}", table.num_embeddings, table.embedding_dim)
+
+    def _table_options(self) -> dict[str, Table]:
+        """Returns the options of the job's tables by pattern; tables whose placement was chosen come first."""
+        job = self._job
+        initial = Uniform(-job.model.init_scale, job.model.init_scale)
+        given = {
+            f"*.tables.{column}": (table.placement, Table(init=initial, seed=job.train.seed, **asdict(table.policy())))
+            for column, table in job.tables.items()
+        }
+        chosen: dict[str, Table] = {}
+        undecided: dict[str, OpenTable] = {}
+        for table in self._tables():
+            pattern = next((each for each in given if fnmatch.fnmatchcase(table.path, each)), None)
+            if pattern is None or given[pattern][0] != "auto":
+                continue
+            if refusal_of_devices(job, job.tables[pattern.removeprefix("*.tables.")]) is None:
+                undecided[table.path] = table
+                chosen[glob.escape(table.path)] = given[pattern][1]
+        if undecided and self._choose is not None:
+            for path in self._choose(list(undecided.values())):
+                chosen[glob.escape(path)] = replace(chosen[glob.escape(path)], placement="device")
+        return {
+            **chosen,
+            **{
+                pattern: replace(table, placement="device" if placement == "device" else "servers")
+                for pattern, (placement, table) in given.items()
+            },
+            "*": Table(init=initial, seed=job.train.seed),
+        }
 
     def start(self, model: nn.Module) -> None:
         """Makes the optimizer of the dense tower; with ``train.dense`` ps, moves the tower to the servers instead."""
@@ -161,13 +227,15 @@ class PsBackend:
 
     def _ids_of_parts(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
         """Returns the ids of every forward of a step, by table."""
-        size, tables = self._job.train.batch_size, frozenset(self._session.core.bound_tables())
+        core = self._session.core
+        size = self._job.train.batch_size
+        tables = {table for table in core.bound_tables() if not core.is_on_devices(table)}
         ids: dict[str, list[torch.Tensor]] = {}
         for begin in range(0, len(batch), size):
             for path, holder in self._holders.items():
                 for name, part in holder.ids(batch.sparse[begin : begin + size]).items():
                     table = f"{path}.tables.{name}"
-                    if table in tables:  # small tables are not distributed
+                    if table in tables:  # small tables are not distributed, and no server has those on devices
                         ids.setdefault(table, []).append(part)
         if self._dense_rows is not None:
             ids[self._dense_rows.table.schema.name] = [self._dense_rows.ids]
@@ -177,6 +245,11 @@ class PsBackend:
     def session(self) -> Session:
         """The session of the job."""
         return self._session
+
+    @property
+    def forwards_meet(self) -> bool:
+        """Whether the towers are in parts, or a table is on the devices of the ranks."""
+        return self._job.train.parallel is not None or self._session.core.device_tables is not None
 
     @property
     def dense(self) -> torch.optim.Optimizer | None:
@@ -243,10 +316,12 @@ class PsBackend:
         }
 
     def rows(self) -> int:
-        """Returns the number of rows that the servers hold in this job's namespace."""
+        """Returns the number of rows of this job's tables: those that the servers hold, and all of those on devices."""
         with self._control() as client:
             shards, own = client.status().shards, f"{self._session.namespace}/"
-            return sum(usage.rows for shard in shards for usage in shard.tables if usage.name.startswith(own))
+        there = self._session.core.device_tables
+        on_servers: int = sum(usage.rows for shard in shards for usage in shard.tables if usage.name.startswith(own))
+        return on_servers + (0 if there is None else there.rows)
 
     def shard_losses(self) -> tuple[int, int]:
         """Returns how often a shard was restored while others went on, and how many commits were lost by it."""

@@ -20,6 +20,7 @@ from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
 from ..data import Batch
 from ..data.leased import EpochScore, LeasedReader
+from ..layers.gather_tables import gather_tables
 from ..metrics.binary import auc
 from ..models import Tower
 from ..prefetch.device_batches import DeviceBatches
@@ -289,8 +290,13 @@ class Trainer:
     def model_on_host(self) -> nn.Module:
         """Returns the model on the host, for what is kept of it; training is over then.
 
-        With ``train.parallel`` every process calls it, and the first one gets a copy with the parts of all.
+        Where ranks have it in parts, or rows of tables on their devices, every process calls it, and the first one gets
+        a copy with the parts of all.
         """
+        session = self._backend.session
+        if session is not None and session.core.device_tables is not None:
+            whole = gather_tables(session, self._bare)
+            return self._bare if whole is None else whole
         return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
 
     @property
@@ -401,5 +407,7 @@ class Trainer:
         if not self._group.meets and self._group.rank != 0:
             return EpochResult(epoch, loss, total, rate, math.nan, math.nan)
         self._observer.evaluating(epoch)
-        tested = evaluate(self._bare, self._test_reader, self._group, self._placed)
+        tested = evaluate(
+            self._bare, self._test_reader, self._group, self._placed, forwards_meet=self._backend.forwards_meet
+        )
         return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss)

@@ -114,6 +114,11 @@ class TrainingBackend(Protocol):
         ...
 
     @property
+    def forwards_meet(self) -> bool:
+        """Whether a forward has collective calls, so that each rank makes equally many. It is known after ``build``."""
+        ...
+
+    @property
     def session(self) -> Session | None:
         """The session with the cluster; None without a cluster."""
         ...

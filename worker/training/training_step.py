@@ -95,8 +95,7 @@ class TrainingStep:
             NonFiniteGradient: a gradient of this rank or another is not finite. Nothing was applied.
             SparserowError: a server or a peer has failed.
         """
-        # With towers in parts a forward has collective calls, so each rank makes equally many.
-        least = 1 if self._train.parallel is None else self._train.accumulate
+        least = self._train.accumulate if self._backend.forwards_meet else 1
         parts = list(_parts(batch, self._train.batch_size, least=least))
         logits, losses = [], []
         for index, part in enumerate(parts):
