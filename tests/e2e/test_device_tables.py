@@ -17,10 +17,17 @@ import sparserow as sr
 import torch
 import torch.distributed as dist
 from forked_ranks import fork_ranks
+from sparserow.deploy.train.placements import placements_of
 from sparserow.proto.checkpoint import manifest
 from sparserow.proto.checkpoint.folder import Folder as CheckpointFolder
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
 from sparserow.worker.membership.shard_client import shard_client
+from sparserow.worker.training.process_group import WorkerGroup
+from sparserow.worker.training.ps_backend import PsBackend
+from sparserow.worker.training.trainer import Trainer
+from sparserow.worker.training.training_report import Silence
 from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
@@ -411,6 +418,58 @@ def published(rank: int, address: str, folder: Path) -> None:
             dist.barrier()
 
 
+def jobs(rank: int, address: str, folder: Path) -> None:
+    """A job file with ``tables.NAME.placement`` has the results of the same job with its tables on servers."""
+    log = folder / f"log{rank}.csv"
+    draw = torch.Generator().manual_seed(0)
+    keys = torch.randint(0, 50, (333,), generator=draw).tolist()
+    log.write_text("".join(f"{(key + at) % 2},{at % 7 / 7},k{key}\n" for at, key in enumerate(keys)))
+    group = WorkerGroup(rank, 2)
+    common = [
+        f"data.train={log}",
+        f"data.test={log}",
+        "data.format=csv",
+        "data.csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}",
+        "model={kind: deepfm, rows: 64, dim: 4, hidden: [8], init_scale: 0.5}",
+        "name=jobs",
+        "train={batch_size: 32, accumulate: 2, epochs: 2, workers: 2}",
+        "train.row_optimizer={kind: adam, lr: 0.05}",
+    ]
+    saves = f"train.checkpoint={{url: {folder}/job-saves, every_steps: 2}}"
+    sets: dict[str, tuple[str, ...]] = {
+        "servers": (),
+        "device": ("tables={c: {placement: device}}", saves),
+        "again": ("tables={c: {placement: device}}", saves),
+        "auto": ("tables={c: {placement: auto}}", "train.prefetch=1"),
+    }
+    results = {}
+    for name, more in sets.items():
+        job = load_config(JobConfig, None, [*common, *more])
+        with sr.connect(address, "jobs", gather_sec=60.0) as session:
+            backend = PsBackend(job, session, address, choose=placements_of(job, group, 2))
+            trainer = Trainer(job, group=group, backend=backend, observer=Silence())
+            if name == "again":
+                assert trainer.resume()
+            result = trainer.run()
+            seen = [(each.train_loss, each.test_auc, each.test_log_loss) for each in result.history]
+            direct = trainer.model.eval()(*trainer.example()).tolist()
+            host = trainer.model_on_host().eval()
+            if rank == 0:
+                np.testing.assert_allclose(host(*trainer.example()).tolist(), direct, rtol=1e-6)
+            results[name] = seen
+            assert session.stats().device_tables == (0 if name == "servers" else len(session.core.bound_tables()))
+            assert result.rows == (result.rows if name == "servers" else 64 * len(session.core.bound_tables()))
+            group.wait()
+        if name == "servers":
+            if rank == 0:
+                with sr.connect(address, "jobs", job="cleaner", rank=0, world_size=1) as session:
+                    for schema in session.core.catalog.list_tables("jobs"):
+                        session.drop_table(schema.name)
+            group.wait()
+    for name in ("device", "again", "auto"):
+        np.testing.assert_allclose(results[name], results["servers"], rtol=1e-14, err_msg=name)  # sums of numpy
+
+
 CASES: dict[str, tuple[int, Callable[[int, str, Path], None]]] = {
     **{f"bits of {world}": (world, bits) for world in (1, 2, 4)},
     "failures": (2, failures),
@@ -419,6 +478,7 @@ CASES: dict[str, tuple[int, Callable[[int, str, Path], None]]] = {
     "saved by four": (4, saved_by_four),
     "restored by two": (2, restored_by_two),
     "published": (2, published),
+    "jobs": (2, jobs),
 }
 KILLED = {"lost": (1,)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,16 @@ import torch
 from numpy.typing import NDArray
 from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main
-from sparserow.deploy.preflight.planning import CachePlan, Load, Plan, PlannedCache, PlannedTable, Popularity, plan
+from sparserow.deploy.preflight.planning import (
+    CachePlan,
+    Load,
+    Plan,
+    PlannedCache,
+    PlannedTable,
+    Popularity,
+    plan,
+    plan_on_devices,
+)
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
@@ -230,3 +240,34 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     made = plan(PlannedTable(2 * 10**9, 64), Load(2048, 16), budget_bytes=64 << 30, has_ssd=True, shards=4, cache=cache)
     told = json.loads(path.read_text())
     assert Plan(**{**told, "cache": CachePlan(**told["cache"])}) == made
+
+
+def test_placement_auto_depends_on_bytes_and_traffic() -> None:
+    table = PlannedTable(1_000_000, 16, "adam", skew=1.0)
+    load = Load(10_000, workers=4)
+    made = plan_on_devices(table, load, device_bytes=1 << 30)
+    assert made.rank_bytes == 250_000 * 4 * (16 + 32 + 1)
+    assert made.room_bytes == 1 << 28
+    assert made.placement == "device"
+    assert made.exchange_bytes < 0.76 * made.server_bytes
+    for other, why in (
+        (plan_on_devices(table, load, device_bytes=made.rank_bytes * 4 - 1), r"share is 49000000 bytes, and 48999999"),
+        (plan_on_devices(table, load, device_bytes=1 << 30, used_bytes=1 << 28), "and 0 are for such tables"),
+        (plan_on_devices(table, Load(10_000, 4, "bfloat16"), device_bytes=1 << 30), "a step would move .* bytes"),
+        (plan_on_devices(PlannedTable(9, 16, dtype="float16"), load, device_bytes=1 << 30), "these are float16"),
+    ):
+        assert other.placement == "servers"
+        assert re.search(why, other.reason)
+    alone = plan_on_devices(table, Load(10_000), device_bytes=1 << 30)
+    assert (alone.exchange_bytes, alone.placement) == (0.0, "device")
+
+
+def test_the_command_says_where_auto_puts_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--rows=1e6", "--dim=16", "--workers=4", "--device-memory=80GiB", f"--json={file}"])
+    assert ended.value.code in (0, None)
+    assert "placement auto" in (shown := capsys.readouterr().out)
+    assert "device: it fits, and a step moves" in shown
+    figures = json.loads(file.read_text())["on_devices"]
+    assert (figures["placement"], figures["rank_bytes"]) == ("device", 250_000 * 4 * 33)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from sparserow.deploy.train.training_job import TorchrunPlace, allowed_restarts, run_job
 from sparserow.proto.config.config import load_config, validate
+from sparserow.proto.config.elastic_config import ElasticConfig
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.config.placement_config import refusal_of_devices
 from sparserow.proto.errors import InvalidArgument
 
 BASE = ["data.train=a.tsv", "data.test=[b.tsv, c.tsv]", "model.kind=dlrm"]
@@ -197,3 +199,32 @@ def test_row_optimizers_reach_the_table_schema(kind):
     made = job.train.row_optimizer.row_optimizer()
     assert type(made).__name__.lower() == kind.replace("_", "")
     assert made.lr == 0.25
+
+
+PLACED = "tables={a: {placement: device}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (("train.staleness=2",), "servers with train.staleness 2"),
+        (("train.staleness=null",), "servers with train.staleness null"),
+        (("train.dense=ps",), "servers with train.dense ps"),
+        (("train.dense=ps", "train.staleness=2", "train.elastic={}"), "servers with train.staleness 2"),
+        (("train.parallel={fsdp: true}", "train.workers=2"), "servers with train.parallel"),
+        (("tables.a.admit_after=3",), "servers with rules of admission, eviction or memory"),
+        (("tables.a.max_rows=9",), "servers with rules of admission, eviction or memory"),
+    ],
+)
+def test_tables_on_devices_are_refused_by_name(settings: tuple[str, ...], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"tables\.a\.placement: 'device' is not allowed; allowed: {text}"):
+        load_config(JobConfig, None, [*BASE, PLACED, *settings])
+    placed = load_config(JobConfig, None, [*BASE, "tables={a: {placement: auto}}", *settings])
+    assert refusal_of_devices(placed, placed.tables["a"]) is not None
+
+
+def test_elastic_workers_have_no_tables_on_devices() -> None:
+    placed = load_config(JobConfig, None, [*BASE, PLACED])
+    assert refusal_of_devices(placed, placed.tables["a"]) is None
+    elastic = placed.train.model_copy(update={"elastic": ElasticConfig()})
+    assert refusal_of_devices(placed.model_copy(update={"train": elastic}), placed.tables["a"]) == "train.elastic"
