@@ -25,7 +25,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ...proto.schema import TableSchema
 from ..session.device_side import SealedRows
 from ..session.session_parts import Placement
-from .exchange import END_OF_STEP, Exchange
+from .exchange import END_OF_STEP, RankExchange
 from .rank_rows import Block, RankRows, StepOfRows, bytes_of_rows
 from .share import Share
 from .staged import KeySums, StagedLookup, seal, sum_lookups
@@ -68,7 +68,7 @@ class DeviceTables:
         self._ready: dict[str, StepOfRows] = {}
         self._generation = 0  # of steps, so that a backward after its step is noticed
         self._counts = {"nonfinite_rows": 0, "clipped_rows": 0}
-        self.exchanges = Exchange(
+        self.exchanges = RankExchange(
             placement.rank, placement.world_size, device, placement.deadline_sec, self._name_of_call
         )
 
@@ -141,7 +141,7 @@ class DeviceTables:
             (n, dim) float32 on the device.
 
         Raises:
-            SparserowError: see :meth:`Exchange.integers`.
+            SparserowError: see :meth:`RankExchange.integers`.
         """
         table, call = self._tables[name], self._order.index(name)
         if self._placement.world_size == 1:

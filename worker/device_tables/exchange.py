@@ -27,7 +27,7 @@ _REFUSED = -2
 _COLLECTED_ROWS = 65536  # rows that one message to rank 0 has at most
 
 
-class Exchange:
+class RankExchange:
     """The exchange of one session's ranks.
 
     Args:
