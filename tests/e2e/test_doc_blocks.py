@@ -30,8 +30,8 @@ ELSEWHERE = {
     'docs/features.md: client = sr.ServingClient("host:7100")': "tests/e2e/test_featured_models.py serves such a model",
     "docs/ray.md: import ray": "tests/e2e/test_ray.py runs it on a Ray cluster",
     "docs/parallel-towers.md: import sparserow as sr": "tests/e2e/test_tensor_groups.py runs its calls on 4 processes",
-    "docs/device-tables.md: whole = sr.gather_tables(session, model)": "tests/e2e/test_device_tables.py publishes on two ranks",
-    "docs/device-tables.md: sr.gather_tables(session, model, into=whole)": "tests/e2e/test_device_tables.py publishes on two ranks",
+    "docs/device-tables.md: whole = sr.gather_tables(session, model)": "tests/e2e/test_device_tables.py does it",
+    "docs/device-tables.md: sr.gather_tables(session, model, into=whole)": "tests/e2e/test_device_tables.py does it",
     "docs/parallel-towers.md: import copy": "tests/e2e/test_tensor_groups.py publishes a whole copy on every rank",
 }
 LONG = {"docs/serving.md: import io"}  # AOTInductor compiles for about a minute

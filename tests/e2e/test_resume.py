@@ -119,6 +119,22 @@ def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturb
     wait_until(lambda: not launcher.living(), "no process is left")
 
 
+@pytest.mark.skipif(not FULL, reason="the long form; test_device_tables.py kills a rank of a script")
+def test_a_run_with_tables_on_devices_ends_the_same_after_a_worker_is_killed(launcher, log, tmp_path, undisturbed):
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    run = launcher.start(*arguments(log, url, result, "tables={'C[1-9]': {placement: device}}"))
+    wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 2, "two checkpoints", WAIT_SEC)
+    launcher.by_role()["worker"][1].send_signal(signal.SIGKILL)
+    assert run.popen.wait(WAIT_SEC) == 0, run.err
+    assert run.err.count("restarts left") >= 1, run.err
+    result_now = outcome(url, result)
+    assert 0 < len(result_now["rows"]) < len(undisturbed["rows"])  # those on servers, which are in files of rows
+    for table, rows in result_now["rows"].items():
+        assert rows == undisturbed["rows"][table], table
+    for what in ("auc", "loss", "samples", "dense"):
+        assert result_now[what] == undisturbed[what], what
+
+
 def test_the_whole_run_is_killed_and_started_again(launcher, log, tmp_path, undisturbed):
     url, result = tmp_path / "ckpt", tmp_path / "result.json"
     run = launcher.start(*arguments(log, url, result))
