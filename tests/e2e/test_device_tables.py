@@ -149,7 +149,8 @@ def bits(rank: int, address: str, folder: Path) -> None:
     world = dist.get_world_size()
     seen = {}
     for placement in ("servers", "device"):
-        with sr.connect(address, f"{placement}{world}") as session:
+        scale = "sum" if world == 4 else "mean"
+        with sr.connect(address, f"{placement}{world}", grad_scale=scale) as session:
             model = make(session, placement)
             scaler = torch.amp.GradScaler("cpu", init_scale=48.0, growth_interval=9) if world == 2 else None
             most = 0.5 if scaler else 30.0

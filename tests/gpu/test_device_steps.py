@@ -125,3 +125,27 @@ def test_a_compiled_model_trains_as_the_model() -> None:
             session.step(dense)
             losses.append(float(loss))
     assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_table_on_the_device_alone_is_as_one_on_servers() -> None:
+    ends = []
+    for placement in ("servers", "device"):
+        torch.manual_seed(0)
+        model = Net().to(CUDA)
+        with sr.InProcessCluster(shards=1).connect(placement) as session:
+            tables = {"*": sr.Table(placement=placement)}
+            sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.05), min_rows=1, tables=tables)
+            dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+            for ids, labels in batches():
+                scores = model(ids.to(CUDA))
+                loss = nn.functional.binary_cross_entropy_with_logits(scores, labels.to(CUDA))
+                loss.backward()
+                session.step(dense)
+                losses.append(loss.item())
+            if placement == "device":
+                assert session.core.device_tables.table("bag").weights.device.type == "cuda"
+                whole = sr.gather_tables(session, model)
+                assert whole is not None
+                torch.testing.assert_close(whole(batches()[0][0]), model.eval()(batches()[0][0].to(CUDA)).cpu())
+            ends.append(losses)
+    torch.testing.assert_close(torch.tensor(ends[0]), torch.tensor(ends[1]), rtol=0, atol=1e-6)

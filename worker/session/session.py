@@ -243,7 +243,7 @@ class Session(Closing, Joinable):
             FailedPrecondition: the session is in a tensor group, whose towers call their ranks in every forward; or it
                 has tables on devices, whose lookups call all ranks.
         """
-        if self.core.device_tables is not None:
+        if self.core.has_device_tables:
             raise FailedPrecondition(
                 "Join: a session with tables of placement 'device' cannot join, as a lookup of such a table calls all "
                 "ranks; give every rank the same number of batches"

@@ -155,8 +155,13 @@ class SessionTables:
         """
         self._note_bound(schema, anchor)
 
+    @property
+    def has_device_tables(self) -> bool:
+        """Whether the rows of a table are on the devices of the ranks."""
+        return self.device_tables is not None and len(self.device_tables.names) > 0
+
     def is_on_devices(self, name: str) -> bool:
-        """Returns whether the rows of a table are on the devices of the ranks."""
+        """Returns whether the rows of this table are on the devices of the ranks."""
         return self.device_tables is not None and name in self.device_tables.names
 
     def bound_tables(self) -> Sequence[str]:

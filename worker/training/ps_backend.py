@@ -249,7 +249,7 @@ class PsBackend:
     @property
     def forwards_meet(self) -> bool:
         """Whether the towers are in parts, or a table is on the devices of the ranks."""
-        return self._job.train.parallel is not None or self._session.core.device_tables is not None
+        return self._job.train.parallel is not None or self._session.core.has_device_tables
 
     @property
     def dense(self) -> torch.optim.Optimizer | None:

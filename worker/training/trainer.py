@@ -294,7 +294,7 @@ class Trainer:
         a copy with the parts of all.
         """
         session = self._backend.session
-        if session is not None and session.core.device_tables is not None:
+        if session is not None and session.core.has_device_tables:
             whole = gather_tables(session, self._bare)
             return self._bare if whole is None else whole
         return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
