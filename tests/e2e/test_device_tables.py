@@ -17,6 +17,7 @@ import sparserow as sr
 import torch
 import torch.distributed as dist
 from forked_ranks import fork_ranks
+from sparserow.cpp_ext.device.link import HostLink
 from sparserow.deploy.train.placements import placements_of
 from sparserow.proto.checkpoint import manifest
 from sparserow.proto.checkpoint.folder import Folder as CheckpointFolder
@@ -179,6 +180,12 @@ def bits(rank: int, address: str, folder: Path) -> None:
 def failures(rank: int, address: str, folder: Path) -> None:
     """What ends a step or a forward of two ranks without a change of rows."""
     with sr.connect(address, "failures", deadline_sec=20.0) as session:
+        free = HostLink.free_bytes
+        HostLink.free_bytes = lambda self: 900 if rank else free(self)
+        kind = sr.InvalidArgument if rank else sr.FailedPrecondition
+        with pytest.raises(kind, match=r"rank 1 needs 2\d+ bytes for its 3\d of 61 rows and state, and 900 bytes are"):
+            make(session, "device")
+        HostLink.free_bytes = free
         model = make(session, "device")
         *inputs, _ = batch(0, rank)
         train(session, model, range(1))

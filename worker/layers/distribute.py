@@ -43,6 +43,7 @@ def distribute(
 ) -> Model:
     """Moves the rows of ``nn.Embedding`` and ``nn.EmbeddingBag`` layers to the parameter servers, in place.
 
+    Rows of tables with placement "device" go to the devices of the job's ranks instead (docs/device-tables.md).
     A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace. Each layer
     becomes a distributed layer with the same ``forward``; smaller layers stay. Call it on every rank, before the dense
     optimizer is made and before ``DistributedDataParallel`` and ``torch.compile``. A warning names replaced weights
@@ -68,7 +69,7 @@ def distribute(
     Raises:
         InvalidArgument: there is nothing to distribute; or a pattern of ``tables`` or ``exclude`` matches no layer of
             at least ``min_rows``; or an optimizer has no counterpart on the servers; or the model's device cannot hold
-            the row cache.
+            the row cache; or a table with placement "device" does not fit on one, or the session's staleness is not 0.
         FailedPrecondition: the model is distributed already; or a layer uses an option that cannot be distributed, in
             which case the text names the layer and the reason; or a table is in use in this process, or exists with
             another schema. The model is then unchanged.

@@ -116,6 +116,7 @@ class Session(Closing, Joinable):
 
         Raises:
             NotFound: the namespace has no such table; the text lists its tables.
+            FailedPrecondition: the table is on the devices of the ranks.
         """
         return self.core.table(name)
 

@@ -81,7 +81,8 @@ def end_step(
         if on_ranks is not None:
             there = on_ranks.seal(unscale, most)
             bad = bad if bad.rows else there
-            on_ranks.exchange({} if sparse is None else sparse.learning_rates())
+            with trace.span("exchange", step=step):
+                on_ranks.exchange({} if sparse is None else sparse.learning_rates())
         vote = _COMMIT
         if refusal is not None:
             vote = _REFUSED
