@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 from pathlib import Path
@@ -20,6 +21,7 @@ from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
 from sparserow_process import Launcher
 
+FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 WAIT_SEC = 300
 
 
@@ -92,6 +94,22 @@ def test_a_job_publishes_its_model(launcher: Launcher, job_file: Path, tmp_path:
             scores.append(model(batch.dense, batch.sparse))
             labels.append(batch.labels)
     assert auc(torch.cat(scores), torch.cat(labels)) == pytest.approx(said["test_auc"], abs=1e-4)
+
+
+@pytest.mark.skipif(not FULL, reason="the long form; test_device_tables.py publishes from a script")
+@pytest.mark.parametrize("tables", ["{'*': {placement: device}}", "{user: {placement: auto}}"])
+def test_a_job_publishes_tables_on_devices(launcher: Launcher, job_file: Path, tmp_path: Path, tables: str) -> None:
+    root, result = tmp_path / "models", tmp_path / "result.json"
+    settings = [f"publish={{root: '{root}'}}", f"tables={tables}", "train.workers=2"]
+    assigned = [part for setting in settings for part in ("--set", setting)]
+    run = launcher.start("train", str(job_file), *assigned, "--json", str(result))
+    assert run.popen.wait(WAIT_SEC) == 0, run.err
+    said = json.loads(result.read_text())
+    assert said["test_auc"] > 0.75
+    found = {table.schema.name for table in ModelRegistry(str(root)).manifest("ads", 1).tables}
+    assert found == ({"embeddings.tables.item"} if "user" in tables else set())
+    job = load_config(JobConfig, job_file, settings)
+    assert auc_of(job, root) == pytest.approx(said["test_auc"], abs=1e-4)
 
 
 def auc_of(job: JobConfig, root: Path) -> float:
