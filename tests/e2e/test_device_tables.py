@@ -282,6 +282,24 @@ def lost(rank: int, address: str, folder: Path) -> None:
         session.discard()
 
 
+def late(rank: int, address: str, folder: Path) -> None:
+    """A rank that makes no lookup is waited for until the deadline, and then the session can only be closed."""
+    with sr.connect(address, "late", deadline_sec=1.5) as session:
+        model = make(session, "device")
+        ids = batch(0, rank)[0]
+        model.sgd(ids)
+        if rank == 0:
+            for _ in range(2):
+                with pytest.raises(sr.DeadlineExceeded, match="a rank of the job did not take part in time"):
+                    model.sgd(ids)
+        dist.barrier()
+        if rank:
+            with pytest.raises(sr.SparserowError, match="can only be closed"):
+                model.sgd(ids)
+        session.discard()
+        dist.barrier()
+
+
 def resumed(rank: int, address: str, folder: Path) -> None:
     """The job goes on from its checkpoint, and does what a job does that nothing disturbed."""
     ends = []
@@ -387,7 +405,7 @@ def published(rank: int, address: str, folder: Path) -> None:
     """Models whose tables are on devices, all of them or one: the first one follows by dense weights."""
     root, example = str(folder / "models"), batch(0, 9)[:2]
     for name, tables in (("all", "*"), ("mixed", "one")):
-        with sr.connect(address, name) as session:
+        with sr.connect(address, name, wire_dtype="bfloat16" if name == "all" else "float32") as session:
             torch.manual_seed(4)
             options = {tables: sr.Table(placement="device")}
             model = sr.distribute(Small(), session, optimizer=sr.Adagrad(lr=0.5), min_rows=1, tables=options)
@@ -406,6 +424,9 @@ def published(rank: int, address: str, folder: Path) -> None:
                     sr.publish(session, name, model=model, example=example, root=root)
             whole = sr.gather_tables(session, ddp)
             assert (whole is None) == (rank == 1)
+            rows = model.one(torch.arange(ROWS))
+            assert whole is None or torch.equal(whole.one.weight, rows)  # the dtype of the wire is that of servers
+            session.discard()
             if whole is not None:
                 sr.publish(session, name, model=whole, example=example, root=root)
                 publisher = sr.DensePublisher(session, name, root=root, model=whole)
@@ -481,6 +502,7 @@ def jobs(rank: int, address: str, folder: Path) -> None:
 CASES: dict[str, tuple[int, Callable[[int, str, Path], None]]] = {
     **{f"bits of {world}": (world, bits) for world in (1, 2, 4)},
     "failures": (2, failures),
+    "late": (2, late),
     "lost": (2, lost),
     "resumed": (2, resumed),
     "saved by four": (4, saved_by_four),

@@ -189,3 +189,24 @@ def test_a_plain_bag_is_torchs(mode: str, padding: int | None) -> None:
     if mode == "sum":
         weights = torch.rand(3, 3)
         torch.testing.assert_close(mine(ids, per_sample_weights=weights), bag(ids, per_sample_weights=weights))
+
+
+def test_a_step_that_the_servers_refuse_changes_no_row_on_devices() -> None:
+    cluster = InProcessCluster(shards=2, memory_budget_bytes=16 << 20)
+    with cluster.connect() as session:
+        model = nn.Module()
+        model.user, model.item = nn.Embedding(20, 4), nn.Embedding(100_000, 2048, device="meta")
+        on_devices(session, model, optimizer=sr.SGD(lr=1.0, momentum=0.5), carry_weights=False)
+
+        def step(ids: torch.Tensor) -> None:
+            (model.user(ids % 20).sum() + model.item(ids).sum()).backward()
+            session.step()
+
+        step(torch.arange(3))
+        before = whole_rows(session.core.device_tables, "user").clone()
+        with pytest.raises(sr.ResourceExhausted):
+            step(torch.arange(2000))
+        assert torch.equal(whole_rows(session.core.device_tables, "user"), before)
+        assert session.current_step == 1
+        step(torch.arange(3))
+        assert not torch.equal(whole_rows(session.core.device_tables, "user"), before)
