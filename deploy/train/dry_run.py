@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...proto.config.job import JobConfig
+from ...proto.config.placement_config import refusal_of_devices
 from ...worker.data.features import fit
 from ...worker.data.sources import check_files, feature_spec, first_samples
 from ...worker.models import HashedEmbeddings
@@ -50,7 +52,9 @@ class DryTable:
         dim: the number of columns of a row.
         row_bytes: the bytes of a row with its optimizer's state and its share of the index.
         bytes: the bytes of all rows.
-        is_on_servers: whether the rows live on parameter servers; otherwise each worker has them.
+        is_on_servers: whether the rows live on parameter servers, as far as the job alone says.
+        placement: "servers", "device" (spread over the devices of the workers), "auto" (servers or device, which the
+            machines of the workers decide) or "worker" (each worker has all rows).
     """
 
     name: str
@@ -59,6 +63,7 @@ class DryTable:
     row_bytes: int
     bytes: int
     is_on_servers: bool
+    placement: str
 
 
 @dataclass(frozen=True)
@@ -154,12 +159,21 @@ def _text(values: NDArray[Any]) -> str:
 def _tables(job: JobConfig, rows: dict[str, int]) -> tuple[DryTable, ...]:
     made = []
     for name, count in rows.items():
-        is_on_servers = job.model.backend == "ps" and count >= job.model.min_rows
+        placement = _placement(job, name) if job.model.backend == "ps" and count >= job.model.min_rows else "worker"
+        is_on_servers = placement in ("servers", "auto")
         row = PlannedTable(count, job.model.dim, _optimizer_of(job)).row_bytes + (
             MEMORY_OVERHEAD if is_on_servers else 0
         )
-        made.append(DryTable(name, count, job.model.dim, row, count * row, is_on_servers))
+        made.append(DryTable(name, count, job.model.dim, row, count * row, is_on_servers, placement))
     return tuple(made)
+
+
+def _placement(job: JobConfig, column: str) -> str:
+    """Returns where the distributed table of a column is, as the job says."""
+    table = next((table for pattern, table in job.tables.items() if fnmatch.fnmatchcase(column, pattern)), None)
+    if table is None or (table.placement == "auto" and refusal_of_devices(job, table) is not None):
+        return "servers"
+    return table.placement
 
 
 def _optimizer_of(job: JobConfig) -> str:

@@ -8,6 +8,13 @@ from rich.table import Table
 from ...proto.config.units import format_bytes
 from .dry_run import DryRun
 
+_PLACES = {
+    "servers": "servers",
+    "device": "devices of workers",
+    "auto": "servers or devices",
+    "worker": "each worker",
+}
+
 
 def show(made: DryRun, console: Console | None = None) -> None:
     """Prints the tensors, the tables and the step of a job.
@@ -26,7 +33,7 @@ def show(made: DryRun, console: Console | None = None) -> None:
     for title in ("table", "rows at most", "dim", "a row", "all rows", "place"):
         tables.add_column(title)
     for table in made.tables:
-        place = "servers" if table.is_on_servers else "each worker"
+        place = _PLACES[table.placement]
         tables.add_row(
             table.name, f"{table.rows:,}", str(table.dim), f"{table.row_bytes} B", format_bytes(table.bytes), place
         )

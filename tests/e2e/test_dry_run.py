@@ -86,3 +86,19 @@ def test_a_mistake_is_named_before_anything_is_started(tmp_path: Path, capsys: p
     assert "clicked" in capsys.readouterr().err
     assert run(str(job), "--dry-run", f"--set=data.train={tmp_path}/absent", f"--set=data.test={tmp_path}") == 1
     assert "absent" in capsys.readouterr().err
+
+
+def test_it_says_where_tables_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = next(path for path in JOBS if path.stem == "demo")
+    sets, result = made_data(tmp_path, "demo"), tmp_path / "dry.json"
+    sets += ["--set=tables={C1: {placement: device}, 'C*': {placement: auto}}", f"--json={result}"]
+    assert run(str(job), *sets, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "devices of workers" in shown
+    assert "servers or devices" in shown
+    told = json.loads(result.read_text())["tables"]
+    assert {each["name"]: (each["placement"], each["is_on_servers"]) for each in told} == {
+        each["name"]: ("device", False) if each["name"] == "C1" else ("auto", True) for each in told
+    }
+    assert run(str(job), *sets, "--dry-run", "--set=train.staleness=1") == 1
+    assert "tables.C1.placement: 'device' is not allowed" in capsys.readouterr().err

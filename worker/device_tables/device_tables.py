@@ -194,39 +194,46 @@ class DeviceTables:
         return report
 
     def exchange(self, rates: Mapping[str, float]) -> None:
-        """Sends the sums to the ranks that have their rows; see :class:`DeviceSide`."""
+        """Sends the sums to the ranks that have their rows; see :class:`DeviceSide`.
+
+        A rank gets one message of integers from each rank, (number of rows, bits of the learning rate) of each table
+        and then the numbers of all rows, and one of their gradients, table by table.
+        """
         if not self._order:
             return
-        numbers: list[list[Tensor]] = [[] for _ in range(self._placement.world_size)]
-        floats: list[list[Tensor]] = [[] for _ in numbers]
-        heads: list[list[int]] = [[] for _ in numbers]
+        integers, floats = self._messages(rates)
+        told = self.exchanges.integers(END_OF_STEP, integers)
+        dims = [self._tables[name].schema.dim for name in self._order]
+        heads = numbers_of(torch.stack([each[: 2 * len(dims)] for each in told]))
+        sizes = [sum(n * dim for n, dim in zip(head[::2], dims, strict=True)) for head in heads]
+        grads = self.exchanges.floats(floats, sizes)
+        blocks = [
+            _blocks_of(rows[2 * len(dims) :], values, head[::2], dims)
+            for rows, values, head in zip(told, grads, heads, strict=True)
+        ]
+        for index, name in enumerate(self._order):
+            # As on a shard, the rate is that of the lowest rank that has a gradient here.
+            first = next((rank for rank, head in enumerate(heads) if head[2 * index]), 0)
+            self._received[name] = ([of_rank[index] for of_rank in blocks], _rate_of(heads[first][2 * index + 1]))
+
+    def _messages(self, rates: Mapping[str, float]) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns what each rank gets from this one: the integers and the gradients."""
+        world = self._placement.world_size
+        heads: list[list[int]] = [[] for _ in range(world)]
+        rows: list[list[Tensor]] = [[] for _ in range(world)]
+        floats: list[list[Tensor]] = [[] for _ in range(world)]
         for name in self._order:
-            table, sums = self._tables[name], self._sealed[name]
-            parts, order = self._by_owner(table.share, sums.keys)
+            share, sums = self._tables[name].share, self._sealed[name]
+            parts, order = self._by_owner(share, sums.keys)
             grads = sums.grads.index_select(0, order).split([len(part) for part in parts])
             for rank, (keys, values) in enumerate(zip(parts, grads, strict=True)):
                 heads[rank] += [len(keys), _bits_of(rates[name])]
-                numbers[rank].append(table.share.rows(keys))
+                rows[rank].append(share.rows(keys))
                 floats[rank].append(values.reshape(-1))
-        told = self.exchanges.integers(
-            END_OF_STEP,
-            [torch.cat([torch.tensor(head).to(self.device), *rows]) for head, rows in zip(heads, numbers, strict=True)],
-        )
-        dims = [self._tables[name].schema.dim for name in self._order]
-        theirs = numbers_of(torch.stack([each[: 2 * len(dims)] for each in told]))
-        sizes = [sum(n * dim for n, dim in zip(head[::2], dims, strict=True)) for head in theirs]
-        grads = self.exchanges.floats([torch.cat(parts) for parts in floats], sizes)
-        rows = [each[2 * len(dims) :] for each in told]
-        for index, name in enumerate(self._order):
-            counts = [head[2 * index] for head in theirs]
-            blocks = []
-            for rank, count in enumerate(counts):
-                mine, rows[rank] = rows[rank][:count], rows[rank][count:]
-                size = count * dims[index]
-                blocks.append(Block(mine, grads[rank][:size].view(count, dims[index])))
-                grads[rank] = grads[rank][size:]
-            lowest = next((rank for rank, count in enumerate(counts) if count), 0)
-            self._received[name] = (blocks, _rate_of(theirs[lowest][2 * index + 1]))
+        integers = [
+            torch.cat([torch.tensor(head).to(self.device), *mine]) for head, mine in zip(heads, rows, strict=True)
+        ]
+        return integers, [torch.cat(parts) for parts in floats]
 
     def prepare(self) -> None:
         """Computes what the step changes, where that takes memory; see :class:`DeviceSide`."""
@@ -318,6 +325,14 @@ def spread_rows(tables: DeviceTables, name: str, chunks: Iterable[tuple[Tensor, 
         on_device = rows.to(tables.device, copy=True)
         tables.exchanges.spread(on_device)
         tables.table(name).set_weights(keys, on_device.cpu())
+
+
+def _blocks_of(rows: Tensor, grads: Tensor, counts: Sequence[int], dims: Sequence[int]) -> list[Block]:
+    """Returns the block of each table from one rank's message, whose rows and gradients follow table by table."""
+    parts = grads.split([count * dim for count, dim in zip(counts, dims, strict=True)])
+    return [
+        Block(mine, part.view(-1, dim)) for mine, part, dim in zip(rows.split(list(counts)), parts, dims, strict=True)
+    ]
 
 
 def _bits_of(rate: float) -> int:
