@@ -47,6 +47,7 @@ class RankExchange:
         self._failure: SparserowError | None = None
         self._group: Any = None
         if world > 1:
+            dist.barrier()  # ranks that build their models may be minutes apart, for which the default group waits
             self._group = dist.new_group(timeout=timedelta(seconds=deadline_sec))
 
     def integers(self, call: int, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -87,13 +88,16 @@ class RankExchange:
     def check_all(self, problem: SparserowError | None) -> None:
         """Raises ``problem`` on this rank, and an error that names this rank on the others; None: nothing is wrong.
 
+        It waits for the other ranks as long as the default process group does.
+
         Raises:
             SparserowError: the problem of this rank.
             FailedPrecondition: another rank has one.
+            Unavailable: a rank is gone.
         """
         told: list[Any] = [None] * self.world
         if self.world > 1:
-            dist.all_gather_object(told, None if problem is None else str(problem), group=self._group)
+            self._waited(lambda: dist.all_gather_object(told, None if problem is None else str(problem)))
         if problem is not None:
             raise problem
         for rank, text in enumerate(told):
