@@ -42,7 +42,7 @@ class Tokens:
         return hasher(places, b"" if data is None else data)
 
 
-_NO_TEXTS = pa.array([], pa.large_binary())
+_NO_TEXTS = pa.nulls(0, pa.large_binary())  # pa.array would import pandas where it is installed
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -350,3 +352,9 @@ def test_json_lines_that_cannot_be_read_are_named_or_skipped(tmp_path):
         assert rows_of(reader) == [i for i in range(100) if i not in (40, 41, 60)]
         assert reader.bad_lines == 2
         assert "line 41" in str(reader.first_bad_line)
+
+
+def test_readers_import_no_pandas() -> None:
+    """pyarrow imports it where it is installed, which took a tenth of the start of every worker."""
+    code = "import sys, sparserow.worker.training.trainer; assert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

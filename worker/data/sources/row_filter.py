@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyarrow import fs, types
 
 from ....proto.config.row_filter import Absence, Both, Column, Not, OneOf, Predicate, Scalar
@@ -95,6 +94,8 @@ def may_select(selection: Selection) -> bool:
     known = partition_expression(selection.partition)
     if known is None:
         return True
+    import pyarrow.dataset as ds  # it imports pandas where that is installed, which takes time
+
     file_system, form = fs.LocalFileSystem(), ds.ParquetFileFormat()  # of a file that is not looked at
     fragment = form.make_fragment("unread", filesystem=file_system, partition_expression=known)
     dataset = ds.FileSystemDataset([fragment], selection.schema, form, file_system)
