@@ -150,7 +150,8 @@ def test_a_model_is_kept_by_default(launcher: Launcher, job_file: Path, tmp_path
     assert auc_of(load_config(JobConfig, job_file), root) == pytest.approx(said["test_auc"], abs=1e-4)
 
 
-@pytest.mark.parametrize("dense", ["ddp", "ps"])
+# test_a_job_publishes_its_model has a tower on the servers in its short form.
+@pytest.mark.parametrize("dense", ["ddp", *(["ps"] if FULL else [])])
 def test_of_a_running_cluster_the_program_is_kept(
     launcher: Launcher, job_file: Path, tmp_path: Path, dense: str
 ) -> None:
