@@ -14,7 +14,6 @@ from sparserow.cpp_ext.device.link import HostLink
 from sparserow.proto.schema import TableSchema
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.device_tables.share import Share
-from sparserow.worker.layers.gather_tables import PlainBag
 from sparserow.worker.session.in_process import InProcessCluster
 from torch import nn
 
@@ -174,21 +173,6 @@ def test_a_layer_that_was_moved_is_refused(cluster: InProcessCluster) -> None:
         model.to("meta")
         with pytest.raises(sr.FailedPrecondition, match="is on cpu, and its layer was moved to meta"):
             model.user(torch.arange(3))
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("padding", [None, 1])
-def test_a_plain_bag_is_torchs(mode: str, padding: int | None) -> None:
-    torch.manual_seed(2)
-    weight, ids = torch.randn(9, 4), torch.tensor([[1, 1, 1], [2, 1, 5], [8, 0, 8]])
-    options = {"mode": mode, "padding_idx": padding, "_weight": weight}
-    bag, mine = nn.EmbeddingBag(9, 4, **options), PlainBag(9, 4, **options)
-    torch.testing.assert_close(mine(ids), bag(ids))
-    offsets = torch.tensor([0, 0, 4])
-    assert torch.equal(mine(ids.flatten(), offsets), bag(ids.flatten(), offsets))
-    if mode == "sum":
-        weights = torch.rand(3, 3)
-        torch.testing.assert_close(mine(ids, per_sample_weights=weights), bag(ids, per_sample_weights=weights))
 
 
 def test_a_step_that_the_servers_refuse_changes_no_row_on_devices() -> None:

@@ -112,3 +112,20 @@ def test_a_tower_on_the_servers_is_in_the_program_once() -> None:
         assert "tower/table" in lookups[0]
         with torch.no_grad():
             torch.testing.assert_close(exported.module()(ids), model.eval()(ids))
+
+
+def test_bags_of_two_dimensions_are_no_code() -> None:
+    """Their offsets end at rows times length, a product of sizes that torch writes as an expression."""
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.EmbeddingBag(10, 4, mode="mean")
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.table(ids)
+
+    model, ids = Bags(), torch.arange(6).reshape(2, 3)
+    program = export_program(ProgramSource(model, (ids,)), is_signed=False)
+    loaded = torch.export.load(io.BytesIO(program.archive)).module()
+    torch.testing.assert_close(loaded(ids), model(ids))

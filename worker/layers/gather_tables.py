@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...proto.errors import FailedPrecondition, not_allowed
@@ -13,32 +12,6 @@ from ..device_tables.device_tables import DeviceTables, whole_rows
 from ..session.session import Session
 from .embedding import DistributedEmbeddingBag, DistributedLayer
 from .table_handle import EXTRA_STATE
-
-
-class PlainBag(nn.EmbeddingBag):
-    """An ``nn.EmbeddingBag`` whose bags of two dimensions can be published.
-
-    torch flattens such bags, and the length of the result is an expression that a published program must not have.
-    """
-
-    def forward(
-        self,
-        input: Tensor,  # noqa: A002 - torch's name
-        offsets: Tensor | None = None,
-        per_sample_weights: Tensor | None = None,
-    ) -> Tensor:
-        """Returns the pooled rows, as ``nn.EmbeddingBag`` does."""
-        if offsets is not None or input.dim() != 2:
-            return super().forward(input, offsets, per_sample_weights)
-        rows = nn.functional.embedding(input, self.weight)
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.unsqueeze(2)
-        counts = torch.ones_like(input, dtype=torch.bool) if self.padding_idx is None else input != self.padding_idx
-        if self.mode == "max":
-            best = torch.where(counts.unsqueeze(2), rows, float("-inf")).amax(1)
-            return torch.where(counts.any(1, keepdim=True), best, 0.0)
-        pooled = torch.where(counts.unsqueeze(2), rows, 0.0).sum(1)
-        return pooled if self.mode == "sum" else pooled / counts.sum(1, keepdim=True).clamp(min=1)
 
 
 def gather_tables(session: Session, model: nn.Module, *, into: nn.Module | None = None) -> nn.Module | None:
@@ -105,7 +78,7 @@ def _copy_of(model: Any, layers: dict[str, DistributedLayer], weights: dict[str,
 
 def _plain(layer: DistributedLayer, weight: Tensor) -> nn.Module:
     if isinstance(layer, DistributedEmbeddingBag):
-        return PlainBag(
+        return nn.EmbeddingBag(
             layer.num_embeddings,
             layer.embedding_dim,
             mode=layer.mode,
