@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal, TypeAlias
 
 from .schema import (
+    DTYPES,
     EVICT_BY,
     SGD,
     Adagrad,
@@ -16,6 +17,7 @@ from .schema import (
     RowOptimizer,
     RowPolicy,
     RowWiseAdagrad,
+    TableSchema,
     Uniform,
     XavierNormal,
     XavierUniform,
@@ -54,3 +56,20 @@ def optimizer_parameters(optimizer: RowOptimizer) -> tuple[OptimizerKind, dict[s
 def policy_parameters(policy: RowPolicy) -> dict[str, Any]:
     """Returns the fields of a policy by name; ``evict_by`` becomes the number in the native enum."""
     return {**dataclasses.asdict(policy), "evict_by": EVICT_BY.index(policy.evict_by)}
+
+
+def schema_parameters(schema: TableSchema) -> dict[str, Any]:
+    """Returns a schema as the keyword arguments of the client's binding; kinds are numbers in the native enums."""
+    init, a, b = init_parameters(schema.init)
+    optimizer, parameters = optimizer_parameters(schema.optimizer)
+    return {
+        "id": schema.id,
+        "version": schema.version,
+        "name": schema.full_name,
+        "dim": schema.dim,
+        "dtype": DTYPES.index(schema.dtype),
+        "seed": schema.seed,
+        "init": (INIT_KINDS.index(init), a, b),
+        "optimizer": {"kind": OPTIMIZER_KINDS.index(optimizer), **parameters},
+        "policy": policy_parameters(schema.policy),
+    }

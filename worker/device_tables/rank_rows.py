@@ -13,8 +13,8 @@ from ...cpp_ext import _client
 from ...cpp_ext.device import row_optimizers
 from ...cpp_ext.device.row_optimizers import RowsToUpdate
 from ...proto.errors import not_allowed
-from ...proto.native import INIT_KINDS, OPTIMIZER_KINDS, init_parameters, optimizer_parameters, policy_parameters
-from ...proto.schema import DTYPES, TableSchema
+from ...proto.native import optimizer_parameters, schema_parameters
+from ...proto.schema import TableSchema
 from .share import Share
 
 _FILL_ROWS = 65536  # rows that are written at once at the start
@@ -170,16 +170,4 @@ class RankRows:
 
 
 def _native(schema: TableSchema) -> _client.FlatRows:
-    init, a, b = init_parameters(schema.init)
-    optimizer, parameters = optimizer_parameters(schema.optimizer)
-    return _client.FlatRows(
-        id=schema.id,
-        version=schema.version,
-        name=schema.full_name,
-        dim=schema.dim,
-        dtype=DTYPES.index(schema.dtype),
-        seed=schema.seed,
-        init=(INIT_KINDS.index(init), a, b),
-        optimizer={"kind": OPTIMIZER_KINDS.index(optimizer), **parameters},
-        policy=policy_parameters(schema.policy),
-    )
+    return _client.FlatRows(**schema_parameters(schema))

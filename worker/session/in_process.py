@@ -9,14 +9,8 @@ from dataclasses import replace
 
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, NotFound
-from ...proto.native import (
-    INIT_KINDS,
-    OPTIMIZER_KINDS,
-    init_parameters,
-    optimizer_parameters,
-    policy_parameters,
-)
-from ...proto.schema import DTYPES, TableSchema
+from ...proto.native import schema_parameters
+from ...proto.schema import TableSchema
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .row_cache import RowCache, cache_arguments, check_cache
 from .session import Session
@@ -91,19 +85,7 @@ class InProcessCluster:
                 raise FailedPrecondition(f"table {schema.full_name!r} exists with another schema: {known}")
             return known
         made = replace(schema, id=_client.id_of_name(schema.full_name))
-        init, a, b = init_parameters(made.init)
-        optimizer, parameters = optimizer_parameters(made.optimizer)
-        self._native.create_table(
-            id=made.id,
-            version=made.version,
-            name=made.full_name,
-            dim=made.dim,
-            dtype=DTYPES.index(made.dtype),
-            seed=made.seed,
-            init=(INIT_KINDS.index(init), a, b),
-            optimizer={"kind": OPTIMIZER_KINDS.index(optimizer), **parameters},
-            policy=policy_parameters(made.policy),
-        )
+        self._native.create_table(**schema_parameters(made))
         self._schemas[made.full_name] = made
         return made
 
