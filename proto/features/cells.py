@@ -6,7 +6,7 @@ An error names the feature, the column, and where the data come from; nothing is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -236,8 +236,3 @@ def kept_positions(lengths: npt.NDArray[np.int64], most: int, keep: str) -> npt.
     if keep == "first":
         return np.asarray(places < most)
     return np.asarray(places >= np.repeat(lengths, lengths) - most)
-
-
-def names_of(columns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names without repeats, in their order."""
-    return tuple(dict.fromkeys(columns))

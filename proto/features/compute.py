@@ -22,7 +22,6 @@ from .kinds import (
     KeyOptions,
     MultiHotFeature,
     NumericFeature,
-    OneColumn,
     SequenceFeature,
     SplitFeature,
     TimeFeature,
@@ -31,12 +30,8 @@ from .vocabulary import Vocabulary
 
 Statistics: TypeAlias = tuple[float, ...]
 
-_PARTS = {
-    "hour": (pc.hour, 0, 24),
-    "weekday": (pc.day_of_week, 0, 7),
-    "day": (pc.day, 1, 31),
-    "month": (pc.month, 1, 12),
-}
+# The function of each part of a time, and its first value.
+_PARTS = {"hour": (pc.hour, 0), "weekday": (pc.day_of_week, 0), "day": (pc.day, 1), "month": (pc.month, 1)}
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,17 @@ class Jagged:
 Array: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.int64] | Jagged"
 
 
-def numbers_before_scale(feature: NumericFeature, cells: Cells) -> npt.NDArray[np.float64]:
-    """Returns the numbers of a feature after ``clip`` and ``log1p``, (n) float64 with NaN for nulls."""
-    values = _numbers(feature, cells)
+def numbers_before_statistics(feature: Feature, cells: Cells) -> npt.NDArray[np.float64]:
+    """Returns the numbers that statistics of a feature are of, (n) float64 with NaN for nulls.
+
+    Args:
+        feature: a feature of numbers or of buckets; of the former the numbers are those after ``clip`` and ``log1p``.
+        cells: the columns.
+    """
+    assert isinstance(feature, NumericFeature | BucketizedFeature)
+    values = cells.numbers(feature.columns[0], refuses_null=feature.on_null == "refuse")
+    if isinstance(feature, BucketizedFeature):
+        return values
     if feature.clip is not None:
         values = np.clip(values, *feature.clip)
     if not feature.log1p:
@@ -72,15 +75,6 @@ def numbers_before_scale(feature: NumericFeature, cells: Cells) -> npt.NDArray[n
     logs = np.abs(values)
     np.log1p(logs, out=logs)
     return np.copysign(logs, values, out=logs)
-
-
-def numbers_before_buckets(feature: BucketizedFeature, cells: Cells) -> npt.NDArray[np.float64]:
-    """Returns the numbers of a feature, (n) float64 with NaN for nulls."""
-    return _numbers(feature, cells)
-
-
-def _numbers(feature: OneColumn, cells: Cells) -> npt.NDArray[np.float64]:
-    return cells.numbers(feature.columns[0], refuses_null=feature.on_null == "refuse")
 
 
 def computed(feature: Feature, cells: Cells, statistics: Statistics | None, vocabulary: Vocabulary | None) -> Array:
@@ -99,7 +93,7 @@ def computed(feature: Feature, cells: Cells, statistics: Statistics | None, voca
         return _numeric(feature, cells, statistics)
     if isinstance(feature, BucketizedFeature):
         assert statistics is not None
-        values = numbers_before_buckets(feature, cells)
+        values = numbers_before_statistics(feature, cells)
         buckets = np.searchsorted(np.array(statistics), values, side="right")
         return np.where(np.isnan(values), feature.null_bucket, buckets).astype(np.int64)
     if isinstance(feature, IdFeature):
@@ -115,7 +109,7 @@ def computed(feature: Feature, cells: Cells, statistics: Statistics | None, voca
 
 
 def _numeric(feature: NumericFeature, cells: Cells, statistics: Statistics | None) -> npt.NDArray[np.float32]:
-    values = numbers_before_scale(feature, cells)
+    values = numbers_before_statistics(feature, cells)
     if feature.scale != "none":
         assert statistics is not None
         first, second = statistics
@@ -175,9 +169,9 @@ def _text(texts: list[bytes], code: int) -> bytes:
 def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
     column = feature.columns[0]
     array = cells.column(column, refuses_null=feature.on_null == "refuse")
-    part, first, count = _PARTS[feature.part]
+    part, first = _PARTS[feature.part]
     if pa.types.is_null(array.type):
-        return np.full(len(array), count, dtype=np.int64)
+        return np.full(len(array), feature.null_key, dtype=np.int64)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
@@ -189,7 +183,7 @@ def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
         raise cells.refuse(column, f"has type {array.type}; a timestamp, or a text of ISO 8601 is needed")
     moments = array if array.type.tz is not None else pc.assume_timezone(array, "UTC")
     local = moments.cast(pa.timestamp(array.type.unit, tz=feature.zone))
-    values = pc.fill_null(pc.subtract(pc.cast(part(local), pa.int64()), first), count)
+    values = pc.fill_null(pc.subtract(pc.cast(part(local), pa.int64()), first), feature.null_key)
     return np.array(values.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 

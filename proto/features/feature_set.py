@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ..errors import FailedPrecondition, InvalidArgument
 from ..row_keys import TextHasher, hash_texts
-from .cells import Cells, Columns, names_of, table_of
-from .compute import Array, Statistics, check_zone, computed, numbers_before_buckets, numbers_before_scale
-from .kinds import BucketizedFeature, CrossFeature, Feature, NumericFeature, TimeFeature
+from .cells import Cells, Columns, table_of
+from .compute import Array, Statistics, check_zone, computed, numbers_before_statistics
+from .kinds import BucketizedFeature, Feature, NumericFeature, TimeFeature
 from .statistics import Moments, QuantileSample, Range
 from .vocabulary import Vocabulary
 
@@ -74,7 +72,7 @@ class FeatureSet:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of all columns that the features read."""
-        return names_of([name for feature in self.features for name in feature.columns])
+        return tuple(dict.fromkeys(name for feature in self.features for name in feature.columns))
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -82,7 +80,7 @@ class FeatureSet:
         return tuple(
             feature.name
             for feature in self.features
-            if getattr(feature, "needs_statistics", False) and feature.name not in self.statistics
+            if feature.needs_statistics and feature.name not in self.statistics
         )
 
     def fit(self, training: Iterable[Columns], where: str = "features") -> FeatureSet:
@@ -101,27 +99,14 @@ class FeatureSet:
         lacking = [feature for feature in self.features if feature.name in self.lacks]
         if not lacking:
             return self
-        learnt: dict[str, Any] = {}
-        for index, feature in enumerate(self.features):
-            if isinstance(feature, NumericFeature):
-                learnt[feature.name] = Moments() if feature.scale == "standardize" else Range()
-            elif isinstance(feature, BucketizedFeature):
-                learnt[feature.name] = QuantileSample(_SAMPLE_SEED + index)
+        learnt = {feature.name: _statistic_of(feature, self.features.index(feature)) for feature in lacking}
         for columns in training:
             table = table_of(columns, where)
             for feature in lacking:
-                cells = Cells(table, feature.name, where, self.hasher)
-                if isinstance(feature, NumericFeature):
-                    values = numbers_before_scale(feature, cells)
-                else:
-                    assert isinstance(feature, BucketizedFeature)
-                    values = numbers_before_buckets(feature, cells)
+                values = numbers_before_statistics(feature, Cells(table, feature.name, where, self.hasher))
                 learnt[feature.name].add(values[~np.isnan(values)])
         found: dict[str, Statistics] = dict(self.statistics)
-        for feature in lacking:
-            kept = learnt[feature.name]
-            quantiles = getattr(feature, "quantiles", None)
-            found[feature.name] = kept.pair if quantiles is None else kept.edges(quantiles)
+        found |= {feature.name: _found(feature, learnt[feature.name]) for feature in lacking}
         return replace(self, statistics=found)
 
     def __call__(self, columns: Columns, where: str = "features") -> dict[str, Array]:
@@ -162,15 +147,31 @@ class FeatureSet:
         """
         feature = next(each for each in self.features if each.name == name)
         if isinstance(feature, TimeFeature):
-            return {"hour": 24, "weekday": 7, "day": 31, "month": 12}[feature.part] + 1
+            return feature.null_key + 1
         if isinstance(feature, BucketizedFeature):
             return feature.null_bucket + 1
         vocabulary = self.vocabularies.get(name)
         if vocabulary is not None:
             unknown = feature.unknown  # type: ignore[attr-defined]
             return len(vocabulary) + ({"row": 1, "refuse": 0}[unknown] if isinstance(unknown, str) else unknown.hash)
-        return getattr(feature, "modulo", None) if not isinstance(feature, CrossFeature) else feature.modulo
+        return getattr(feature, "modulo", None)
 
-    def empty(self) -> pa.Table:
-        """Returns no rows of all columns, each of which is a column of nulls."""
-        return pa.table({name: pa.nulls(0) for name in self.columns})
+
+def _statistic_of(feature: Feature, index: int) -> Moments | Range | QuantileSample:
+    """Returns what learns the statistics of a feature.
+
+    Args:
+        feature: the feature.
+        index: its number in the set, by which samples differ.
+    """
+    if isinstance(feature, BucketizedFeature):
+        return QuantileSample(_SAMPLE_SEED + index)
+    return Moments() if isinstance(feature, NumericFeature) and feature.scale == "standardize" else Range()
+
+
+def _found(feature: Feature, kept: Moments | Range | QuantileSample) -> Statistics:
+    if not isinstance(kept, QuantileSample):
+        return kept.pair
+    assert isinstance(feature, BucketizedFeature)
+    assert feature.quantiles is not None
+    return kept.edges(feature.quantiles)

@@ -52,6 +52,11 @@ class Feature(StrictModel):
         column: str | None = getattr(self, "column", None)
         return (self.name if column is None else column,)
 
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether a pass over the training data must find something before the feature can be computed."""
+        return False
+
 
 class OneColumn(Feature):
     """The base of kinds that read one column.
@@ -298,6 +303,11 @@ class TimeFeature(OneColumn):
     part: Literal["hour", "weekday", "day", "month"] = Field("hour", description="Part of the timestamp.")
     zone: str = Field("UTC", min_length=1, description="Time zone in which the part is taken.")
     table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
+
+    @property
+    def null_key(self) -> int:
+        """The key of a null, which is the greatest key of the feature."""
+        return {"hour": 24, "weekday": 7, "day": 31, "month": 12}[self.part]
 
 
 KINDS: dict[str, type[Feature]] = {

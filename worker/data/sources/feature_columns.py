@@ -15,7 +15,7 @@ from ....cpp_ext import _client
 from ....proto.config.data_config import ColumnsSchema
 from ....proto.errors import InvalidArgument
 from ....proto.features.cells import Cells
-from ....proto.features.compute import computed, numbers_before_buckets, numbers_before_scale
+from ....proto.features.compute import computed, numbers_before_statistics
 from ....proto.features.feature_set import FeatureSet
 from ....proto.features.kinds import BucketizedFeature, Feature, NumericFeature
 from ..bad_line import BadLine, BadLinePolicy
@@ -113,11 +113,7 @@ class FeatureDecoder(ColumnDecoder):
         rows = table.num_rows
         numbers = np.empty((rows, len(self._numbers)), dtype=np.float64, order="F")
         for at, feature in enumerate(self._numbers):
-            cells = self._cells(table, feature, path)
-            is_bucket = isinstance(feature, BucketizedFeature)
-            numbers[:, at] = (
-                numbers_before_buckets(feature, cells) if is_bucket else numbers_before_scale(feature, cells)  # type: ignore[arg-type]
-            )
+            numbers[:, at] = numbers_before_statistics(feature, self._cells(table, feature, path))
         keys = np.empty((rows, len(self._keys)), dtype=np.int64, order="F")
         for at, feature in enumerate(self._keys):
             statistics = self._features.statistics.get(feature.name)
