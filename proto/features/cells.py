@@ -37,9 +37,7 @@ class Tokens:
 
     def hashed(self, hasher: TextHasher) -> npt.NDArray[np.int64]:
         """Returns the key of each of ``texts``, (number of texts) int64."""
-        _, offsets, data = self.texts.buffers()
-        places = np.frombuffer(offsets, np.int64, count=len(self.texts) + 1, offset=self.texts.offset * 8)
-        return hasher(places, b"" if data is None else data)
+        return hashed_texts(self.texts, hasher)
 
 
 _NO_TEXTS = pa.nulls(0, pa.large_binary())  # pa.array would import pandas where it is installed
@@ -173,7 +171,7 @@ class Cells:
             self._check_tokens(name, array.type)
             if not is_distinct:
                 codes = np.where(array.is_null().to_numpy(zero_copy_only=False), -1, np.arange(len(array)))
-                return Tokens(codes, _as_bytes(array))
+                return Tokens(codes, texts_of(array))
             array = array.dictionary_encode()
         values = array.dictionary
         if pa.types.is_null(values.type):
@@ -184,7 +182,7 @@ class Cells:
         if values.null_count:  # a dictionary may have a null as well
             is_null = values.is_null().to_numpy(zero_copy_only=False)
             numbers = np.where(is_null[numbers] & (numbers >= 0), -1, numbers)
-        return Tokens(numbers, _as_bytes(values))
+        return Tokens(numbers, texts_of(values))
 
     def _check_tokens(self, name: str, kind: pa.DataType) -> None:
         is_text = any(
@@ -212,15 +210,19 @@ class Cells:
         return Lists(pc.list_flatten(array), lengths)
 
 
-def _as_bytes(values: pa.Array) -> pa.Array:
+def texts_of(values: pa.Array) -> pa.Array:
     """Returns texts, bytes or integers as a large binary array; a null has the empty text."""
-    texts = (
-        values
-        if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
-        else (pc.cast(values, pa.large_string()))
-    )
-    made = pc.cast(texts, pa.large_binary())
+    kind = values.type
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    made = pc.cast(values if is_bytes else pc.cast(values, pa.large_string()), pa.large_binary())
     return made.fill_null(b"") if made.null_count else made
+
+
+def hashed_texts(texts: pa.Array, hasher: TextHasher) -> npt.NDArray[np.int64]:
+    """Returns the key of each text of a large binary array without nulls, (n) int64."""
+    _, offsets, data = texts.buffers()
+    places = np.frombuffer(offsets, np.int64, count=len(texts) + 1, offset=texts.offset * 8)
+    return hasher(places, b"" if data is None else data)
 
 
 def kept_positions(lengths: npt.NDArray[np.int64], most: int, keep: str) -> npt.NDArray[np.bool_]:

@@ -20,6 +20,7 @@ from pyarrow import types
 from ....cpp_ext import _client
 from ....proto.config.data_config import ColumnsSchema
 from ....proto.errors import InvalidArgument
+from ....proto.features.cells import hashed_texts, texts_of
 from ....proto.row_keys import hash_key
 from ..bad_line import BadLine, BadLinePolicy, shown
 from ..features import BucketFeature, DenseFeature, FeatureSpec
@@ -244,14 +245,8 @@ def _coded(column: Any) -> tuple[npt.NDArray[np.int64], list[bytes]]:
     merged = column.unify_dictionaries().combine_chunks()
     if isinstance(merged, pa.ChunkedArray):  # which has no chunk
         return np.empty(0, np.int64), []
-    texts: list[bytes | None] = _as_bytes(merged.dictionary).to_pylist()
-    return _codes(merged, len(texts)), [text or b"" for text in texts] + [b""]
-
-
-def _as_bytes(values: Any) -> Any:
-    """Returns texts, bytes or integers as bytes (large_binary): those of a text, or of an integer's decimal text."""
-    is_binary = types.is_binary(values.type) or types.is_large_binary(values.type) or types.is_binary_view(values.type)
-    return values.cast(pa.large_binary()) if is_binary else values.cast(pa.large_string()).cast(pa.large_binary())
+    texts: list[bytes] = texts_of(merged.dictionary).to_pylist()
+    return _codes(merged, len(texts)), [*texts, b""]
 
 
 def _keys(column: Any) -> npt.NDArray[np.int64]:
@@ -270,10 +265,7 @@ def _keys(column: Any) -> npt.NDArray[np.int64]:
 
 def _hashed(values: Any) -> npt.NDArray[np.int64]:
     """Returns the key of each value; null has that of the empty text."""
-    texts = pc.fill_null(_as_bytes(values), b"")
-    _, offsets, data = texts.buffers()
-    places = np.frombuffer(offsets, np.int64, count=len(texts) + 1, offset=texts.offset * 8)
-    return _client.text_keys(places, data if data is not None else b"")
+    return hashed_texts(texts_of(values), _client.text_keys)
 
 
 def _codes(chunk: Any, null: int) -> npt.NDArray[np.int64]:
