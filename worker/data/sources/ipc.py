@@ -12,7 +12,7 @@ from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles
 from .row_filter import Selection
-from .tables import NumberedRows, count_by_reading, narrow_column
+from .tables import NumberedRows, count_by_reading, narrow_column, numbered_parts, numbered_rows
 
 
 class IpcFile:
@@ -34,8 +34,7 @@ class IpcFile:
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the rows of each record batch; a place is (number of the batch, rows before it)."""
         reader = self._reader(narrow_column(self.schema))
-        rows = np.array([reader.get_batch(at).num_rows for at in range(self._batches)], dtype=np.int64)
-        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows], axis=1).astype(np.int64)
+        return numbered_parts(reader.get_batch(at).num_rows for at in range(self._batches))
 
     def selected(
         self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
@@ -50,8 +49,7 @@ class IpcFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a record batch."""
         batch, before = int(place[0]), int(place[1])
-        table = pa.Table.from_batches([self._reader(names).get_batch(batch)])
-        return NumberedRows(table, np.arange(before + 1, before + 1 + table.num_rows))
+        return numbered_rows(pa.Table.from_batches([self._reader(names).get_batch(batch)]), before)
 
     def _reader(self, names: tuple[str, ...]) -> Any:
         """Returns a reader of some columns."""

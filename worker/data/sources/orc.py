@@ -11,7 +11,7 @@ from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
 from .columns import ColumnRoles
 from .row_filter import Selection
-from .tables import NumberedRows, count_by_reading, narrow_column
+from .tables import NumberedRows, count_by_reading, narrow_column, numbered_parts, numbered_rows
 
 
 class OrcFile:
@@ -39,8 +39,7 @@ class OrcFile:
         else:
             narrow = list(narrow_column(self.schema))
             counts = [self._file.read_stripe(at, columns=narrow).num_rows for at in range(stripes)]
-        rows = np.array(counts, dtype=np.int64)
-        return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows], axis=1).astype(np.int64)
+        return numbered_parts(counts)
 
     def selected(
         self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
@@ -55,8 +54,7 @@ class OrcFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a stripe."""
         stripe, before = int(place[0]), int(place[1])
-        table = pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))])
-        return NumberedRows(table, np.arange(before + 1, before + 1 + table.num_rows))
+        return numbered_rows(pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))]), before)
 
 
 class OrcFormat:

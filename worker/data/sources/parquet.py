@@ -13,7 +13,7 @@ from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system, is_url
 from .columns import ColumnRoles, is_plain_text
 from .row_filter import Selection, partition_expression
-from .tables import NumberedRows
+from .tables import NumberedRows, numbered_parts
 
 
 class ParquetFile:
@@ -42,9 +42,7 @@ class ParquetFile:
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the rows of each row group; a place is (number of the row group, rows before it)."""
         metadata = self._file.metadata
-        rows = np.array([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)], dtype=np.int64)
-        places = np.stack([np.arange(len(rows)), np.cumsum(rows) - rows], axis=1).astype(np.int64)
-        return rows, places
+        return numbered_parts(metadata.row_group(at).num_rows for at in range(metadata.num_row_groups))
 
     def selected(
         self,

@@ -118,6 +118,22 @@ def _check_not_empty(path: str, name: str) -> None:
         raise InvalidArgument(f"{path}: the file is empty; expected a {name} file")
 
 
+def numbered_parts(counts: Iterable[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns the rows of each part, (p) int64, and its place: (number of the part, rows before it), (p, 2) int64."""
+    rows = np.fromiter(counts, dtype=np.int64)
+    return rows, np.stack([np.arange(len(rows)), np.cumsum(rows) - rows], axis=1).astype(np.int64)
+
+
+def numbered_rows(table: Any, before: int) -> NumberedRows:
+    """Returns the rows of a part with their numbers in the file.
+
+    Args:
+        table: the rows.
+        before: the number of rows before them.
+    """
+    return NumberedRows(table, np.arange(before + 1, before + 1 + table.num_rows))
+
+
 def count_by_reading(
     file: TableFile, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
 ) -> npt.NDArray[np.int64]:
