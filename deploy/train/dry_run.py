@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...proto.config.job import JobConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...worker.data.features import fit
-from ...worker.data.sources import check_files, feature_spec, first_samples
+from ...worker.data.sources import check_files, feature_spec, find_files, first_samples
 from ...worker.models import HashedEmbeddings
 from ...worker.training.build_model import build_model, table_rows
 from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
@@ -108,7 +108,7 @@ def dry_run(job: JobConfig) -> DryRun:
     """
     spec = feature_spec(job.data)
     lines = first_samples(job.data, "train")
-    batch = lines.take(torch.arange(min(len(lines), job.train.batch_size)).numpy())
+    batch = lines.take(slice(0, job.train.batch_size))
     features = fit(spec, [lines])
     tables = _tables(job, table_rows(job.model, spec))
     with torch.device("meta"):
@@ -118,7 +118,7 @@ def dry_run(job: JobConfig) -> DryRun:
     return DryRun(
         job=job.name,
         samples=len(batch),
-        train_files=len(check_files(job.data, "train")),
+        train_files=len(find_files(job.data, "train")),
         test_files=len(check_files(job.data, "test")),
         tensors=_tensors(features, batch),
         tables=tables,

@@ -120,8 +120,7 @@ def check_first_samples(config: DataConfig, which: Which) -> int:
         BadLine: a line or row there is malformed.
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
-    paths = check_files(config, which)
-    source = _source(config.model_copy(update={"on_bad_line": "error"}), Partitions(paths))
+    paths, source = _strict_source(config, which)
     for path in paths:
         source.first(path)
     return len(paths)
@@ -134,9 +133,14 @@ def first_samples(config: DataConfig, which: Which) -> Lines:
         BadLine: a line or row there is malformed.
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
-    paths = check_files(config, which)
-    source = _source(config.model_copy(update={"on_bad_line": "error"}), Partitions(paths))
+    paths, source = _strict_source(config, which)
     return source.first(paths[0])
+
+
+def _strict_source(config: DataConfig, which: Which) -> tuple[tuple[str, ...], Source]:
+    """Returns the checked files, and a source that skips no malformed line or row of them."""
+    paths = check_files(config, which)
+    return paths, _source(config.model_copy(update={"on_bad_line": "error"}), Partitions(paths))
 
 
 def open_reader(
