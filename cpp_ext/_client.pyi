@@ -351,6 +351,7 @@ class NativeSession:
         num_rows: int,
         lr: float,
         cached: bool = True,
+        frozen: bool = False,
     ) -> None: ...
     def set_lr(self, name: str, lr: float) -> None: ...
     def keep_device_rows(self, bytes: int, dtype: str) -> None:  # noqa: A002 - the native name

@@ -239,11 +239,12 @@ void bind_session(py::module_& module) {
       .def(
           "bind",
           [](Session& self, std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
-             std::uint64_t num_rows, float lr, bool cached) {
-            raise_if_error(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr, cached}));
+             std::uint64_t num_rows, float lr, bool cached, bool frozen) {
+            raise_if_error(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr, cached, frozen}));
           },
           Unlocked(), py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
-          py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true)
+          py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true,
+          py::arg("frozen") = false)
       .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
       .def(
           "keep_device_rows",

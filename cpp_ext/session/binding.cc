@@ -36,7 +36,7 @@ Binding::Binding(BindingSpec spec, std::shared_ptr<SessionState> state)
 Result<Lookup> Binding::lookup(const IdsRef& ids, bool train) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   trace(ids);
-  if (!train) return read(ids);
+  if (!train || spec_.frozen) return read(ids);
   if (state_->phase.load(std::memory_order_relaxed) != Phase::kOpen) {
     return Status(Code::kFailedPrecondition, "table '" + spec_.name + "': looked up while the step is being committed");
   }
@@ -154,6 +154,7 @@ void Binding::take_ahead(TableStep& ahead, rpc::Partitioner& partitioner) {
 void Binding::end_step() {
   step_.clear();
   no_grad_.clear();
+  if (spec_.frozen) ahead_.clear();
   is_no_grad_aged_ = false;
   has_gradients_ = false;
   source_ = kNowhere;
@@ -245,6 +246,7 @@ Status Binding::check_stages() const {
 }
 
 std::optional<Lookup> Binding::recall(const IdsRef& ids) {
+  if (spec_.frozen) return recall_ahead(ids);
   const std::lock_guard lock(mutex_);
   return step_.recall(ids);
 }

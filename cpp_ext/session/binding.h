@@ -33,6 +33,7 @@ struct BindingSpec {
   std::uint64_t num_rows = 0;  // ids must be below; 0 = below 2^63
   float lr = 0.0f;             // goes with every commit; Session::set_lr changes it
   bool cached = true;          // by the session's row cache, where it has one
+  bool frozen = false;         // read without clock in train mode as well, and never pushed
   std::uint32_t order = 0;     // of Session::bind: mutexes of several bindings are locked in this order
 };
 
@@ -45,7 +46,7 @@ class Binding {
 
   [[nodiscard]] const BindingSpec& spec() const noexcept { return spec_; }
 
-  // Rows of ids. train: by the step's clock, remembered until the step ends; within a NoGradScope they are kept in a
+  // Rows of ids. train, unless the table is frozen: by the step's clock, remembered until the step ends; within a NoGradScope they are kept in a
   // bounded part instead, from which a later lookup of the step takes them. Otherwise a read without clock that
   // changes nothing. InvalidArgument names the table and the id; FailedPrecondition after close, fork
   // or between seal and the step's end; else what the shards say.

@@ -93,7 +93,8 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
   for (std::size_t b = 0; b < bindings_.size(); ++b) {
     wanted.clear();
     for (const AheadLookup& lookup : lookups) {
-      if (lookup.binding == bindings_[b]->spec_.name && bindings_[b]->check_ids(lookup.ids.ids).is_ok()) {
+      const bool is_of = lookup.binding == bindings_[b]->spec_.name && !bindings_[b]->spec_.frozen;
+      if (is_of && bindings_[b]->check_ids(lookup.ids.ids).is_ok()) {
         wanted.push_back(lookup.ids);
       }
     }

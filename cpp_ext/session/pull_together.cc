@@ -24,6 +24,13 @@ std::vector<std::pair<Binding*, std::vector<IdsRef>>> by_binding(std::span<const
 
 Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookups, bool train) {
   SR_RETURN_IF_ERROR(state.check_usable());
+  std::vector<AheadIds> frozen;
+  std::vector<AheadIds> others;
+  for (const AheadIds& lookup : lookups) (lookup.binding->spec().frozen ? frozen : others).push_back(lookup);
+  if (train && !frozen.empty()) {
+    if (const auto pulled = pull_together(state, frozen, /*train=*/false); !pulled.is_ok()) return pulled.status();
+    lookups = others;
+  }
   const bool is_without_gradient = train && NoGradScope::is_active();
   if (is_without_gradient) state.bound_no_grad_rows();
   if (train && !is_without_gradient) SR_RETURN_IF_ERROR(state.check_lookup());

@@ -19,6 +19,7 @@ from sparserow.worker.prefetch.pipeline import Pipeline
 from torch import Tensor, nn
 
 ROWS, DIM, TABLES, STEPS = 60, 3, 3, 12
+REMAP = torch.randperm(60, generator=torch.Generator().manual_seed(1))
 DEADLINE_SEC = 120.0
 
 
@@ -166,11 +167,11 @@ def test_only_the_first_forward_pulls_for_itself(session: sr.Session) -> None:
 
 
 def test_ids_named_by_the_author_reach_computed_lookups(session: sr.Session) -> None:
-    model = distributed(session, Columns(lambda x, i: (x[:, i] * 7) % ROWS))
+    model = distributed(session, Columns(lambda x, i: REMAP[x[:, i]]))
     batches = sr.prefetch(
         [matrix(seed) for seed in range(STEPS)],
         session,
-        ids=lambda x: {f"tables.{i}": (x[:, i] * 7) % ROWS for i in range(TABLES)},
+        ids=lambda x: {f"tables.{i}": REMAP[x[:, i]] for i in range(TABLES)},
     )
     train(session, model, batches, lambda batch: batch)
     stats = session.stats()
@@ -179,10 +180,19 @@ def test_ids_named_by_the_author_reach_computed_lookups(session: sr.Session) -> 
 
 
 def test_computed_ids_are_said_to_be_missing(session: sr.Session, caplog: pytest.LogCaptureFixture) -> None:
-    model = distributed(session, Columns(lambda x, i: (x[:, i] * 7) % ROWS))
+    model = distributed(session, Columns(lambda x, i: REMAP[x[:, i]]))
     train(session, model, sr.prefetch([matrix(seed) for seed in range(4)], session), lambda batch: batch)
-    assert "use ids that are no views or casts of a tensor of the batch" in caplog.text
+    assert "use ids that are no views, casts or arithmetic of a tensor of the batch" in caplog.text
     assert session.stats().rows_prefetched == 0
+
+
+def test_arithmetic_of_ids_is_pulled_ahead(session: sr.Session) -> None:
+    model = distributed(session, Columns(lambda x, i: (x[:, i] * 7 + 3) % ROWS))
+    batches = sr.prefetch([matrix(seed) for seed in range(STEPS)], session)
+    train(session, model, batches, lambda batch: batch)
+    stats = session.stats()
+    assert stats.lookups_missed == 0
+    assert stats.rows_prefetched > 0
 
 
 def test_a_wrong_guess_is_counted_pulled_and_learnt_anew() -> None:

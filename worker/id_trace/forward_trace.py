@@ -1,4 +1,7 @@
-"""Traces, through torch's dispatcher, which views and casts of a forward's arguments reach its lookups."""
+"""Traces, through torch's dispatcher, which values computed from a forward's arguments reach its lookups as ids.
+
+Traced are views and casts, and arithmetic of one argument with constants, such as ``keys % rows``.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,14 @@ _RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "fla
 _TURNS = frozenset(("squeeze", "unsqueeze", "transpose", "swapaxes", "t", "permute", "movedim", "expand"))
 _PARTS = frozenset(("select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "tensor_split"))
 _VIEWS = _TURNS | _PARTS | {"unsafe_split", "unsafe_chunk"}
+# Operations by element whose result depends on nothing but the first argument and constants.
+_ARITHMETIC = frozenset(
+    (
+        *("remainder", "fmod", "floor_divide", "add", "sub", "rsub", "mul", "neg", "abs"),
+        *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "__and__"),
+        *("__or__", "__xor__", "__lshift__", "__rshift__", "clamp", "clamp_min", "clamp_max"),
+    )
+)
 
 
 class ForwardTrace(TorchDispatchMode):
@@ -64,7 +75,7 @@ class ForwardTrace(TorchDispatchMode):
         return self._thread == threading.get_ident()
 
     def leave(self) -> list[TracedIds]:
-        """Ends the trace and returns, in order, the ids of lookups that are views and casts of the arguments."""
+        """Ends the trace and returns, in order, the ids of lookups that are computed from the arguments."""
         self.is_active = False
         if self.is_of_this_thread and _get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)
@@ -73,7 +84,7 @@ class ForwardTrace(TorchDispatchMode):
         return traced
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Runs the operation unchanged, and records lookups and results that are views or casts of the arguments."""
+        """Runs the operation unchanged, and records lookups and results that are computed from the arguments."""
         namespace = func.namespace if self.is_active and isinstance(func, torch._ops.OpOverload) else ""
         if namespace == "sparserow":
             for ids in _id_arguments(args):
@@ -152,6 +163,8 @@ def _operation(
         is_same = made.shape == given.shape and made.stride() == given.stride()
         if is_same and made.data_ptr() == given.data_ptr():
             return (name,), None
+        return (func, repr(rest), repr(kwargs)), lambda tensor: func(tensor, *rest, **kwargs)
+    if name in _ARITHMETIC:
         return (func, repr(rest), repr(kwargs)), lambda tensor: func(tensor, *rest, **kwargs)
     return None, None
 

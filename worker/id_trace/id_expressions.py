@@ -1,4 +1,4 @@
-"""Expressions for ids: views and casts, with constant arguments, of a tensor of the batch.
+"""Expressions for ids: views, casts and arithmetic, with constant arguments, of a tensor of the batch.
 
 A traced forward (worker/id_trace/forward_trace.py) makes these expressions. They are guesses about later batches.
 An expression that does not fit a batch has no value there, and the lookup then pulls its rows itself.
@@ -48,7 +48,7 @@ class Derived:
 
     Attributes:
         source: the expression to whose value the operation is applied.
-        operation: a view or a cast.
+        operation: a view, a cast, or arithmetic with constants.
         output: the index of the result when the operation returns several tensors; None when it returns one.
     """
 

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from ...proto.schema import Constant, Init, Normal, Uniform
 _KINDS: tuple[type[nn.Embedding] | type[nn.EmbeddingBag], ...] = (nn.Embedding, nn.EmbeddingBag)
 # The attribute of a layer made under deferred() that holds the initial distribution of its weight.
 INIT_ATTRIBUTE = "_sparserow_deferred_init"
+_DEFAULT = Normal(0.0, 1.0)  # torch's own
 # In-place calls that do not change a weight's values.
 _HARMLESS = frozenset({"requires_grad_", "detach_"})
 
@@ -29,6 +30,24 @@ def deferred_init(module: nn.Module) -> Init | None:
     """Returns the initial distribution of a layer made under :func:`deferred`; None for any other layer."""
     init: Init | None = module.__dict__.get(INIT_ATTRIBUTE)
     return init
+
+
+def tied_init(layers: Sequence[nn.Module]) -> Init | None:
+    """Returns the initial distribution of layers that share one weight; None when it is not a deferred one.
+
+    It is that which was named for one of them; torch's default counts when none was.
+
+    Raises:
+        FailedPrecondition: the layers were initialised in different ways, so that it is not known which one counts.
+    """
+    inits = [init for init in map(deferred_init, layers) if init is not None]
+    named = {init for init in inits if init != _DEFAULT}
+    if len(named) > 1:
+        raise FailedPrecondition(
+            "deferred: layers that share one table were initialised differently: "
+            f"{' and '.join(sorted(map(repr, named)))}; name a distribution with Table(init=...) in distribute"
+        )
+    return next(iter(named), inits[0] if inits else None)
 
 
 @contextmanager
@@ -106,7 +125,7 @@ class _InitNotes(TorchFunctionMode):
             yield
         finally:
             self._in_constructor = False
-        module.__dict__[INIT_ATTRIBUTE] = Normal(0.0, 1.0)
+        module.__dict__[INIT_ATTRIBUTE] = _DEFAULT
         self._layers[_storage(module.weight)] = module
 
     def __torch_function__(

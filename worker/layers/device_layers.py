@@ -106,6 +106,12 @@ def _check(session: Session, swaps: Sequence[Swap]) -> None:
             )
     for swap in swaps:
         check_optimizer(swap.schema)
+        if swap.is_frozen or len(swap.layers) > 1:
+            what = "frozen" if swap.is_frozen else "shared by several layers"
+            raise FailedPrecondition(
+                f"{_PLACE}: table {swap.schema.name!r} is {what}, which is possible on the servers alone; allowed: "
+                "placement servers"
+            )
     there = {schema.name for schema in core.catalog.list_tables(session.namespace)}
     for swap in swaps:
         if swap.schema.name in there:

@@ -17,9 +17,11 @@ from .forward_pull import ForwardPull
 from .handed_rows import hand_rows
 from .layer_swap import (
     Layer,
+    PlacedLayer,
     Swap,
     create_on_first_rank,
     distributed_layer_of,
+    layers_by_table,
     plan_tables,
     refusal_of_lookup,
     refusal_of_weight,
@@ -40,12 +42,15 @@ def distribute(
     tables: Mapping[str, Table] | None = None,
     exclude: Sequence[str] = (),
     carry_weights: bool = True,
+    bind: Mapping[str, Sequence[str]] | None = None,
 ) -> Model:
     """Moves the rows of ``nn.Embedding`` and ``nn.EmbeddingBag`` layers to the parameter servers, in place.
 
     Rows of tables with placement "device" go to the devices of the job's ranks instead (docs/device-tables.md).
     A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace. Each layer
-    becomes a distributed layer with the same ``forward``; smaller layers stay. Call it on every rank, before the dense
+    becomes a distributed layer with the same ``forward``; smaller layers stay. Layers that share one weight, or that
+    ``bind`` names together, read and train one table. The table of a frozen layer (``weight.requires_grad`` False) is
+    read without a clock, and this job never pushes to it. Call it on every rank, before the dense
     optimizer is made and before ``DistributedDataParallel`` and ``torch.compile``. A warning names replaced weights
     that an optimizer or a list of weights still refers to. A gradient that reaches one of them is an error.
 
@@ -62,19 +67,25 @@ def distribute(
             keeps its rows. Nothing is sent for a layer made under :func:`deferred`, or with a ``Table.init`` of its
             own. False: rows begin as the table's ``init`` says, else as the layer's distribution does, which is
             normal(0, 1) unless a deferred layer was initialised otherwise.
+        bind: the paths of the layers that read one table, by the name of the table. They have equally many rows and
+            columns, and the first one gives the rows that the table begins with. None: a table is named after its
+            layer.
 
     Returns:
         The same model.
 
     Raises:
-        InvalidArgument: there is nothing to distribute; or a pattern of ``tables`` or ``exclude`` matches no layer of
-            at least ``min_rows``; or an optimizer has no counterpart on the servers; or the model's device cannot hold
-            the row cache; or a table with placement "device" does not fit on one, or the session's staleness is not 0.
+        InvalidArgument: there is nothing to distribute; or a pattern of ``tables`` or ``exclude``, or a path of
+            ``bind``, is that of no layer of at least ``min_rows``; or layers of one table have different sizes; or an
+            optimizer has no counterpart on the servers; or the model's device cannot hold the row cache; or a table
+            with placement "device" does not fit on one, or the session's staleness is not 0.
         FailedPrecondition: the model is distributed already; or a layer uses an option that cannot be distributed, in
             which case the text names the layer and the reason; or a table is in use in this process, or exists with
             another schema. The model is then unchanged.
     """
-    swapped = _swap(model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights))
+    swapped = _swap(
+        model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights, bind or {})
+    )
     hand_rows(model, session)
     ForwardPull(session).install(model)
     warn_of_stale_weights(swapped, stacklevel=2)
@@ -94,14 +105,19 @@ def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[Swapped
     for schema, layer in layers.values():
         session.core.bind_on_devices(schema, layer.anchor)
     for swap, schema in zip(there, made, strict=True):
-        layer = distributed_layer_of(swap.layer, schema, session.core.origins)
-        session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=layer.anchor)
-        layers[schema.name] = schema, layer
+        first = distributed_layer_of(swap.layer, schema, session.core.origins)
+        session.core.bind(schema, num_rows=swap.layer.num_embeddings, anchor=first.anchor, frozen=swap.is_frozen)
+        layers[schema.name] = schema, first
     swapped = []
     for swap in swaps:
-        for path in swap.paths:
-            model.set_submodule(path, layers[swap.schema.name][1])
-        swapped.append(swapped_weight(swap.paths[0], swap.layer))
+        schema, first = layers[swap.schema.name]
+        for placed in swap.layers:
+            is_first = placed is swap.layers[0]
+            layer = first if is_first else distributed_layer_of(placed.layer, schema, session.core.origins)
+            for path in placed.paths:
+                model.set_submodule(path, layer)
+            if not swap.is_frozen:
+                swapped.append(swapped_weight(placed.paths[0], placed.layer))
     return swapped
 
 
@@ -124,6 +140,7 @@ def _plan(
     tables: Mapping[str, Table],
     exclude: Sequence[str],
     carry_weights: bool,
+    bind: Mapping[str, Sequence[str]],
 ) -> list[Swap]:
     """Plans the layers to swap; raises before anything is changed."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -138,14 +155,19 @@ def _plan(
             f"distribute: the model has no nn.Embedding or nn.EmbeddingBag of min_rows={min_rows} rows"
         )
     owners = _weight_owners(model)
-    for layer, paths in layers:
-        _refuse_unsupported(paths[0], layer, owners)
+    for placed in layers:
+        _refuse_unsupported(placed.paths[0], placed.layer, owners)
     return plan_tables(
-        layers, session, what="distribute", optimizer=optimizer, tables=tables, carry_weights=carry_weights
+        layers_by_table(layers, bind),
+        session,
+        what="distribute",
+        optimizer=optimizer,
+        tables=tables,
+        carry_weights=carry_weights,
     )
 
 
-def _layers(model: nn.Module, min_rows: int) -> list[tuple[Layer, list[str]]]:
+def _layers(model: nn.Module, min_rows: int) -> list[PlacedLayer]:
     found: dict[int, tuple[Layer, list[str]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or module.num_embeddings < min_rows:
@@ -153,33 +175,33 @@ def _layers(model: nn.Module, min_rows: int) -> list[tuple[Layer, list[str]]]:
         if not path:
             raise InvalidArgument("distribute: the model is itself an embedding; wrap it in a module that names it")
         found.setdefault(id(module), (module, []))[1].append(path)
-    return list(found.values())
+    return [PlacedLayer(layer, tuple(paths)) for layer, paths in found.values()]
 
 
-def _without(exclude: Sequence[str], layers: list[tuple[Layer, list[str]]]) -> list[tuple[Layer, list[str]]]:
+def _without(exclude: Sequence[str], layers: list[PlacedLayer]) -> list[PlacedLayer]:
     """Returns the layers whose paths match no pattern."""
     if isinstance(exclude, str):
         raise not_allowed("distribute.exclude", exclude, f"a sequence of patterns, such as [{exclude!r}]")
     for pattern in exclude:
-        if not any(fnmatch.fnmatchcase(path, pattern) for _, paths in layers for path in paths):
-            names = ", ".join(paths[0] for _, paths in layers) or "none"
+        if not any(fnmatch.fnmatchcase(path, pattern) for placed in layers for path in placed.paths):
+            names = ", ".join(placed.paths[0] for placed in layers) or "none"
             raise InvalidArgument(f"distribute: exclude {pattern!r} matches no layer; layers to distribute: {names}")
     return [
-        (layer, paths)
-        for layer, paths in layers
-        if not any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude for path in paths)
+        placed
+        for placed in layers
+        if not any(fnmatch.fnmatchcase(path, pattern) for pattern in exclude for path in placed.paths)
     ]
 
 
 def _weight_owners(model: nn.Module) -> dict[int, set[tuple[int, str]]]:
-    """Returns the owners of each parameter, as (id of the module, attribute) by the id of the parameter.
+    """Returns the owners of each parameter that are no embeddings, or have it under another name than weight.
 
-    A weight with more than one owner is tied.
+    The result is (id of the module, attribute) by the id of the parameter.
     """
     owners: dict[int, set[tuple[int, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:
+            if parameter is not None and not (name == "weight" and isinstance(module, nn.Embedding | nn.EmbeddingBag)):
                 owners.setdefault(id(parameter), set()).add((id(module), name))
     return owners
 
@@ -188,7 +210,8 @@ def _refuse_unsupported(path: str, layer: Layer, owners: dict[int, set[tuple[int
     of_lookup, of_weight = refusal_of_lookup(layer.max_norm, layer.scale_grad_by_freq), refusal_of_weight(layer.weight)
     reasons: list[tuple[bool, str]] = [
         (of_lookup is not None, str(of_lookup)),
-        (len(owners.get(id(layer._parameters.get("weight")), ())) != 1, "its weight is tied or parametrised"),
+        (layer._parameters.get("weight") is None, "its weight is parametrised"),
+        (id(layer._parameters.get("weight")) in owners, "its weight is tied to a parameter of no embedding"),
         (of_weight is not None, f"its weight is {of_weight}"),
         (any(getattr(layer, hooks) for hooks in _HOOKS), "it has hooks, which the distributed layer would not have"),
         (

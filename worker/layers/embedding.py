@@ -43,6 +43,8 @@ class DistributedLayer(nn.Module):
             attribute, so ``parameters()``, ``state_dict()`` and DDP do not see it.
         tensor_group: the ranks that get the rows from the one that looks them up; None: each rank looks up its own.
         is_on_devices: whether the rows are on the devices of the job's ranks, and not on servers.
+        is_frozen: whether this job does not train the rows; then they are always read without a clock and without
+            gradient.
     """
 
     is_on_devices = False
@@ -66,6 +68,7 @@ class DistributedLayer(nn.Module):
         self.origins = origins
         self.anchor = torch.zeros(1, requires_grad=True)
         self.tensor_group: TensorGroup | None = None
+        self.is_frozen = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
@@ -119,19 +122,26 @@ class DistributedLayer(nn.Module):
             self._anchor_of_now(),
             self.binding,
             [self.embedding_dim, options[0], padding, options[1], *has],
-            self.training,
+            self._is_trained,
         )[0]
         return rows
 
     def _handed(self, group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int]) -> Tensor:
         """Rows of a lookup, float32 of ``shape``, which the leader of the tensor group makes."""
-        anchor = self.anchor if self.training else self.anchor.detach()
+        anchor = self.anchor if self._is_trained else self.anchor.detach()
         rows: Tensor = group.hand(group, look_up, shape, table=self.binding, anchor=anchor)
         return rows
 
     def _anchor_of_now(self) -> Tensor:
         """Returns the anchor; in train mode without gradient an empty part of it, by which the op knows that mode."""
+        if self.is_frozen:
+            return self.anchor.detach()
         return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
+
+    @property
+    def _is_trained(self) -> bool:
+        """Whether a lookup belongs to the session's step."""
+        return self.training and not self.is_frozen
 
     def _handle(self) -> TableHandle:
         return TableHandle(self.binding, self.embedding_dim, self.origins[0])
@@ -186,7 +196,7 @@ class DistributedEmbedding(DistributedLayer):
             return self._gather_on_device(ids, options=(-1, 0))
         padding = -1 if self.padding_idx is None else self.padding_idx
         rows: Tensor = ops.gather(
-            ids, self._anchor_of_now(), self.binding, self.embedding_dim, padding, self.training
+            ids, self._anchor_of_now(), self.binding, self.embedding_dim, padding, self._is_trained
         )  # fmt: skip
         return rows
 
@@ -284,7 +294,7 @@ class DistributedEmbeddingBag(DistributedLayer):
             self._mode_number,
             padding,
             self.include_last_offset,
-            self.training,
+            self._is_trained,
         )[0]
         return pooled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +14,12 @@ import torch.distributed as dist
 from rich.progress import Progress
 from torch import nn
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ...proto.schema import Normal, Table, TableSchema
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
+from ...proto.schema import Normal, RowPolicy, Table, TableSchema
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
 from ..session.tensor_group import on_leader
-from .deferred import deferred_init
+from .deferred import tied_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
 
 _log = logging.getLogger(__name__)
@@ -31,26 +32,119 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Swap:
-    """One layer to swap, with its place in the model and the schema of its table.
+class PlacedLayer:
+    """A layer with its places in the model.
 
     Attributes:
-        paths: every path of the layer in the model; the first is the table's name.
-        layer: the layer to swap.
-        schema: the schema of its table, without an id.
-        is_carried: whether the layer's weights are sent to the table when the table is new.
+        layer: the layer.
+        paths: every path of the layer in the model.
+    """
+
+    layer: Layer
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableLayers:
+    """The layers that read one table.
+
+    Attributes:
+        name: the name of the table.
+        layers: the layers, at least one; they have equally many rows and columns.
+    """
+
+    name: str
+    layers: tuple[PlacedLayer, ...]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The layers of one table to swap, and its schema.
+
+    Attributes:
+        layers: the layers, at least one. The first rows of the table are those of the first one.
+        schema: the schema of the table, without an id.
+        is_carried: whether the weights are sent to the table when the table is new.
         on_devices: whether the rows are to be on the devices of the ranks.
     """
 
-    paths: tuple[str, ...]
-    layer: Layer
+    layers: tuple[PlacedLayer, ...]
     schema: TableSchema
     is_carried: bool
     on_devices: bool = False
 
+    @property
+    def layer(self) -> Layer:
+        """The first of the layers."""
+        return self.layers[0].layer
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the rows are not trained by this job."""
+        return not self.layer.weight.requires_grad
+
+
+def layers_by_table(layers: Sequence[PlacedLayer], bind: Mapping[str, Sequence[str]]) -> list[TableLayers]:
+    """Returns the layers of each table, in the order of their first layers in the model.
+
+    Args:
+        layers: the layers to distribute. Those that share one weight share a table, which is named after the first.
+        bind: the paths of the layers of one table, by the name of the table.
+
+    Raises:
+        InvalidArgument: a path is that of no such layer or is bound twice, layers of one table differ in their sizes
+            or in whether they are frozen, or a table would have the name of another one.
+    """
+    by_path = {path: placed for placed in layers for path in placed.paths}
+    names: dict[int, str] = {}  # of the table, by the id of the weight
+    for name, paths in bind.items():
+        if isinstance(paths, str) or not paths:
+            raise not_allowed(f"distribute.bind[{name!r}]", paths, "a sequence of the paths of layers")
+        for path in paths:
+            if path not in by_path:
+                near = difflib.get_close_matches(path, by_path, n=3)
+                told = f"nearest: {', '.join(near)}" if near else f"layers to distribute: {', '.join(by_path)}"
+                raise InvalidArgument(
+                    f"distribute.bind[{name!r}]: the model has no layer {path!r} to distribute; {told}"
+                )
+            weight = id(by_path[path].layer.weight)
+            if names.setdefault(weight, name) != name:
+                raise InvalidArgument(f"distribute.bind: layer {path!r} is bound to {names[weight]!r} and to {name!r}")
+    groups: dict[str, list[PlacedLayer]] = {}
+    for placed in layers:
+        weight = id(placed.layer.weight)
+        if weight not in names and placed.paths[0] in bind:
+            raise InvalidArgument(
+                f"distribute.bind: layer {placed.paths[0]!r} is not among the layers of the table of its name"
+            )
+        groups.setdefault(names.setdefault(weight, placed.paths[0]), []).append(placed)
+    made = []
+    for name, group in groups.items():
+        order = {path: number for number, path in enumerate(bind.get(name, ()))}
+        group.sort(key=lambda placed: min(order.get(path, len(order)) for path in placed.paths))
+        _check_alike(name, group)
+        made.append(TableLayers(name, tuple(group)))
+    return made
+
+
+def _check_alike(name: str, group: Sequence[PlacedLayer]) -> None:
+    """Checks that the layers of one table have equally many rows and columns, and are all frozen or none."""
+    first = group[0]
+    for other in group[1:]:
+        for what, mine, its in (
+            ("rows", first.layer.num_embeddings, other.layer.num_embeddings),
+            ("columns", first.layer.embedding_dim, other.layer.embedding_dim),
+            ("requires_grad", first.layer.weight.requires_grad, other.layer.weight.requires_grad),
+        ):
+            if mine != its:
+                raise InvalidArgument(
+                    f"distribute: the layers {first.paths[0]!r} and {other.paths[0]!r} of table {name!r} differ in "
+                    f"{what}: {mine} and {its}"
+                )
+
 
 def plan_tables(
-    layers: Sequence[tuple[Layer, list[str]]],
+    layers: Sequence[TableLayers],
     session: Session,
     *,
     what: str,
@@ -58,19 +152,20 @@ def plan_tables(
     tables: Mapping[str, Table],
     carry_weights: bool,
 ) -> list[Swap]:
-    """Plans the table of each layer, which is named after the layer's first path.
+    """Plans the tables of layers.
 
     Args:
-        layers: each layer with its paths in the model.
+        layers: the layers of each table.
         session: the session that will bind the tables.
         what: the name of the calling function, for error texts.
         optimizer: the row optimizer of tables that have none of their own.
-        tables: options by ``fnmatch`` pattern on the path; the first matching pattern counts.
+        tables: options by ``fnmatch`` pattern on the table's name; the first matching pattern counts.
         carry_weights: whether weights are sent to tables that are new.
 
     Raises:
-        InvalidArgument: a pattern of ``tables`` matches no path, or an optimizer has no counterpart on the servers.
-        FailedPrecondition: the session has bound a table of that name already.
+        InvalidArgument: a pattern of ``tables`` matches no table, or an optimizer has no counterpart on the servers.
+        FailedPrecondition: the session has bound a table of that name already, or a policy of admission and eviction
+            is given for a frozen table.
     """
     default = row_optimizer_of(optimizer, f"{what}.optimizer")
     own = {
@@ -81,27 +176,33 @@ def plan_tables(
     is_used = dict.fromkeys(tables, False)
     bound = set(session.core.bound_tables())
     swaps = []
-    for layer, paths in layers:
-        if paths[0] in bound:
-            raise FailedPrecondition(f"table {paths[0]!r} is already in use by this session; use another namespace")
-        matching = [pattern for pattern in tables if fnmatch.fnmatchcase(paths[0], pattern)]
+    for group in layers:
+        name, layer = group.name, group.layers[0].layer
+        if name in bound:
+            raise FailedPrecondition(f"table {name!r} is already in use by this session; use another namespace")
+        matching = [pattern for pattern in tables if fnmatch.fnmatchcase(name, pattern)]
         is_used.update(dict.fromkeys(matching, True))
         table = tables[matching[0]] if matching else Table()
         schema = TableSchema(
             namespace=session.namespace,
-            name=paths[0],
+            name=name,
             dim=layer.embedding_dim,
             optimizer=own.get(matching[0], default) if matching else default,
             dtype=table.dtype or "float32",
-            init=table.init or deferred_init(layer) or Normal(0.0, 1.0),
+            init=table.init or tied_init([each.layer for each in group.layers]) or Normal(0.0, 1.0),
             seed=table.seed or 0,
             policy=table.policy,
         )
         is_carried = carry_weights and table.init is None and not layer.weight.is_meta
-        swaps.append(Swap(tuple(paths), layer, schema, is_carried, table.placement == "device"))
+        swaps.append(Swap(group.layers, schema, is_carried, table.placement == "device"))
+        if swaps[-1].is_frozen and table.policy != RowPolicy():
+            raise FailedPrecondition(
+                f"{what}: table {name!r} is frozen, so no row is admitted or removed; allowed: no option of admission, "
+                "eviction or memory"
+            )
     for pattern, is_matched in is_used.items():
         if not is_matched:
-            names = ", ".join(paths[0] for _, paths in layers)
+            names = ", ".join(group.name for group in layers)
             raise InvalidArgument(f"{what}: tables[{pattern!r}] matches no layer; layers to distribute: {names}")
     return swaps
 
@@ -117,8 +218,6 @@ def refusal_of_lookup(max_norm: float | None, scale_grad_by_freq: bool) -> str |
 
 def refusal_of_weight(weight: torch.Tensor) -> str | None:
     """Returns the property of the weight that keeps its rows from being distributed; None when they can be."""
-    if not weight.requires_grad:
-        return "frozen (requires_grad=False): keep it local"
     return None if weight.dtype in _WEIGHT_DTYPES else str(weight.dtype)
 
 
@@ -161,6 +260,7 @@ def distributed_layer_of(
             dtype=layer.weight.dtype,
             origins=origins,
         )
+    distributed.is_frozen = not layer.weight.requires_grad
     if not layer.weight.is_meta:
         distributed.to(layer.weight.device)
     return distributed.train(layer.training)
@@ -187,12 +287,28 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
             failure = FailedPrecondition(f"distribute failed on rank 0: {outcome[0]}")
     if failure is not None:
         raise failure
-    return on_leader(group, lambda: made or [session.core.catalog.create_table(swap.schema) for swap in swaps])
+    return on_leader(group, lambda: made or _tables_of(session, swaps))
+
+
+def _tables_of(session: Session, swaps: list[Swap]) -> list[TableSchema]:
+    """Creates the tables, or finds them; a frozen one may be there with the optimizer of the job that trains it."""
+    catalog = session.core.catalog
+    there = {schema.name: schema for schema in catalog.list_tables(session.namespace)}
+    made = []
+    for swap in swaps:
+        found = there.get(swap.schema.name) if swap.is_frozen else None
+        if found is not None and found.dim != swap.schema.dim:
+            raise FailedPrecondition(
+                f"table {found.full_name!r} exists with dim {found.dim}; the frozen layer {swap.layers[0].paths[0]!r} "
+                f"has {swap.schema.dim}"
+            )
+        made.append(found or catalog.create_table(swap.schema))
+    return made
 
 
 def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
     existing = {schema.name for schema in session.core.catalog.list_tables(session.namespace)}
-    made = [session.core.catalog.create_table(swap.schema) for swap in swaps]
+    made = _tables_of(session, swaps)
     if has_rows:
         _tell_of_found(session, [schema.name for schema in made if schema.name in existing], len(made))
     for swap, schema in zip(swaps, made, strict=True):
@@ -202,10 +318,18 @@ def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[Tabl
             continue
         if swap.is_carried:
             _carry(session, swap)
-        elif isinstance(swap.layer, nn.Embedding) and swap.layer.padding_idx is not None:
-            padding = np.array([swap.layer.padding_idx], dtype=np.uint64)
-            session.table(schema.name).assign(padding, np.zeros((1, schema.dim), dtype=np.float32))
+        else:
+            _assign_padding(session, swap)
     return made
+
+
+def _assign_padding(session: Session, swap: Swap) -> None:
+    """Writes zeros to the rows that torch fills with zeros."""
+    layers = [each.layer for each in swap.layers]
+    found = {each.padding_idx for each in layers if isinstance(each, nn.Embedding) and each.padding_idx is not None}
+    if found:
+        padding = np.array(sorted(found), dtype=np.uint64)
+        session.table(swap.schema.name).assign(padding, np.zeros((len(found), swap.schema.dim), dtype=np.float32))
 
 
 def _tell_of_found(session: Session, names: list[str], count: int) -> None:

@@ -28,6 +28,8 @@ from .graph_check import largest_gap
 from .handed_rows import hand_rows
 from .layer_swap import (
     Layer,
+    PlacedLayer,
+    TableLayers,
     create_on_first_rank,
     distributed_layer_of,
     plan_tables,
@@ -100,7 +102,10 @@ def lift_embeddings(
         raise InvalidArgument(f"lift_embeddings: no lookup reads a weight of min_rows={min_rows} rows")
     for weight, lookups in by_weight.items():
         _refuse_unsupported(lifted, weight, lookups)
-    layers = [(_layer_of(lifted, lookups[0]), [_table_name(weight)]) for weight, lookups in by_weight.items()]
+    layers = [
+        TableLayers(name, (PlacedLayer(_layer_of(lifted, lookups[0]), (name,)),))
+        for name, lookups in ((_table_name(weight), lookups) for weight, lookups in by_weight.items())
+    ]
     swaps = plan_tables(
         layers,
         session,
@@ -255,6 +260,7 @@ def _refuse_unsupported(graph_module: fx.GraphModule, weight: str, lookups: list
         (bool(readers - served), f"{next(iter(readers - served), None)} reads it otherwise than by ids"),
         (len(holders) > 1, f"it is tied: {', '.join(holders)}"),
         (of_weight is not None, f"it is {of_weight}"),
+        (not parameter.requires_grad, "it is frozen (requires_grad=False)"),
         *((lookup.refusal is not None, str(lookup.refusal)) for lookup in lookups),
     ]
     for is_refused, reason in reasons:

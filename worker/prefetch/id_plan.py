@@ -112,8 +112,9 @@ class LearntIds:
     """A plan that is learnt from the first forward.
 
     A lookup's ids are matched by memory to a tensor of the batch, or to an index or range of one. Other ids are traced
-    through the model's forward. They must be views or casts of an argument that is in the batch, or that the loop made
-    of the batch by ``to``. When later lookups find rows missing, the plan is learnt again, a bounded number of times.
+    through the model's forward. They must be views, casts or arithmetic with constants of an argument that is in the
+    batch, or that the loop made of the batch by ``to``. When later lookups find rows missing, the plan is learnt again,
+    a bounded number of times.
 
     Args:
         native: the native half of the session.
@@ -170,7 +171,7 @@ class LearntIds:
         self._sources, self._is_wrong = sources, False
         if unmatched and self._traces == 1:
             _log.warning(
-                "prefetch: lookups of %s use ids that are no views or casts of a tensor of the batch; their rows are "
-                "pulled when they are used; name them with ids=fn(batch)",
+                "prefetch: lookups of %s use ids that are no views, casts or arithmetic of a tensor of the batch; "
+                "their rows are pulled when they are used; name them with ids=fn(batch)",
                 ", ".join(sorted(set(unmatched))),
             )

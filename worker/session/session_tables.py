@@ -62,7 +62,8 @@ class SessionTables:
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
         """Sets the learning rates of the named tables; names of tables that no model uses are ignored."""
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
-            group["lr"] = rates.get(group["name"], group["lr"])
+            if not group["frozen"]:
+                group["lr"] = rates.get(group["name"], group["lr"])
 
     def send_learning_rates(self) -> None:
         """Passes the learning rates that have changed since the last step to the native half."""
@@ -103,7 +104,9 @@ class SessionTables:
         self.catalog.drop_table(self.namespace, name)
         self._schemas.pop(name, None)
 
-    def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True) -> str:
+    def bind(
+        self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True, frozen: bool = False
+    ) -> str:
         """Makes a registered table known to the ops of this process; ``distribute`` calls it.
 
         Args:
@@ -111,6 +114,8 @@ class SessionTables:
             num_rows: the number of rows of the layer; ids must be in [0, num_rows).
             anchor: the anchor parameter of the distributed layer; its parameter group holds the learning rate.
             cached: whether the session's row cache, if there is one, keeps this table's rows.
+            frozen: whether lookups of a step read the newest rows without a clock, and none is pushed. The learning
+                rate of such a table is 0.
 
         Returns:
             The binding's name, ``namespace/table``.
@@ -130,21 +135,22 @@ class SessionTables:
             schema_version=schema.version,
             dim=schema.dim,
             num_rows=num_rows,
-            lr=schema.optimizer.lr,
+            lr=0.0 if frozen else schema.optimizer.lr,
             cached=cached,
+            frozen=frozen,
         )
         register(schema.full_name, self.on_device)
-        self._note_bound(schema, anchor)
+        self._note_bound(schema, anchor, frozen=frozen)
         return schema.full_name
 
-    def _note_bound(self, schema: TableSchema, anchor: Tensor) -> None:
-        rate = schema.optimizer.lr
+    def _note_bound(self, schema: TableSchema, anchor: Tensor, *, frozen: bool) -> None:
+        rate = 0.0 if frozen else schema.optimizer.lr
         self._schemas[schema.name] = schema
         self._sent_rates[schema.name] = rate
         if self._optimizer is None:
-            self._optimizer = SparseOptimizer(schema.name, anchor, lr=rate)
+            self._optimizer = SparseOptimizer(schema.name, anchor, lr=rate, frozen=frozen)
         else:
-            self._optimizer.add_table(schema.name, anchor, lr=rate)
+            self._optimizer.add_table(schema.name, anchor, lr=rate, frozen=frozen)
 
     def bind_on_devices(self, schema: TableSchema, anchor: Tensor) -> None:
         """Notes a table on the devices of the ranks, and its learning rate; ``distribute`` calls it.
@@ -153,7 +159,7 @@ class SessionTables:
             schema: the schema of the table, with its id.
             anchor: the anchor parameter of the distributed layer; its parameter group holds the learning rate.
         """
-        self._note_bound(schema, anchor)
+        self._note_bound(schema, anchor, frozen=False)
 
     @property
     def has_device_tables(self) -> bool:

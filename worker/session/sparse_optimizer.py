@@ -12,7 +12,9 @@ from ...proto.errors import FailedPrecondition
 
 
 class SparseOptimizer(torch.optim.Optimizer):
-    """One parameter group per table: ``{"name": table, "lr": float, "params": [anchor]}``.
+    """One parameter group per table: ``{"name": table, "lr": float, "frozen": bool, "params": [anchor]}``.
+
+    The learning rate of a frozen table is 0.
 
     The updates run on the servers; ``lr`` of each group travels with every commit. ``session.step`` calls
     :meth:`step`, so a scheduler sees the order that it expects; no other code may call it.
@@ -21,21 +23,29 @@ class SparseOptimizer(torch.optim.Optimizer):
         name: the name of the first table.
         anchor: the anchor parameter of the first table's layer.
         lr: the learning rate of the first table.
+        frozen: whether this job does not train the first table.
     """
 
-    def __init__(self, name: str, anchor: Tensor, *, lr: float) -> None:
+    def __init__(self, name: str, anchor: Tensor, *, lr: float, frozen: bool = False) -> None:
         self._in_session_step = False
-        super().__init__([{"params": [anchor], "name": name, "lr": lr}], {"lr": lr})
+        lr = 0.0 if frozen else lr
+        super().__init__([{"params": [anchor], "name": name, "lr": lr, "frozen": frozen}], {"lr": lr})
 
-    def add_table(self, name: str, anchor: Tensor, *, lr: float) -> None:
+    def add_table(self, name: str, anchor: Tensor, *, lr: float, frozen: bool = False) -> None:
         """Adds the parameter group of one more table.
 
         Args:
             name: the name of the table.
             anchor: the anchor parameter of the table's layer.
             lr: the learning rate of the table.
+            frozen: whether this job does not train the table.
         """
-        self.add_param_group({"params": [anchor], "name": name, "lr": lr})
+        self.add_param_group({"params": [anchor], "name": name, "lr": 0.0 if frozen else lr, "frozen": frozen})
+
+    @property
+    def trains_rows(self) -> bool:
+        """Whether this job trains a table."""
+        return not all(group["frozen"] for group in self.param_groups)
 
     def learning_rates(self) -> dict[str, float]:
         """Returns the current learning rate of each table, by the table's name."""

@@ -67,7 +67,7 @@ def end_step(
      2. The dense optimizer steps only after the commit is done, or, with ``pushes``, prepared on every shard.
      3. However the call ends, the step's gradients are gone and the session is open.
     """
-    if sparse is not None and not allow_empty and native.staged_calls == 0:
+    if sparse is not None and sparse.trains_rows and not allow_empty and native.staged_calls == 0:
         raise FailedPrecondition(
             "session.step: no backward reached a distributed table in this step; call loss.backward() before it, with "
             "the model in train mode (or pass allow_empty=True)"
