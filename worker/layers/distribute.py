@@ -110,10 +110,10 @@ def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[Swapped
         layers[schema.name] = schema, first
     swapped = []
     for swap in swaps:
-        schema, first = layers[swap.schema.name]
+        schema, layer = layers[swap.schema.name]
         for placed in swap.layers:
-            is_first = placed is swap.layers[0]
-            layer = first if is_first else distributed_layer_of(placed.layer, schema, session.core.origins)
+            if placed is not swap.layers[0]:
+                layer = distributed_layer_of(placed.layer, schema, session.core.origins)
             for path in placed.paths:
                 model.set_submodule(path, layer)
             if not swap.is_frozen:

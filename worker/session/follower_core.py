@@ -59,10 +59,12 @@ class FollowerCore(SessionCore):
         """Raises FailedPrecondition: the leader has the rows."""
         raise _refusal(self.tensor_group, f"create_table({schema.name!r})")
 
-    def bind(self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True) -> str:
+    def bind(
+        self, schema: TableSchema, *, num_rows: int, anchor: Tensor, cached: bool = True, frozen: bool = False
+    ) -> str:
         """Notes the table and its learning rate; see :meth:`SessionTables.bind`. The ops do not learn about it."""
         del num_rows, cached
-        self._note_bound(schema, anchor)
+        self._note_bound(schema, anchor, frozen=frozen)
         return schema.full_name
 
     def send_learning_rates(self) -> None:
