@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -29,20 +29,27 @@ class Tower(nn.Sequential):
         return out
 
 
-def mlp(widths: Sequence[int], dropout: float = 0.0, *, activate_last: bool = False) -> Tower:
-    """Makes linear layers of ``widths[0] -> widths[1] -> ...`` with ReLU and dropout between them.
+def mlp(
+    widths: Sequence[int],
+    dropout: float = 0.0,
+    *,
+    activate_last: bool = False,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> Tower:
+    """Makes linear layers of ``widths[0] -> widths[1] -> ...`` with an activation and dropout between them.
 
     Args:
         widths: the input, hidden and output widths; at least 2.
-        dropout: the share of units that are dropped after each ReLU while training.
-        activate_last: whether ReLU and dropout are applied to the output too.
+        dropout: the share of units that are dropped after each activation while training.
+        activate_last: whether the activation and dropout are applied to the output too.
+        activation: makes the activation between two layers; the default makes ReLU.
     """
     layers: list[nn.Module] = []
     last = len(widths) - 2
     for index, (width_in, width_out) in enumerate(pairwise(widths)):
         layers.append(nn.Linear(width_in, width_out))
         if index < last or activate_last:
-            layers.append(nn.ReLU())
+            layers.append(activation())
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
     return Tower(*layers)

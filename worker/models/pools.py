@@ -1,0 +1,49 @@
+"""Pools the rows of a list: its sum, its mean, its sum over the root of squared weights, or its maximum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .jagged import sample_of_values, segment_max, segment_sum
+
+POOLS = ("sum", "mean", "sqrtn", "max")
+
+
+def pooled(
+    table: nn.Module, is_bag: bool, pool: str, ids: Tensor, offsets: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """Returns the pooled rows of lists, (B, dim); zeros for a list without ids, or whose weights sum to 0.
+
+    With rows r and weights w, which are 1 when there are none, ``sum`` is the sum of w r, ``mean`` that sum over the
+    sum of w, ``sqrtn`` that sum over the root of the sum of w squared, and ``max`` the largest value of each column.
+
+    Args:
+        table: the table.
+        is_bag: whether the table is an ``nn.EmbeddingBag`` of mode "sum" that takes the last offset, and not an
+            ``nn.Embedding``.
+        pool: one of POOLS.
+        ids: the ids of all lists, (m) int64.
+        offsets: where each list begins, and the end, (B + 1) int64.
+        weights: the weight of each id, (m) float32; None: 1.
+
+    Raises:
+        ValueError: there are weights, and the pool is "max".
+    """
+    samples, count = sample_of_values(ids, offsets), offsets.shape[0] - 1
+    if pool == "max":
+        if weights is not None:
+            raise ValueError("pools: a list with weights cannot have the pool 'max'; allowed: sum, mean, sqrtn")
+        return segment_max(table(ids), samples, count)
+    if is_bag:
+        total: Tensor = table(ids, offsets, weights)
+    else:
+        rows = table(ids)
+        total = segment_sum(rows if weights is None else rows * weights[:, None], samples, count)
+    if pool == "sum":
+        return total
+    each = total.new_ones(ids.shape) if weights is None else weights
+    norm = segment_sum(each if pool == "mean" else each.square(), samples, count)
+    norm = norm if pool == "mean" else norm.sqrt()
+    # Where the norm is 0, nothing is divided by it, so that no gradient is NaN.
+    return torch.where(norm != 0, 1.0 / torch.where(norm != 0, norm, 1.0), 0.0)[:, None] * total
