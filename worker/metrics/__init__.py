@@ -1,1 +1,1 @@
-"""Metrics of predictions, computed from scores and labels."""
+"""Metrics and losses of predictions, computed from scores and labels."""
