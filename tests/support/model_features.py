@@ -27,6 +27,43 @@ def lists(lengths, seed: int = 0, *, weights: bool = False, below: int = 2**63 -
     return (*values, torch.rand(count, generator=torch.Generator().manual_seed(seed + 1)) + 0.5) if weights else values
 
 
+def click_tensors(samples: int, is_empty: bool = False):
+    """Two keys, two numbers and a list of each sample."""
+    lengths = [0 if is_empty else (5 * sample + 2) % 4 for sample in range(samples)]
+    return {
+        "user": keys(samples, 1),
+        "item": keys(samples, 2),
+        "tags": lists(lengths, 3, weights=True),
+        "age": numbers(samples, 4),
+        "price": numbers(samples, 5),
+    }
+
+
+def click_fields(tables, tensors) -> np.ndarray:
+    """The embeddings of ``user``, ``item`` and ``tags``, which are summed with their weights: (B, 3, dim)."""
+    tags = [
+        (rows_of(tables["tags"], some) * array(weights)[:, None]).sum(0)
+        for some, weights in zip(parts(tensors["tags"]), parts(tensors["tags"][1:][::-1]), strict=True)
+    ]
+    return np.stack([*(rows_of(tables[name], tensors[name]) for name in ("user", "item")), np.stack(tags)], axis=1)
+
+
+def click_inputs(tables, tensors) -> np.ndarray:
+    """The embeddings and the numbers side by side."""
+    fields = click_fields(tables, tensors)
+    return np.concatenate([fields.reshape(len(fields), -1), array(tensors["age"])[:, None],
+                           array(tensors["price"])[:, None]], axis=1)  # fmt: skip
+
+
+CLICKS = {
+    "rows": {"user": 40, "item": 500, "tags": 20},
+    "numbers": ["age", "price"],
+    "pools": {"tags": "sum"},
+    "dim": 4,
+    "init_scale": 0.5,
+}
+
+
 def array(tensor):
     return tensor.detach().double().numpy()
 

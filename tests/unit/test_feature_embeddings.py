@@ -29,8 +29,10 @@ def test_rows_are_keys_modulo_rows_and_numbers_come_last():
     columns = [array(tensors[name])[:, None] for name in ("age", "price")]
     assert_close(tables.flat(tensors), np.concatenate([*fields, *columns], axis=1))
     assert_close(tables.stacked_numbers(tensors), np.concatenate(columns, axis=1))
+    some = np.concatenate([array(tensors["price"])[:, None], fields[0]], axis=1)
+    assert_close(tables.flat(tensors, ["price", "user"]), some)
     assert tables.width() == 14
-    assert tables.width(["user"]) == 6
+    assert tables.width(["price", "user"]) == 5
 
 
 def pooled_by_definition(rows, weights, pool):

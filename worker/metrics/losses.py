@@ -89,7 +89,7 @@ def in_batch_softmax(
 
     A frequent item is in more batches, and so it is a negative more often than others. Subtracting the logarithm of its
     probability to be in a batch corrects for that: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus
-    Item Recommendations" (RecSys 2019), equations (3) to (6).
+    Item Recommendations" (RecSys 2019), section 3.
 
     Args:
         logits: the score of each user with each item of the batch, (B, B); the diagonal has the samples' own items.

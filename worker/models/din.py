@@ -75,7 +75,7 @@ class DIN(nn.Module):
             sparse=sparse,
         )
         self.history, self.softmax = dict(history), softmax
-        self.profile = [*targets, *(name for name in self.embeddings.names if name not in {*history, *targets})]
+        self.profile = [*targets, *(name for name in self.embeddings.features if name not in {*history, *targets})]
         self.item = len(history) * dim
         self.attention = mlp([4 * self.item, *attention, 1], activation=nn.PReLU)
         self.deep = mlp([self.item + self.embeddings.width(self.profile), *hidden, 1], dropout, activation=nn.PReLU)
@@ -89,7 +89,7 @@ class DIN(nn.Module):
         Raises:
             ValueError: a feature is missing, not read or of another kind, or lists of the history differ in length.
         """
-        check_features(tensors, [*self.embeddings.names, *self.embeddings.numbers])
+        check_features(tensors, self.embeddings.features)
         items, samples, count = self._items(tensors)
         profile = self.embeddings.flat(tensors, self.profile)  # the target comes first
         target = profile[:, : self.item][samples]

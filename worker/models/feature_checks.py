@@ -35,6 +35,8 @@ def check_arguments(
         if table not in rows:
             raise ValueError(f"shared[{name!r}]={table!r} is not allowed; allowed: {_listed(rows)}")
     names = [*rows, *shared, *numbers]
+    if not names:
+        raise ValueError("rows={}, numbers=[] are not allowed; allowed: at least one feature")
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"rows, shared, numbers: feature {name!r} is named twice; allowed: once")

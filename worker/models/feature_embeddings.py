@@ -74,9 +74,14 @@ class FeatureEmbeddings(nn.Module):
             nn.init.uniform_(table.weight, -init_scale, init_scale)
             self.tables[name] = table
 
-    def width(self, names: Sequence[str] | None = None) -> int:
-        """Returns the width of what :meth:`flat` returns for ``names``."""
-        return len(self.names if names is None else names) * self.dim + len(self.numbers)
+    @property
+    def features(self) -> tuple[str, ...]:
+        """All features: first those that have a table, then the numbers."""
+        return self.names + self.numbers
+
+    def width(self, features: Sequence[str] | None = None) -> int:
+        """Returns the width of what :meth:`flat` returns for ``features``."""
+        return sum(self.dim if name in self._table_of else 1 for name in (features or self.features))
 
     def forward(self, tensors: Mapping[str, Feature], names: Sequence[str] | None = None) -> Tensor:
         """Returns the embeddings of features, with lists pooled, (B, n, dim).
@@ -88,18 +93,29 @@ class FeatureEmbeddings(nn.Module):
         Raises:
             ValueError: a list has no pool, or a feature with a pool is no list.
         """
-        return torch.stack(self._fields(tensors, names), dim=1)
+        return torch.stack([self._field(name, tensors[name]) for name in (names or self.names)], dim=1)
 
-    def flat(self, tensors: Mapping[str, Feature], names: Sequence[str] | None = None) -> Tensor:
-        """Returns the embeddings of features side by side, and the numbers behind them, (B, width).
+    def flat(self, tensors: Mapping[str, Feature], features: Sequence[str] | None = None) -> Tensor:
+        """Returns embeddings and numbers side by side, (B, width).
 
-        Args and errors are those of a call; ``names`` may be empty when there are numbers.
+        Args:
+            tensors: the features by name.
+            features: the features, at least one; None: all.
+
+        Raises:
+            ValueError: as in a call.
         """
-        return torch.cat([*self._fields(tensors, names), *(x[:, None] for x in self._columns(tensors))], dim=1)
+        return torch.cat(
+            [
+                self._field(name, tensors[name]) if name in self._table_of else self._number(tensors, name)[:, None]
+                for name in (features or self.features)
+            ],
+            dim=1,
+        )
 
     def stacked_numbers(self, tensors: Mapping[str, Feature]) -> Tensor:
         """Returns the numbers side by side, (B, n); there must be at least one."""
-        return torch.stack(self._columns(tensors), dim=1)
+        return torch.stack([self._number(tensors, name) for name in self.numbers], dim=1)
 
     def sequence(self, tensors: Mapping[str, Feature], name: str) -> tuple[Tensor, Tensor]:
         """Returns a list without pooling: the row of each of its keys, (m, dim), and the offsets (B + 1) int64.
@@ -120,11 +136,8 @@ class FeatureEmbeddings(nn.Module):
     def _ids(self, name: str, keys: Tensor) -> Tensor:
         return torch.remainder(keys, self._rows[self._table_of[name]])
 
-    def _columns(self, tensors: Mapping[str, Feature]) -> list[Tensor]:
-        return [single(name, tensors[name]).float() for name in self.numbers]
-
-    def _fields(self, tensors: Mapping[str, Feature], names: Sequence[str] | None) -> list[Tensor]:
-        return [self._field(name, tensors[name]) for name in (self.names if names is None else names)]
+    def _number(self, tensors: Mapping[str, Feature], name: str) -> Tensor:
+        return single(name, tensors[name]).float()
 
     def _field(self, name: str, feature: Feature) -> Tensor:
         if name not in self._pools:
