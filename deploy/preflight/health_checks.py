@@ -180,7 +180,7 @@ def _first_samples(job: JobConfig) -> Finding:
     from ...worker.training.build_model import check_data
 
     try:
-        check_data(job.data, job.model)
+        check_data(job)
         files = sum(check_first_samples(job.data, which) for which in _PARTS)
     except SparserowError as error:
         return Finding("config", "wrong", str(error), f"correct data.{job.data.format}, or the file")

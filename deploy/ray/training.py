@@ -141,7 +141,7 @@ def problem_with_data(job: JobConfig) -> SparserowError | None:
 
     try:
         check_files(job.data, "train")
-        check_data(job.data, job.model)  # also looks for the test files
+        check_data(job)  # also looks for the test files
     except SparserowError as error:
         return error
     return None

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ...proto.config.allowed import allowed_of_field, sections_of
+from ...proto.config.allowed import allowed_of_field, keys_of, sections_of
 from ...proto.config.job import JobConfig
 from .option_effects import render_table
 
@@ -101,10 +101,10 @@ def _anchor(path: str, section: type[BaseModel], several: bool) -> str:
 def _section(section: type[BaseModel], path: str, title: str, lines: list[str]) -> None:
     lines += ["", f"## {title}", "", " ".join(_lead(section).split()), ""]
     lines += ["| key | meaning | default | allowed |", "|---|---|---|---|"]
-    for name, field in section.model_fields.items():
+    for name, field in keys_of(section).items():
         key = f"{path}.{name}" if path else name
         lines.append(f"| `{name}` | {_meaning(field)} | {_default(field)} | {_allowed(field, key)} |")
-    for name, field in section.model_fields.items():
+    for name, field in keys_of(section).items():
         key = f"{path}.{name}" if path else name
         inner = sections_of(field.annotation)
         for part in inner:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 
 from ...proto.config.job import JobConfig
+from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
+from ...proto.config.table_config import TableConfig
+from ...proto.features.jagged import Jagged
 from ...worker.data.features import fit
 from ...worker.data.sources import check_files, feature_spec, find_files, first_samples
-from ...worker.models import HashedEmbeddings
-from ...worker.training.build_model import build_model, table_rows
+from ...worker.layers.deferred import deferred
+from ...worker.layers.distribute import layers_of_tables
+from ...worker.layers.layer_swap import TableLayers
+from ...worker.training.build_model import build_model, input_names
 from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
 
 if TYPE_CHECKING:
@@ -47,7 +52,7 @@ class DryTable:
     """A table of the model.
 
     Attributes:
-        name: the name of its column.
+        name: the name of its column, or with a class of one's own that of the table.
         rows: the number of rows that it can have.
         dim: the number of columns of a row.
         row_bytes: the bytes of a row with its optimizer's state and its share of the index.
@@ -55,6 +60,7 @@ class DryTable:
         is_on_servers: whether the rows live on parameter servers, as far as the job alone says.
         placement: "servers", "device" (spread over the devices of the workers), "auto" (servers or device, which the
             machines of the workers decide) or "worker" (each worker has all rows).
+        optimizer: the kind of the optimizer of its rows.
     """
 
     name: str
@@ -64,6 +70,7 @@ class DryTable:
     bytes: int
     is_on_servers: bool
     placement: str
+    optimizer: str
 
 
 @dataclass(frozen=True)
@@ -110,17 +117,18 @@ def dry_run(job: JobConfig) -> DryRun:
     lines = first_samples(job.data, "train")
     batch = lines.take(slice(0, job.train.batch_size))
     features = fit(spec, [lines])
-    tables = _tables(job, table_rows(job.model, spec))
-    with torch.device("meta"):
+    with deferred(min_rows=1):
         model = build_model(job.model, spec, sparse=False)
-    local = {id(p) for part in model.modules() if isinstance(part, HashedEmbeddings) for p in part.parameters()}
+    layers = layers_of_tables(model, 1, job.model.tables if isinstance(job.model, OwnModelConfig) else {})
+    tables = tuple(_table(job, table) for table in layers)
+    local = {id(placed.layer.weight) for table in layers for placed in table.layers}
     keys, pulled, pushed = _step(job, tables)
     return DryRun(
         job=job.name,
         samples=len(batch),
         train_files=len(find_files(job.data, "train")),
         test_files=len(check_files(job.data, "test")),
-        tensors=_tensors(features, batch),
+        tensors=_tensors(features, batch, input_names(job.model, spec)),
         tables=tables,
         dense_parameters=sum(p.numel() for p in model.parameters() if id(p) not in local),
         unique_keys=keys,
@@ -130,10 +138,24 @@ def dry_run(job: JobConfig) -> DryRun:
     )
 
 
-def _tensors(features: Features, batch: Lines) -> tuple[DryTensor, ...]:
+def _tensors(features: Features, batch: Lines, names: Sequence[str] | None) -> tuple[DryTensor, ...]:
+    """Returns the tensors of a batch.
+
+    Args:
+        features: the transforms.
+        batch: the samples.
+        names: the names of the features that the model takes; None: it takes matrices.
+    """
     dense, sparse = features.dense(batch), features.sparse(batch)
+    spec = features.spec
+    if names is not None:
+        arrays: dict[str, NDArray[Any] | Jagged] = dict(zip(spec.names.dense, dense.T, strict=True))
+        arrays.update(zip(spec.sparse_names, sparse.T, strict=True))
+        arrays.update(zip(spec.lists, batch.lists, strict=True))
+        inputs = [each for name in names for each in _named(name, arrays[name])]
+        return (*inputs, *_labels(batch, spec.labels))
     whole = [_tensor("dense", dense, dense[:1].ravel()), _tensor("sparse", sparse, sparse[:1].ravel())]
-    whole.append(_tensor("labels", batch.labels, batch.labels))
+    whole += _labels(batch, spec.labels)
     columns = [
         _tensor(f"{tensor}[{number}] {name}", values[:, number], values[:, number])
         for tensor, names, values in (
@@ -143,6 +165,25 @@ def _tensors(features: Features, batch: Lines) -> tuple[DryTensor, ...]:
         for number, name in enumerate(names)
     ]
     return (*whole, *columns)
+
+
+def _named(name: str, array: NDArray[Any] | Jagged) -> Iterator[DryTensor]:
+    if not isinstance(array, Jagged):
+        yield _tensor(name, array, array)
+        return
+    for part, values in zip(("values", "offsets", "weights"), array.parts, strict=False):
+        yield _tensor(f"{name}.{part}", values, values)
+
+
+def _labels(batch: Lines, names: Sequence[str]) -> Iterator[DryTensor]:
+    if not names:
+        yield _tensor("labels", batch.labels, batch.labels)
+    for number, name in enumerate(names):
+        yield _tensor(f"labels {name}", batch.labels[:, number], batch.labels[:, number])
+    if batch.weights is not None:
+        yield _tensor("sample weights", batch.weights, batch.weights)
+    if batch.groups is not None:
+        yield _tensor("groups", batch.groups, batch.groups)
 
 
 def _tensor(name: str, values: NDArray[Any], shown: NDArray[Any]) -> DryTensor:
@@ -156,28 +197,30 @@ def _text(values: NDArray[Any]) -> str:
     return ", ".join(f"{value:.6g}" for value in values[:_SHOWN])
 
 
-def _tables(job: JobConfig, rows: dict[str, int]) -> tuple[DryTable, ...]:
-    made = []
-    for name, count in rows.items():
-        placement = _placement(job, name) if job.model.backend == "ps" and count >= job.model.min_rows else "worker"
-        is_on_servers = placement in ("servers", "auto")
-        row = PlannedTable(count, job.model.dim, _optimizer_of(job)).row_bytes + (
-            MEMORY_OVERHEAD if is_on_servers else 0
-        )
-        made.append(DryTable(name, count, job.model.dim, row, count * row, is_on_servers, placement))
-    return tuple(made)
+def _table(job: JobConfig, layers: TableLayers) -> DryTable:
+    """Returns what a table of the model will take."""
+    layer, name = layers.layers[0].layer, layers.name
+    if not isinstance(job.model, OwnModelConfig):
+        name = name.rpartition(".tables.")[2]
+    rows, dim = layer.num_embeddings, layer.embedding_dim
+    config = next((table for pattern, table in job.tables.items() if fnmatch.fnmatchcase(name, pattern)), None)
+    is_distributed = job.model.backend == "ps" and rows >= job.model.min_rows
+    placement = _placement(job, config) if is_distributed else "worker"
+    is_on_servers = placement in ("servers", "auto")
+    row = PlannedTable(rows, dim, _optimizer_of(job, config)).row_bytes + (MEMORY_OVERHEAD if is_on_servers else 0)
+    return DryTable(name, rows, dim, row, rows * row, is_on_servers, placement, _optimizer_of(job, config))
 
 
-def _placement(job: JobConfig, column: str) -> str:
-    """Returns where the distributed table of a column is, as the job says."""
-    table = next((table for pattern, table in job.tables.items() if fnmatch.fnmatchcase(column, pattern)), None)
+def _placement(job: JobConfig, table: TableConfig | None) -> str:
+    """Returns where a distributed table is, as the job says."""
     if table is None or (table.placement == "auto" and refusal_of_devices(job, table) is not None):
         return "servers"
     return table.placement
 
 
-def _optimizer_of(job: JobConfig) -> str:
-    optimizer = job.train.row_optimizer
+def _optimizer_of(job: JobConfig, table: TableConfig | None) -> str:
+    own = None if table is None else table.optimizer
+    optimizer = job.train.row_optimizer if own is None else own
     return "momentum" if optimizer.kind == "sgd" and optimizer.momentum > 0 else optimizer.kind
 
 
@@ -187,7 +230,7 @@ def _step(job: JobConfig, tables: tuple[DryTable, ...]) -> tuple[float, float, f
     load = Load(job.train.batch_size * job.train.accumulate, job.train.workers)
     for table in tables:
         if table.is_on_servers:
-            planned = PlannedTable(table.rows, table.dim, _optimizer_of(job))
+            planned = PlannedTable(table.rows, table.dim, table.optimizer)
             made = plan(planned, load, budget_bytes=_NO_BUDGET, has_ssd=True, shards=job.cluster.shards)
             keys, pulled, pushed = keys + made.unique_keys, pulled + made.pull_bytes, pushed + made.push_bytes
     return keys, pulled, pushed

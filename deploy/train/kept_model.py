@@ -22,8 +22,6 @@ from ...worker.publish.program_export import ProgramSource, export_program
 from ...worker.publish.publishing import Publication, Published, publish_program
 
 if TYPE_CHECKING:
-    import torch
-
     from ...worker.session.session import Session
 
 log = logging.getLogger(__name__)
@@ -50,15 +48,13 @@ class TrainedModel:
 
     Args:
         session: the session with the cluster that has the rows.
-        model: the model, without its DDP wrapper.
-        example: example arguments of the model's forward.
+        source: the model to export.
         card: the card of its version.
         features: the files of its features by name; none: it takes tensors.
     """
 
     session: Session
-    model: torch.nn.Module
-    example: tuple[torch.Tensor, ...]
+    source: ProgramSource
     card: dict[str, Any]
     features: dict[str, bytes] = field(default_factory=dict)
 
@@ -107,10 +103,9 @@ def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
 
 
 def _publish(trained: TrainedModel, name: str, root: str, alias: str | None, dtype: Any) -> Published:
-    source = ProgramSource(trained.model, trained.example)
     return publish_program(
         trained.session,
-        Publication(name, root, alias, dtype, trained.card, source, features=trained.features),
+        Publication(name, root, alias, dtype, trained.card, trained.source, features=trained.features),
     )
 
 
@@ -119,7 +114,7 @@ def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     trained.session.flush()
     tower = trained.session.core.read_dense_rows()
     is_signed = bool(loaded_security(None).signing_key)
-    program = export_program(ProgramSource(trained.model, trained.example), is_signed=is_signed)
+    program = export_program(trained.source, is_signed=is_signed)
     place = Folder(root)
     place.make()
     file = f"{name}.program.pt2"

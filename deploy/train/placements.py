@@ -13,8 +13,8 @@ from ..preflight.planning import Load, PlannedTable, plan_on_devices
 if TYPE_CHECKING:
     import torch
 
+    from ...worker.training.job_tables import ChoosePlacements, OpenTable
     from ...worker.training.process_group import WorkerGroup
-    from ...worker.training.ps_backend import ChoosePlacements, OpenTable
 
 log = logging.getLogger(__name__)
 

@@ -147,11 +147,13 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: Ru
     # The workers are separate processes, so that the end of a worker does not end this process.
     is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
     device = None
+    if not is_apart or job.model.kind == "own":
+        from ...worker.training.build_model import check_data  # imports torch
+
+        check_data(job)
     if not is_apart:
-        from ...worker.training.build_model import check_data  # imports torch, which this process needs anyway
         from ...worker.training.training_device import training_device
 
-        check_data(job.data, job.model)
         device = training_device(job.train, local_rank=0, local_world=1, world=1)
     with _cluster(job) as (coordinator, check):
         if is_apart:

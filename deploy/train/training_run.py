@@ -100,7 +100,7 @@ def run_worker(
         from ...worker.training.local_backend import LocalBackend
 
         with serve_metrics(metrics, host=host, port=port):
-            return train_with(LocalBackend(job.train, trace))
+            return train_with(LocalBackend(job.train, job.model.min_rows, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster; no coordinator was given")
     from ...proto.telemetry import telemetry_from_environment
@@ -163,7 +163,7 @@ def _with_places(
     kept = KeptModel()
     if model is not None:
         card = {"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs}
-        kept = keep_model(job, TrainedModel(backend.session, model, trainer.example(), card, trainer.feature_files()))
+        kept = keep_model(job, TrainedModel(backend.session, trainer.exported(model), card, trainer.feature_files()))
     places = [*kept.places]
     if job.train.checkpoint is not None:
         places.append(f"checkpoints in {job.train.checkpoint.url}")

@@ -50,6 +50,16 @@ def _branch_names(section: type[BaseModel]) -> set[str]:
     return {section.__name__}.union(*(_tags(field) for field in section.model_fields.values()))
 
 
+def keys_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Returns the fields of a section by the keys of a document."""
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+def field_of(section: type[BaseModel], key: str) -> FieldInfo | None:
+    """Returns the field of a key; None when the section does not know the key."""
+    return keys_of(section).get(key)
+
+
 def tag_values(field: FieldInfo | None, key: str) -> set[str]:
     """Returns the values of ``key`` that choose between the sections of a field."""
     sections = sections_of(field.annotation) if field is not None else ()
@@ -83,9 +93,9 @@ def field_at(
         if free_key or isinstance(part, int):
             path.append(part)
             free_key = False
-        elif owner is not None and part in owner.model_fields:
+        elif owner is not None and (found := field_of(owner, part)) is not None:
             path.append(part)
-            holder, field = owner, owner.model_fields[part]
+            holder, field = owner, found
             branches = sections_of(field.annotation)
             owner = branches[0] if len(branches) == 1 else None
             free_key = _holds_dict(field.annotation)
@@ -154,7 +164,7 @@ def allowed_of(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if origin is dict:
         return f"a mapping of names to: {allowed_of(get_args(annotation)[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "a section of " + ", ".join(annotation.model_fields)
+        return "a section of " + ", ".join(keys_of(annotation))
     return _TYPE_WORDS.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds(metadata)
 
 

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 from ..checkpoint.urls import URL_FORM, check_url
 from ..errors import InvalidArgument, not_allowed
 from ..route import DEFAULT_SLOT_COUNT, check_slot_count
-from .allowed import allowed_of_field, field_at, tag_values
+from .allowed import allowed_of_field, field_at, keys_of, tag_values
 from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
 
 
@@ -34,7 +34,7 @@ class StrictModel(BaseModel):
     ``Annotated[tuple[X, ...], FromList]``, so that a YAML sequence fills it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, serialize_by_alias=True)
 
 
 def _tuple_of_list(value: object) -> object:
@@ -328,7 +328,7 @@ def describe_error(model: type[BaseModel], detail: ErrorDetails) -> str:
     dotted = ".".join(map(str, location)) or "the document"
     value = detail["input"]
     if detail["type"] == "extra_forbidden":
-        known = list(found.owner.model_fields) if found.owner is not None else []
+        known = list(keys_of(found.owner)) if found.owner is not None else []
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
         return f"{dotted}: unknown key{hint}"

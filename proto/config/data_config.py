@@ -88,11 +88,48 @@ class CsvSchema(StrictModel):
         return self
 
 
+class LabelConfig(StrictModel):
+    """One of several labels: ``values`` gives the number of each text, or ``dtype`` takes the numbers as they are."""
+
+    column: Annotated[str | None, Field(min_length=1)] = Field(None, description="Column; null: the label's name.")
+    values: dict[str, float] | None = Field(
+        None,
+        min_length=1,
+        description="Texts of the label and the number of each; a row with another text is malformed. null, without "
+        "dtype too: 0 and 1.",
+        json_schema_extra={"allowed": "a mapping of texts to numbers"},
+    )
+    dtype: Literal["float32", "int64"] | None = Field(
+        None,
+        description="The label is a column of numbers. float32: any finite one. int64: an integer, such as the number "
+        "of a class.",
+    )
+
+    @model_validator(mode="after")
+    def _values_or_dtype(self) -> LabelConfig:
+        if self.values is not None and self.dtype is not None:
+            raise InvalidArgument("values: is not possible beside dtype; remove one of them")
+        return self
+
+
 class ColumnsSchema(StrictModel):
     """Files with named columns: the use of each. Columns that are not named are not read."""
 
-    label: str = _LABEL
+    label: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="The column to predict; null: see labels."
+    )
     label_values: LabelValues = _LABEL_VALUES
+    labels: dict[str, LabelConfig] = Field(
+        {},
+        description="Labels by name, in place of label, for a model of one's own and its tasks.",
+        json_schema_extra={"allowed": "a mapping of sections with column and values or dtype"},
+    )
+    sample_weight: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="Column of a number, at least 0, by which the loss of a sample is multiplied; null: 1."
+    )
+    group: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="Column of the group of a sample, such as its user, for metrics by group; null: none."
+    )
     numeric: dict[str, NumericTransform] = _NUMERIC
     categorical: Annotated[tuple[str, ...], FromList] = _CATEGORICAL
     buckets: dict[str, BucketCount] = _BUCKETS
@@ -101,6 +138,28 @@ class ColumnsSchema(StrictModel):
     def has_inputs(self) -> bool:
         """Whether columns are named besides the label."""
         return bool(self.numeric or self.categorical or self.buckets)
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns that are no inputs of the model, by the setting that names each."""
+        named = {"data.columns.label": self.label} if self.label is not None else {}
+        named |= {f"data.columns.labels.{name}": label.column or name for name, label in self.labels.items()}
+        others = (("sample_weight", self.sample_weight), ("group", self.group))
+        return named | {f"data.columns.{setting}": column for setting, column in others if column is not None}
+
+    @model_validator(mode="after")
+    def _one_way_of_labels(self) -> ColumnsSchema:
+        if (self.label is None) == (not self.labels):
+            raise InvalidArgument("label: exactly one of label and labels is needed")
+        if self.labels and "label_values" in self.model_fields_set:
+            raise InvalidArgument(
+                "label_values: has no effect beside labels, which have values of their own; remove it"
+            )
+        columns = list(self.roles.values())
+        twice = next((column for column in columns if columns.count(column) > 1), None)
+        if twice is not None:
+            raise InvalidArgument(f"column {twice} has two roles; allowed: one of label, sample_weight and group")
+        return self
 
 
 _WITH_COLUMNS = ("parquet", "orc", "arrow", "jsonl")
@@ -126,6 +185,13 @@ class DataConfig(StrictModel):
         description="Rows that are read, with format parquet, orc, arrow or jsonl, such as \"day >= '2024-01-05' and "
         "country in ['DE', 'FR']\"; a folder KEY=VALUE is a column. null: all rows.",
         json_schema_extra={"allowed": "comparisons of columns, in, is None, and, or, not; or null"},
+    )
+    negatives_keep: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the training samples with label 0 that are kept; batches are shorter by the others. "
+        "Evaluations and the published model correct their logits for it. It needs one task with bce.",
     )
     on_bad_line: Literal["error", "skip"] = Field(
         "error", description="error: a malformed line or row ends the job. skip: it is skipped and counted."

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
 from ..features.kinds import Feature, ListOfKeys, feature_of
+from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from .job import JobConfig
@@ -31,16 +32,19 @@ def features_of_job(job: JobConfig) -> tuple[Feature, ...]:
     if columns.has_inputs:
         raise InvalidArgument("features: takes the place of data.columns.numeric, categorical and buckets; remove them")
     made = tuple(feature_of(name, options) for name, options in job.features.items())
+    is_own = isinstance(job.model, OwnModelConfig)
     for feature in made:
-        if isinstance(feature, ListOfKeys):
+        if isinstance(feature, ListOfKeys) and not is_own:
             raise InvalidArgument(
-                f"features.{feature.name}: gives lists, which the models of a job do not read; allowed: kind id, "
-                "dense, bucketize, cross, time"
+                f"features.{feature.name}: gives lists, which model.kind {job.model.kind} does not read; allowed: kind "
+                "id, dense, bucketize, cross, time, or a model.class that reads lists"
             )
-        if getattr(feature, "table", None) is not None:
+        if getattr(feature, "table", None) is not None and not is_own:
             raise InvalidArgument(
-                f"features.{feature.name}.table: is not possible, as each feature of a job has a table of its own"
+                f"features.{feature.name}.table: is not possible, as each feature of model.kind {job.model.kind} has a "
+                "table of its own"
             )
-        if columns.label in feature.columns:
-            raise InvalidArgument(f"features.{feature.name}: reads {columns.label!r}, which is the label")
+        for setting, column in columns.roles.items():
+            if column in feature.columns:
+                raise InvalidArgument(f"features.{feature.name}: reads {column!r}, which is {setting}")
     return made

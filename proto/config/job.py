@@ -5,19 +5,19 @@ The sections are data, features, model, train, tables, cluster, keep and publish
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
-from ..schema import MAX_DIM
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
-from .config import ClusterConfig, FromList, StrictModel
+from .config import ClusterConfig, StrictModel
 from .data_config import DataConfig
 from .elastic_config import ElasticConfig, check_elastic
 from .features_config import features_of_job
 from .job_effects import check_effects
+from .model_config import ModelConfig
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .parallel_config import ParallelConfig, check_parallel
@@ -25,50 +25,7 @@ from .placement_config import check_placements
 from .publish_config import PublishConfig
 from .schedule import ConstantSchedule, ScheduleConfig
 from .table_config import TableConfig
-
-
-class _ModelBase(StrictModel):
-    backend: Literal["ps", "local"] = Field(
-        "ps", description="ps: tables live on parameter servers. local: the same model in plain torch, to compare."
-    )
-    dim: int = Field(16, ge=1, le=MAX_DIM, description="Number of elements of an embedding.")
-    rows: int = Field(1_000_000, ge=1, le=2**44, description="Rows of a table; the row of a key is key modulo rows.")
-    table_rows: dict[str, Annotated[int, Field(ge=1, le=2**44)]] = Field(
-        {}, description="Rows of a table, by its column; other tables have the number in rows."
-    )
-    min_rows: int = Field(
-        1,
-        ge=1,
-        le=2**44,
-        description="A table with fewer rows stays in the workers, as a dense weight with allreduced gradients.",
-    )
-    init_scale: float = Field(
-        0.01, ge=0, le=10, description="Initial embeddings are uniform in [-init_scale, init_scale)."
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Probability that a hidden unit is dropped in training.")
-
-
-_Widths: TypeAlias = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], FromList]
-
-
-class DlrmConfig(_ModelBase):
-    """DLRM, the deep learning recommendation model (Naumov et al. 2019)."""
-
-    kind: Literal["dlrm"] = Field(description="Which model.")
-    bottom: _Widths = Field(
-        (64,), description="Hidden widths of the bottom MLP; its output is as wide as an embedding."
-    )
-    top: _Widths = Field((64, 64), description="Hidden widths of the top MLP.")
-
-
-class DeepFmConfig(_ModelBase):
-    """DeepFM, a factorization machine beside an MLP (Guo et al. 2017)."""
-
-    kind: Literal["deepfm"] = Field(description="Which model.")
-    hidden: _Widths = Field((64, 64), description="Hidden widths of the MLP.")
-
-
-ModelConfig: TypeAlias = Annotated[DlrmConfig | DeepFmConfig, Field(discriminator="kind")]
+from .tasks_config import Task, TaskConfig, tasks_of_job
 
 
 class TrainConfig(StrictModel):
@@ -220,16 +177,24 @@ class JobConfig(StrictModel):
         {},
         description="[Features](features.md) of the model by name, each with a kind and its options, in place of "
         "numeric, categorical and buckets of data.columns; numbers are dense inputs, and the others keys of tables.",
-        json_schema_extra={"allowed": "a mapping of sections with kind: id, dense, bucketize, cross or time"},
+        json_schema_extra={
+            "allowed": "a mapping of sections with kind: id, dense, bucketize, cross, time, multi_hot, sequence, split"
+        },
     )
     model: ModelConfig = Field(
-        description="Model to train.", json_schema_extra={"allowed": "a section with kind: dlrm or deepfm"}
+        description="Model to train.",
+        json_schema_extra={"allowed": "a section with kind: dlrm or deepfm, or with class"},
+    )
+    tasks: dict[str, TaskConfig] = Field(
+        {},
+        description="Outputs of the model by name, with the label and the loss of each; {}: one task with bce.",
+        json_schema_extra={"allowed": "a mapping of sections with label, loss and weight"},
     )
     train: TrainConfig = Field(TrainConfig(), description="How the model is trained.")
     tables: dict[str, TableConfig] = Field(
         {},
-        description="Where a table is and which rows it keeps, by column; * and ? match columns, and the first match "
-        "counts.",
+        description="Where a table is, what its rows are and which of them it keeps, by column, or with a class of "
+        "one's own by the name of the table; * and ? match names, and the first match counts.",
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
     keep: Annotated[str | None, Field(min_length=1)] = Field(
@@ -248,6 +213,18 @@ class JobConfig(StrictModel):
     @model_validator(mode="after")
     def _features_fit_the_data(self) -> JobConfig:
         self.data.read_features(features_of_job(self))
+        return self
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """The tasks of the job, at least one."""
+        return tasks_of_job(self)
+
+    @model_validator(mode="after")
+    def _tasks_fit_the_labels(self) -> JobConfig:
+        tasks = tasks_of_job(self)
+        if self.data.negatives_keep < 1 and [task.loss for task in tasks] != ["bce"]:
+            raise InvalidArgument("data.negatives_keep: needs a single task with loss bce; allowed: 1")
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
+from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from .job import JobConfig
@@ -28,7 +29,7 @@ def _ignored(job: JobConfig) -> Iterator[tuple[str, str]]:
             yield f"cluster.{name}", "with model.backend local, which has no cluster (--set cluster={} empties it)"
         if train.staleness != 0:
             yield "train.staleness", "with model.backend local, whose rows are never stale (--set train.staleness=0)"
-        if job.model.min_rows != 1:
+        if job.model.min_rows != 1 and not isinstance(job.model, OwnModelConfig):
             yield "model.min_rows", "with model.backend local, where every table is in the worker"
     if elastic is not None:
         if elastic.url is None and "save_every" in elastic.model_fields_set:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument, not_allowed
 from .config import StrictModel
+from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from .job import JobConfig
@@ -56,6 +57,7 @@ def check_parallel(job: JobConfig) -> None:
         return
     for option, reason in (
         ("model.backend local", job.model.backend == "local"),
+        ("model.class, whose tower is not known; allowed: model.kind", isinstance(job.model, OwnModelConfig)),
         ("train.dense ps, whose tower is on the servers", train.dense == "ps"),
         ("train.elastic, where processes come and go", train.elastic is not None),
         ("train.zero, as fsdp shards the optimizer's state", train.zero),
@@ -92,9 +94,9 @@ def check_ranks(parallel: ParallelConfig | None, ranks: int) -> None:
 
 
 def _check_widths(job: JobConfig, tensor: int) -> None:
-    if tensor == 1:
-        return
     model = job.model
+    if tensor == 1 or isinstance(model, OwnModelConfig):
+        return
     towers = {"bottom": model.bottom, "top": model.top} if model.kind == "dlrm" else {"hidden": model.hidden}
     if not any(towers.values()):
         raise InvalidArgument(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from ..row_keys import hash_key
 from .cells import Cells, Lists, Tokens, kept_positions
+from .jagged import Jagged, offsets_of
 from .kinds import (
     BucketizedFeature,
     CrossFeature,
@@ -32,26 +33,6 @@ Statistics: TypeAlias = tuple[float, ...]
 
 # The function of each part of a time, and its first value.
 _PARTS = {"hour": (pc.hour, 0), "weekday": (pc.day_of_week, 0), "day": (pc.day, 1), "month": (pc.month, 1)}
-
-
-@dataclass(frozen=True)
-class Jagged:
-    """Keys of lists, one list for each row.
-
-    Attributes:
-        values: the keys of all lists, one after another, (m) int64.
-        offsets: where each list begins in ``values``, and the end of the last one, (n + 1) int64.
-        weights: the weight of each key, (m) float32; None: there are none.
-    """
-
-    values: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float32] | None = None
-
-    @property
-    def parts(self) -> tuple[npt.NDArray[Any], ...]:
-        """The arrays that there are: (values, offsets), or (values, offsets, weights)."""
-        return (self.values, self.offsets) if self.weights is None else (self.values, self.offsets, self.weights)
 
 
 Array: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.int64] | Jagged"
@@ -209,7 +190,7 @@ def _list_of_keys(
     if refuses and items.null_count:
         raise cells.refuse(column, "a list has a null, which on_null refuses")
     values = _keys(feature, column, items, vocabulary, cells)
-    made = Jagged(values, _offsets_of(lists.lengths), _weights(feature, cells, lists))
+    made = Jagged(values, offsets_of(lists.lengths), _weights(feature, cells, lists))
     return _cut(feature, made, lists.lengths, cells, column)
 
 
@@ -257,8 +238,4 @@ def _cut(feature: KeyOptions, made: Jagged, lengths: npt.NDArray[np.int64], cell
         row = int(np.flatnonzero(lengths > most)[0])
         raise cells.refuse(column, f"row {row} has {lengths[row]} keys; allowed: at most {most} (max_len)")
     stays = kept_positions(lengths, most, feature.keep)  # type: ignore[attr-defined]
-    return replace(made, values=made.values[stays], offsets=_offsets_of(np.minimum(lengths, most)))
-
-
-def _offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return replace(made, values=made.values[stays], offsets=offsets_of(np.minimum(lengths, most)))

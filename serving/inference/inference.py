@@ -22,9 +22,10 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
 from ...proto.errors import DataLoss, FailedPrecondition, not_allowed, typed_error
-from ...proto.features.compute import Array, Jagged
+from ...proto.features.compute import Array
 from ...proto.features.document import Arguments
 from ...proto.features.feature_set import FeatureSet
+from ...proto.features.jagged import Jagged
 from ...proto.published.dense import (
     DenseVersion,
     dense_facts,

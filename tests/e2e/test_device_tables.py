@@ -481,10 +481,10 @@ def jobs(rank: int, address: str, folder: Path) -> None:
                 assert trainer.resume()
             result = trainer.run()
             seen = [(each.train_loss, each.test_auc, each.test_log_loss) for each in result.history]
-            direct = trainer.model.eval()(*trainer.example()).tolist()
+            direct = trainer.model.eval()(*trainer.exported(trainer.model).example).tolist()
             host = trainer.model_on_host().eval()
             if rank == 0:
-                np.testing.assert_allclose(host(*trainer.example()).tolist(), direct, rtol=1e-6)
+                np.testing.assert_allclose(host(*trainer.exported(host).example).tolist(), direct, rtol=1e-6)
             results[name] = seen
             assert session.stats().device_tables == (0 if name == "servers" else len(session.core.bound_tables()))
             assert result.rows == (result.rows if name == "servers" else 64 * len(session.core.bound_tables()))

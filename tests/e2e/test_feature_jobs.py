@@ -162,9 +162,9 @@ def test_a_row_that_a_feature_refuses_is_named_or_skipped(job: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["features.tags={kind: multi_hot}"], "features.tags: gives lists, which the models of a job do not read"),
+        (["features.tags={kind: multi_hot}"], "features.tags: gives lists, which model.kind dlrm does not read"),
         (["features.user.table=item"], r"features\.user\.table: is not possible"),
-        (["features.click={kind: id}"], "features.click: reads 'click', which is the label"),
+        (["features.click={kind: id}"], "features.click: reads 'click', which is data.columns.label"),
         (["features.user.modul=3"], r"features\.user: modul: unknown key; did you mean 'modulo'"),
         (["data.columns.categorical=[user]"], "features: takes the place of data.columns.numeric, categorical"),
         (["features={}"], "data.columns: no input columns; name some under numeric, .* or a section features"),

@@ -57,7 +57,7 @@ PYTHON_ROOMS = {
     "worker/training": {
         *SESSION,
         *("worker/checkpoint", "worker/data", "worker/data/sources", "worker/layers", "worker/metrics"),
-        *("worker/models", "worker/prefetch"),
+        *("worker/models", "worker/prefetch", "worker/publish", "worker/row_files"),
     },
     "serving/client": set(),
     "serving/inference": {"serving/client"},

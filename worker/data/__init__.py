@@ -3,7 +3,8 @@
 from .bad_line import BadLine
 from .batch import Batch
 from .features import Features, FeatureSpec
-from .reader import ClickReader, ReadOptions
+from .named_batch import NamedBatch, NamedPart
+from .reader import ClickReader, ReadOptions, StepBatch
 from .source import PlannedFile
 from .synthetic import SyntheticLog, write_click_log
 
@@ -13,8 +14,11 @@ __all__ = [
     "ClickReader",
     "FeatureSpec",
     "Features",
+    "NamedBatch",
+    "NamedPart",
     "PlannedFile",
     "ReadOptions",
+    "StepBatch",
     "SyntheticLog",
     "write_click_log",
 ]

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...proto.features.statistics import Moments, QuantileSample, Range
+from .batch import BatchNames
 from .line_decoder import Lines
 
 _SAMPLE_SEED = 20
@@ -80,6 +81,8 @@ class FeatureSpec:
         buckets: the bucket columns, which are the last sparse inputs.
         key_counts: how many keys a sparse input can give, by its name; inputs without a bound are not there.
         options: the options of features that decide their keys or numbers, by the name of the feature, as JSON.
+        lists: names of the features that give lists of keys.
+        labels: names of the labels, where the job names several.
     """
 
     dense: tuple[DenseFeature, ...]
@@ -87,11 +90,18 @@ class FeatureSpec:
     buckets: tuple[BucketFeature, ...] = ()
     key_counts: tuple[tuple[str, int], ...] = ()
     options: tuple[tuple[str, str], ...] = ()
+    lists: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
         """The names of the sparse columns, in the order of ``Batch.sparse``."""
         return (*self.categorical, *(bucket.name for bucket in self.buckets))
+
+    @property
+    def names(self) -> BatchNames:
+        """The names of what a batch holds."""
+        return BatchNames(tuple(each.name for each in self.dense), self.sparse_names, self.lists, self.labels)
 
     def described(self) -> dict[str, str]:
         """Returns what makes each input, as text by its name; a position of a reader keeps it."""
@@ -99,6 +109,7 @@ class FeatureSpec:
         texts = {f"dense {each.name}": f"log {each.log}, standardize {each.standardize}" for each in self.dense}
         texts |= {f"sparse {name}": "a key" for name in self.categorical}
         texts |= {f"sparse {bucket.name}": f"{bucket.buckets} buckets" for bucket in self.buckets}
+        texts |= {f"list {name}": "keys" for name in self.lists}
         return {name: options.get(name.partition(" ")[2], text) for name, text in texts.items()}
 
     @property

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from .batch import Batch
-from .reader import ClickReader
+from .reader import ClickReader, StepBatch
 from .sample_order import SampleOrder
 
 _POLL_SEC = 0.1
@@ -83,7 +82,7 @@ class Leases(Protocol):
 
 
 class LeasedReader:
-    """An iterable of :class:`Batch`; each ``iter()`` yields this worker's chunks of one epoch. Not thread-safe.
+    """An iterable of batches; each ``iter()`` yields this worker's chunks of one epoch. Not thread-safe.
 
     Before the caller asks for the next batch, it must have trained on the last one and sent its commit.
 
@@ -138,7 +137,7 @@ class LeasedReader:
         """Reports the figures of the epoch that ended last."""
         self._leases.tell_tested(self._epoch, self._windows, tested)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StepBatch]:
         self._epoch += 1
         self._done = 0
         self._came_late, self._end = False, None
@@ -167,7 +166,7 @@ class LeasedReader:
             else:
                 time.sleep(_POLL_SEC)
 
-    def _batches(self, order: SampleOrder, window: int, skip: int) -> Iterator[Batch]:
+    def _batches(self, order: SampleOrder, window: int, skip: int) -> Iterator[StepBatch]:
         _, begin, end = order.window_of(window * self._window_rows)
         for index, batch in enumerate(self._reader.batches_of(order, begin, end)):
             if index >= skip:

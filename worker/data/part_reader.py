@@ -27,11 +27,13 @@ class Samples:
 
     Attributes:
         lines: the good samples.
+        positions: the position of each in the order of the epoch, (n) int64.
         bad: the number of malformed samples among the positions that were asked for.
         first_bad: one of them, with its place; None: there was none.
     """
 
     lines: Lines
+    positions: npt.NDArray[np.int64]
     bad: int = 0
     first_bad: BadLine | None = None
 
@@ -50,13 +52,19 @@ class _Line:
     rows: npt.NDArray[np.int64] | None
     first_bad: BadLine | None
 
-    def take(self, places: npt.NDArray[np.int64]) -> Samples:
-        """Returns the samples at some places."""
+    def take(self, places: npt.NDArray[np.int64], begin: int) -> Samples:
+        """Returns the samples at some places.
+
+        Args:
+            places: the places.
+            begin: the position of the first of them in the order of the epoch; the others follow it.
+        """
+        positions = np.arange(begin, begin + len(places))
         if self.rows is None:
-            return Samples(self.lines.take(places))
+            return Samples(self.lines.take(places), positions)
         rows = self.rows[places]
-        bad = int((rows == _BAD).sum())
-        return Samples(self.lines.take(rows[rows >= 0]), bad, self.first_bad if bad else None)
+        bad, is_good = int((rows == _BAD).sum()), rows >= 0
+        return Samples(self.lines.take(rows[is_good]), positions[is_good], bad, self.first_bad if bad else None)
 
 
 @dataclass(frozen=True)
@@ -105,18 +113,19 @@ class PartReader:
         """
         found = [piece for interval in share for piece in self._pieces(order, *interval)]
         if not found:
-            return Samples(self.none())
+            return Samples(self.none(), np.empty(0, np.int64))
         if len(found) == 1:
             return found[0]
         firsts = [piece.first_bad for piece in found if piece.first_bad is not None]
         lines = concatenate([piece.lines for piece in found])
-        return Samples(lines, sum(piece.bad for piece in found), firsts[0] if firsts else None)
+        positions = np.concatenate([piece.positions for piece in found])
+        return Samples(lines, positions, sum(piece.bad for piece in found), firsts[0] if firsts else None)
 
     def _pieces(self, order: SampleOrder, begin: int, end: int) -> list[Samples]:
         """Returns the samples at [begin, end), by window when they are shuffled."""
         if not order.is_shuffled:
             self._window = None
-            return [self._line(order, begin, end).take(np.arange(end - begin))]
+            return [self._line(order, begin, end).take(np.arange(end - begin), begin)]
         found = []
         while begin < end:
             number, first, last = order.window_of(begin)
@@ -126,7 +135,7 @@ class PartReader:
                 window = _Window(order, number, self._line(order, first, last), order.permutation(number))
                 self._window = window
             until = min(end, last)
-            found.append(window.line.take(window.places[begin - first : until - first]))
+            found.append(window.line.take(window.places[begin - first : until - first], begin))
             begin = until
         return found
 

@@ -11,10 +11,11 @@ then. The same number of workers goes on with the same batches; another number d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
@@ -24,11 +25,14 @@ from .batch import Batch
 from .dealing import Dealing, Interval
 from .features import Features
 from .line_decoder import Lines
+from .named_batch import NamedBatch
+from .negatives import NegativeSampling
 from .part_reader import PartReader, Samples
 from .sample_order import SampleOrder
 from .source import PlannedFile, Source
 
 _STATE_VERSION = 2
+StepBatch: TypeAlias = Batch | NamedBatch
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class ReadOptions:
         shuffle: whether samples, parts of files and files are shuffled.
         shuffle_rows: with shuffle, the number of samples of a window, which are shuffled together.
         seed: the seed of every order.
+        negatives: leaves out a share of the negatives, so that batches are shorter; None: all are kept.
         in_order: without shuffle, whether a step takes the next world x batch_size samples of the files; False: each
             worker has a run of samples of its own, which it reads alone.
     """
@@ -53,6 +58,7 @@ class ReadOptions:
     shuffle_rows: int = 1 << 17
     seed: int = 0
     in_order: bool = True
+    negatives: NegativeSampling | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -77,7 +83,7 @@ class _Cursor:
 
 
 class ClickReader:
-    """An iterable of :class:`Batch`; each ``iter()`` is one epoch. Not thread-safe.
+    """An iterable of batches; each ``iter()`` is one epoch. Not thread-safe.
 
     Like torchdata's stateful loaders, ``state_dict`` between two batches describes the next batch. A reader of the same
     files and options that loads the state continues there; its first ``iter()`` yields the rest of that epoch. When a
@@ -88,12 +94,20 @@ class ClickReader:
         files: the files, as the source planned them; all workers have the same.
         features: the transforms of the samples.
         options: the options by which samples are dealt.
+        made: gives what is yielded for a batch; None: the batch.
 
     Raises:
         InvalidArgument: the files have no samples.
     """
 
-    def __init__(self, source: Source, files: Sequence[PlannedFile], features: Features, options: ReadOptions) -> None:
+    def __init__(
+        self,
+        source: Source,
+        files: Sequence[PlannedFile],
+        features: Features,
+        options: ReadOptions,
+        made: Callable[[Batch], StepBatch] | None = None,
+    ) -> None:
         self._files = tuple(files)
         self._rows = sum(int(file.rows.sum()) for file in files)
         if not self._rows:
@@ -102,6 +116,7 @@ class ClickReader:
         self._parts = PartReader(source, self._files)
         self._features = features
         self._options = options
+        self._made = made
         self._next = self._beginning(0)
         self._resume = False
         self._bad_lines = 0
@@ -293,9 +308,10 @@ class ClickReader:
             "in_order": self._next.dealing.in_order,
             "shuffle_rows": options.shuffle_rows if options.shuffle else 0,
             "seed": options.seed if options.shuffle else 0,
+            **({} if options.negatives is None else {"negatives_keep": options.negatives.keep}),
         }
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StepBatch]:
         if not self._resume:
             self._next = self._beginning(self._next.epoch)
             self._bad_lines, self._first_bad_line = 0, None
@@ -325,7 +341,7 @@ class ClickReader:
         text = json.dumps([_STATE_VERSION, self._order_state(), self._options.batch_size, window_rows, inputs])
         return xxh3_64_intdigest(text.encode()) or 1
 
-    def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[Batch]:
+    def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[StepBatch]:
         """Yields the batches of neighbouring positions of an order; the position of the reader does not change.
 
         The reader's count of malformed samples changes.
@@ -343,20 +359,29 @@ class ClickReader:
             for part in range(len(file.rows)):
                 yield self._parts.decoded(index, part).lines
 
-    def empty_batch(self) -> Batch:
+    def empty_batch(self) -> StepBatch:
         """Returns a batch without samples."""
         return self._transformed(self._parts.none())
 
-    def _batch(self, order: SampleOrder, share: Sequence[Interval]) -> Batch:
+    def _batch(self, order: SampleOrder, share: Sequence[Interval]) -> StepBatch:
         samples: Samples = self._parts.samples(order, share)
         self._bad_lines += samples.bad
         self._first_bad_line = self._first_bad_line or samples.first_bad
-        return self._transformed(samples.lines)
+        negatives = self._options.negatives
+        if negatives is None:
+            return self._transformed(samples.lines)
+        kept = negatives.chosen(samples.lines.labels, samples.positions, order.epoch)
+        return self._transformed(samples.lines.take(np.flatnonzero(kept)))
 
-    def _transformed(self, lines: Lines) -> Batch:
+    def _transformed(self, lines: Lines) -> StepBatch:
         features = self._features
-        return Batch(
+        batch = Batch(
             torch.from_numpy(features.dense(lines)),
             torch.from_numpy(features.sparse(lines)),
             torch.from_numpy(lines.labels),
+            tuple(tuple(torch.from_numpy(part) for part in lists.parts) for lists in lines.lists),
+            None if lines.weights is None else torch.from_numpy(lines.weights),
+            None if lines.groups is None else torch.from_numpy(lines.groups),
+            features.spec.names,
         )
+        return batch if self._made is None else self._made(batch)

@@ -65,6 +65,11 @@ class SampleOrder:
         return np.random.default_rng([self._seed, self._epoch, _PARTS_STREAM, index]).permutation(parts)
 
     @property
+    def epoch(self) -> int:
+        """The number of the epoch, from 0."""
+        return self._epoch
+
+    @property
     def is_shuffled(self) -> bool:
         """Whether samples are shuffled."""
         return self._shuffle

@@ -19,6 +19,7 @@ from .layer_swap import (
     Layer,
     PlacedLayer,
     Swap,
+    TableLayers,
     create_on_first_rank,
     distributed_layer_of,
     layers_by_table,
@@ -90,6 +91,17 @@ def distribute(
     ForwardPull(session).install(model)
     warn_of_stale_weights(swapped, stacklevel=2)
     return model
+
+
+def layers_of_tables(
+    model: nn.Module, min_rows: int, bind: Mapping[str, Sequence[str]] | None = None, exclude: Sequence[str] = ()
+) -> list[TableLayers]:
+    """Returns the layers that :func:`distribute` would distribute, by table; its arguments have the same meaning.
+
+    Raises:
+        InvalidArgument: as for :func:`distribute`.
+    """
+    return layers_by_table(_without(exclude, _layers(model, min_rows)), bind or {})
 
 
 def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[SwappedWeight]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...proto.errors import InvalidArgument
@@ -31,7 +32,7 @@ def featured_source(
     """
     arguments = arguments_of(model, tuple(feature.name for feature in features.set.features))
     tensors = features(example)
-    source = ProgramSource(model, tuple(tensors[name] for name in arguments), _shapes(arguments, tensors))
+    source = ProgramSource(model, tuple(tensors[name] for name in arguments), shapes_of(arguments, tensors))
     return source, files_of(features.set, arguments)
 
 
@@ -63,8 +64,16 @@ def arguments_of(model: torch.nn.Module, features: tuple[str, ...]) -> tuple[str
     return tuple(arguments)
 
 
-def _shapes(arguments: tuple[str, ...], tensors: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the dimensions that vary: the rows, and for each list feature its keys."""
+def shapes_of(arguments: Sequence[str], tensors: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns the dimensions that vary for each argument: the rows, and for each list feature its keys.
+
+    Args:
+        arguments: the names of the arguments.
+        tensors: example tensors by name.
+
+    Raises:
+        InvalidArgument: the example has too few rows or keys.
+    """
     from torch.export import Dim
 
     rows = Dim("rows", min=1)

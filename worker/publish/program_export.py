@@ -132,7 +132,9 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
             if count_merged(merged):
                 program = torch.export.export(merged, example, dynamic_shapes=shapes)
     except Exception as error:  # torch.export has errors of many kinds
-        raise InvalidArgument(f"publish: the model cannot be exported: {' '.join(str(error).split())[:500]}") from error
+        text = " ".join(str(error).split())[:500]
+        hint = " (len(tensor) in forward fixes a size; tensor.shape[0] does not)" if "specialized" in text else ""
+        raise InvalidArgument(f"publish: the model cannot be exported: {text}{hint}") from error
     finally:
         source.model.train(was_training)
     program._example_inputs = None  # torch would pickle them

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...proto.config.data_config import DataConfig
-from ...proto.config.job import DlrmConfig, ModelConfig
+from ...proto.config.job import JobConfig
+from ...proto.config.model_config import DeepFmConfig, DlrmConfig, ModelConfig, OwnModelConfig
 from ...proto.errors import InvalidArgument
 from ..data import FeatureSpec
 from ..data.sources import check_files, feature_spec
 from ..models import DLRM, DeepFM
+from . import own_model
 
 
-def check_data(data: DataConfig, model: ModelConfig) -> None:
-    """Checks, before anything is started for a job, that the files exist and have the columns that the model needs.
+def check_data(job: JobConfig) -> None:
+    """Checks, before anything is started for a job, that the files exist and have what the model needs.
 
     Raises:
-        NotFound, InvalidArgument, DataLoss: see :func:`~sparserow.worker.data.sources.check_files` and
-            :func:`table_rows`.
+        NotFound, InvalidArgument, DataLoss: see :func:`~sparserow.worker.data.sources.check_files`,
+            :func:`table_rows` and :func:`input_names`.
     """
-    check_files(data, "test")
-    table_rows(model, feature_spec(data))
+    check_files(job.data, "test")
+    spec, model = feature_spec(job.data), job.model
+    if isinstance(model, OwnModelConfig):
+        own_model.check_arguments(model, own_model.class_of(model))
+        input_names(model, spec)
+    else:
+        table_rows(model, spec)
 
 
-def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
+def input_names(config: ModelConfig, features: FeatureSpec) -> tuple[str, ...] | None:
+    """Returns the names of the features that the model's forward takes; None where it takes matrices.
+
+    Raises:
+        InvalidArgument: see :func:`~sparserow.worker.training.own_model.inputs_of`.
+    """
+    if not isinstance(config, OwnModelConfig):
+        return None
+    names = features.names
+    return own_model.inputs_of(config, (*names.dense, *names.sparse, *names.lists))
+
+
+def table_rows(config: DlrmConfig | DeepFmConfig, features: FeatureSpec) -> dict[str, int]:
     """Returns the number of rows of each column's table, in the order of ``Batch.sparse``.
 
     It is that of ``model.table_rows``; else the number of keys that the column's feature can give; else ``model.rows``.
@@ -40,16 +58,21 @@ def table_rows(config: ModelConfig, features: FeatureSpec) -> dict[str, int]:
 
 
 def build_model(config: ModelConfig, features: FeatureSpec, *, sparse: bool) -> nn.Module:
-    """Builds a DLRM or DeepFM in plain torch, with initial weights from torch's generator.
+    """Builds the model of a job in plain torch, with initial weights from torch's generator.
 
     Args:
-        config: the kind and the widths of the model.
+        config: the section ``model`` of the job.
         features: the inputs that the model reads.
         sparse: whether the tables produce sparse gradients.
 
     Raises:
-        InvalidArgument: there is no sparse column, or ``model.table_rows`` names a column that does not exist.
+        InvalidArgument: there is no sparse column, or ``model.table_rows`` names a column that does not exist; or see
+            :func:`~sparserow.worker.training.own_model.make`.
     """
+    if isinstance(config, OwnModelConfig):
+        model = own_model.make(config)
+        own_model.tie_tables(config, model)
+        return model
     rows = table_rows(config, features)
     if not rows:
         raise InvalidArgument("data: the model needs a sparse column; name one under categorical or buckets")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...proto.config.job import JobConfig
-from ..data import ClickReader, Features, PlannedFile, ReadOptions
+from ..data import Batch, ClickReader, Features, NamedBatch, PlannedFile, ReadOptions, StepBatch
+from ..data.negatives import NegativeSampling
 from ..data.sources import fit_features, open_reader, plan_files
+from .build_model import input_names
 from .process_group import WorkerGroup
+from .task_outputs import TaskOutputs
 
 _TEST_BATCH = 8192
 
@@ -39,7 +42,9 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
     features = group.share(fit_features(job.data, train) if group.makes_shared else None)
     test = _shared(group, plan_files(job.data, "test") if group.makes_shared else ())
     assert features is not None
-    shuffle_rows = job.data.shuffle_rows
+    made = _made_by(job, features, size=job.train.batch_size, least=job.train.accumulate)
+    tested = _made_by(job, features, size=_TEST_BATCH, least=1)
+    shuffle_rows, keep = job.data.shuffle_rows, job.data.negatives_keep
     training = ReadOptions(
         batch_size=job.train.batch_size * job.train.accumulate,
         rank=group.rank,
@@ -47,6 +52,7 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
         shuffle=shuffle_rows > 0,
         shuffle_rows=max(shuffle_rows, 1),
         seed=job.train.seed,
+        negatives=None if keep == 1 else NegativeSampling(keep, job.train.seed),
     )
     testing = ReadOptions(
         batch_size=_TEST_BATCH,
@@ -55,10 +61,28 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
         in_order=False,
     )
     return JobReaders(
-        open_reader(job.data, "train", features, training, train),
-        open_reader(job.data, "test", features, testing, test),
+        open_reader(job.data, "train", features, training, train, made),
+        open_reader(job.data, "test", features, testing, test, tested),
         features,
     )
+
+
+def _made_by(job: JobConfig, features: Features, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
+    """Returns what makes a batch for the job's model, after a check of its labels.
+
+    Args:
+        job: the job.
+        features: the transforms.
+        size: the number of samples of a micro-batch.
+        least: the least number of micro-batches.
+    """
+    names, outputs = input_names(job.model, features.spec), TaskOutputs(job.all_tasks)
+
+    def made(batch: Batch) -> StepBatch:
+        outputs.check(batch)
+        return batch if names is None else NamedBatch.of(batch, names, size, least=least)
+
+    return made
 
 
 def _shared(group: WorkerGroup, plan: Sequence[PlannedFile]) -> Sequence[PlannedFile]:

@@ -13,8 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from ...proto.config.job import TrainConfig
 from ...proto.config.optimizer_config import AdagradConfig, SgdConfig
 from ...proto.errors import FailedPrecondition
-from ..data import Batch
-from ..models import HashedEmbeddings
+from ..data import StepBatch
 from ..session.loss_scale import LossScale
 from ..session.tracing import NoTrace, Trace
 from ..session.transaction import NonFiniteGradient, has_nonfinite
@@ -27,6 +26,7 @@ class LocalBackend:
 
     Args:
         train: the options of the job's steps and optimizers.
+        min_rows: the least number of rows of an embedding layer that is a table.
         trace: the trace that receives the spans of steps; None: no spans are kept.
     """
 
@@ -34,17 +34,19 @@ class LocalBackend:
     forwards_meet = False
     session = None
 
-    def __init__(self, train: TrainConfig, trace: Trace | None = None) -> None:
+    def __init__(self, train: TrainConfig, min_rows: int = 1, trace: Trace | None = None) -> None:
+        self._min_rows = min_rows
         self._train, self.trace = train, trace or NoTrace()
-        self._tables: list[nn.Embedding] = []
+        self._tables: list[nn.Embedding | nn.EmbeddingBag] = []
         self._dense: torch.optim.Optimizer | None = None
         self._rows: torch.optim.Optimizer | None = None
 
     def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
         """Returns the model unchanged, with sparse gradients, which :meth:`step` averages over ranks."""
         model = make(True)
-        holders = (module for module in model.modules() if isinstance(module, HashedEmbeddings))
-        self._tables = [table for h in holders for table in h.tables.values() if isinstance(table, nn.Embedding)]
+        self._tables = _tables_of(model, self._min_rows)
+        for table in self._tables:
+            table.sparse = True
         leave_to_average(model, self._tables)
         return model
 
@@ -60,15 +62,16 @@ class LocalBackend:
         """The optimizer of all parameters but the tables."""
         return self._dense
 
-    def pack(self, batch: Batch, *, train: bool) -> None:
+    def pack(self, batch: StepBatch, *, train: bool) -> None:
         """Returns None: the rows are in the model."""
 
-    def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
+    def batches(self, reader: Iterable[StepBatch]) -> Iterable[StepBatch]:
         """Returns the reader itself."""
         return reader
 
     def _weights(self) -> list[nn.Parameter]:
-        return [cast(nn.Parameter, table.weight) for table in self._tables]
+        """Returns the weights of the tables; one that several layers share is there once."""
+        return list({id(table.weight): cast(nn.Parameter, table.weight) for table in self._tables}.values())
 
     def _row_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
         rows = self._train.row_optimizer
@@ -133,7 +136,19 @@ class LocalBackend:
 
     def rows(self) -> int:
         """Returns the number of rows of all tables; torch allocates every row."""
-        return sum(table.num_embeddings for table in self._tables)
+        return sum(weight.shape[0] for weight in self._weights())
+
+
+def _tables_of(model: nn.Module, min_rows: int) -> list[nn.Embedding | nn.EmbeddingBag]:
+    """Returns the embedding layers that are trained and that torch can give sparse gradients."""
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        and layer.num_embeddings >= min_rows
+        and layer.weight.requires_grad
+        and getattr(layer, "mode", "sum") != "max"
+    ]
 
 
 def _step_scaled(dense: torch.optim.Optimizer, rows: torch.optim.Optimizer, scaler: GradScaler) -> bool:

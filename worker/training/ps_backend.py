@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -16,11 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
-from ...proto.config.placement_config import refusal_of_devices
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
-from ...proto.schema import Table, Uniform
-from ..data import Batch
+from ..data import Batch, StepBatch
 from ..data.batch_tensors import description
 from ..layers.deferred import deferred
 from ..layers.dense_rows import DenseRows, dense_on_servers
@@ -30,6 +24,7 @@ from ..prefetch import prefetch
 from ..session.session import Session
 from ..session.tensor_group import leads
 from ..session.tracing import Trace
+from .job_tables import ChoosePlacements, JobTables
 from .training_backend import clip_dense, dense_optimizer, stays_on_host
 
 _END_DEADLINE_SEC = 1800.0  # how long rank 0 waits at the end of a job for workers that are behind
@@ -58,25 +53,6 @@ def _tiers_of(shards: Iterable[pb.ShardStatus]) -> dict[str, float]:
     """Returns the sums of the counts over the shards that have an SSD; {} when no shard has one."""
     tiers = [shard.tier for shard in shards if shard.HasField("tier")]
     return {name: sum(getattr(tier, name) for tier in tiers) for name in _TIER_COUNTS} if tiers else {}
-
-
-@dataclass(frozen=True)
-class OpenTable:
-    """A table whose placement is to be chosen.
-
-    Attributes:
-        path: the path of its layer, which is the name of the table.
-        rows: the number of rows.
-        dim: the number of columns.
-    """
-
-    path: str
-    rows: int
-    dim: int
-
-
-# Returns the paths of those tables that are to be on devices; every worker calls it and gets the same.
-ChoosePlacements: TypeAlias = Callable[[Sequence[OpenTable]], Collection[str]]
 
 
 class PsBackend:
@@ -109,6 +85,7 @@ class PsBackend:
         self._dense: torch.optim.Optimizer | None = None
         self._dense_rows: DenseRows | None = None
         self._holders: dict[str, HashedEmbeddings] = {}
+        self._tables: JobTables | None = None
         with self._control() as client:
             shards = client.status().shards
         if job.train.prefetch_hints and not any(shard.HasField("tier") for shard in shards):
@@ -132,53 +109,20 @@ class PsBackend:
         with deferred(min_rows=model.min_rows):
             plain = make(False)
         self._holders = {path: part for path, part in plain.named_modules() if isinstance(part, HashedEmbeddings)}
-        tables = self._table_options()
-        if any(table.placement == "device" for table in tables.values()):
+        tables = self._tables = JobTables(self._job, plain)
+        options = tables.options(self._choose)
+        if any(table.placement == "device" for table in options.values()):
             plain.to(self._device)  # where its tables are made
-        return distribute(
+        made = distribute(
             plain,
             self._session,
             optimizer=train.row_optimizer.row_optimizer(),
             min_rows=model.min_rows,
-            tables=tables,
+            tables=options,
+            bind=tables.bind,
         )
-
-    def _tables(self) -> Iterator[OpenTable]:
-        """Yields the tables of the model that are distributed."""
-        for path, holder in self._holders.items():
-            for name, table in holder.tables.items():
-                assert isinstance(table, nn.Embedding)
-                if table.num_embeddings >= self._job.model.min_rows:
-                    yield OpenTable(f"{path}.tables.{name}", table.num_embeddings, table.embedding_dim)
-
-    def _table_options(self) -> dict[str, Table]:
-        """Returns the options of the job's tables by pattern; tables whose placement was chosen come first."""
-        job = self._job
-        initial = Uniform(-job.model.init_scale, job.model.init_scale)
-        given = {
-            f"*.tables.{column}": (table.placement, Table(init=initial, seed=job.train.seed, **asdict(table.policy())))
-            for column, table in job.tables.items()
-        }
-        chosen: dict[str, Table] = {}
-        undecided: dict[str, OpenTable] = {}
-        for table in self._tables():
-            pattern = next((each for each in given if fnmatch.fnmatchcase(table.path, each)), None)
-            if pattern is None or given[pattern][0] != "auto":
-                continue
-            if refusal_of_devices(job, job.tables[pattern.removeprefix("*.tables.")]) is None:
-                undecided[table.path] = table
-                chosen[glob.escape(table.path)] = given[pattern][1]
-        if undecided and self._choose is not None:
-            for path in self._choose(list(undecided.values())):
-                chosen[glob.escape(path)] = replace(chosen[glob.escape(path)], placement="device")
-        return {
-            **chosen,
-            **{
-                pattern: replace(table, placement="device" if placement == "device" else "servers")
-                for pattern, (placement, table) in given.items()
-            },
-            "*": Table(init=initial, seed=job.train.seed),
-        }
+        tables.fill_frozen(self._session)
+        return made
 
     def start(self, model: nn.Module) -> None:
         """Makes the optimizer of the dense tower; with ``train.dense`` ps, moves the tower to the servers instead."""
@@ -190,7 +134,7 @@ class PsBackend:
         else:
             self._dense = dense_optimizer(train, list(model.parameters()))
 
-    def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
+    def batches(self, reader: Iterable[StepBatch]) -> Iterable[StepBatch]:
         """Returns the reader's batches, prefetched when the job asks for it."""
         train = self._job.train
         if train.prefetch == 0:
@@ -200,22 +144,23 @@ class PsBackend:
             self._session,
             depth=train.prefetch,
             exact=train.prefetch_exact,
-            ids=self._ids_of_parts,
+            ids=self._ids_of_parts if self._holders else None,
             device=None if self._device.type == "cpu" else self._device,
             on_host=None if self._device.type == "cpu" else stays_on_host,
             hints=train.prefetch_hints,
         )
 
-    def pack(self, batch: Batch, *, train: bool) -> _client.LookupPack | None:
+    def pack(self, batch: StepBatch, *, train: bool) -> _client.LookupPack | None:
         """Looks up what the forwards of a batch need, in one pull, and packs it for the model's device.
 
-        A follower of a tensor group looks nothing up and returns None.
+        The result is None for a follower of a tensor group, which looks nothing up, and for a model of one's own,
+        whose forwards find out themselves which rows they need.
 
         Args:
             batch: with its keys on the host.
             train: whether the forwards are those of a step, or else of an evaluation.
         """
-        if not leads(self._session):
+        if not leads(self._session) or not self._holders:
             return None
         prefix = f"{self._session.namespace}/"
         named = [
@@ -225,12 +170,13 @@ class PsBackend:
         ]
         return _client.LookupPack([(name, description(ids, ids)) for name, ids in named], train=train)
 
-    def _ids_of_parts(self, batch: Batch) -> dict[str, list[torch.Tensor]]:
+    def _ids_of_parts(self, batch: StepBatch) -> dict[str, list[torch.Tensor]]:
         """Returns the ids of every forward of a step, by table."""
         core = self._session.core
         size = self._job.train.batch_size
         tables = {table for table in core.bound_tables() if not core.is_on_devices(table)}
         ids: dict[str, list[torch.Tensor]] = {}
+        assert isinstance(batch, Batch)
         for begin in range(0, len(batch), size):
             for path, holder in self._holders.items():
                 for name, part in holder.ids(batch.sparse[begin : begin + size]).items():

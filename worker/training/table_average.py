@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def leave_to_average(model: nn.Module, tables: Sequence[nn.Embedding]) -> None:
+def leave_to_average(model: nn.Module, tables: Sequence[nn.Embedding | nn.EmbeddingBag]) -> None:
     """Makes DDP neither reduce these tables' gradients nor send their weights; call it before DDP wraps the model.
 
     Args:

@@ -18,22 +18,25 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
-from ..data import Batch
+from ..data import StepBatch
 from ..data.leased import EpochScore, LeasedReader
 from ..layers.gather_tables import gather_tables
 from ..metrics.binary import auc
 from ..models import Tower
 from ..prefetch.device_batches import DeviceBatches
+from ..publish.program_export import ProgramSource
 from ..session.tracing import loaded, trace_allreduce
 from . import leased_epochs
 from .build_model import build_model
 from .data_leases import SessionLeases
 from .evaluation import evaluate
+from .exported_model import exported
 from .job_features import published_features
 from .job_readers import open_readers
 from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
 from .run_identity import RunIdentity
+from .task_outputs import TaskOutputs
 from .told_epochs import ToldEpochs
 from .training_backend import TrainingBackend, stays_on_host
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
@@ -99,9 +102,7 @@ class Trainer:
         self._train_reader, self._test_reader, features = readers.train, readers.test, readers.features
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda sparse: build_model(job.model, features.spec, sparse=sparse))
-        for tower in self._bare.modules():
-            if isinstance(tower, Tower):
-                tower.is_checkpointed = job.train.activation_checkpointing
+        self._set_activation_checkpointing()
         is_kept = job.publish is not None or job.keep is not None
         self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
         self._device = group.device
@@ -113,13 +114,25 @@ class Trainer:
         self._batches = self._leased or backend.batches(self._train_reader)
         if isinstance(self._model, DistributedDataParallel) and backend.trace.is_recording:
             trace_allreduce(self._model, backend.trace, lambda: self._step.number)
-        self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group)
+        self._outputs = TaskOutputs(job.all_tasks, job.data.negatives_keep)
+        self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group, outputs=self._outputs)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
         self._progress = Progress()
         self._checkpoints = self._made_checkpoints()
         self._told: dict[int, EpochResult] = {}  # before a restart of this run as well
         checkpoint = job.train.checkpoint
         self._told_epochs = None if checkpoint is None else ToldEpochs(absolute(checkpoint.url), identity)
+
+    def _set_activation_checkpointing(self) -> None:
+        is_checkpointed = self._job.train.activation_checkpointing
+        towers = [module for module in self._bare.modules() if isinstance(module, Tower)]
+        if is_checkpointed and not towers:
+            raise InvalidArgument(
+                "train.activation_checkpointing: has no effect, as the model has no Tower of sparserow; call "
+                "torch.utils.checkpoint in its forward"
+            )
+        for tower in towers:
+            tower.is_checkpointed = is_checkpointed
 
     def _leases(self, run: str, identity: RunIdentity) -> LeasedReader | None:
         elastic, session = self._job.train.elastic, self._backend.session
@@ -304,29 +317,23 @@ class Trainer:
         """The model itself, without DDP, on the device of this worker."""
         return self._bare
 
-    def example(self, samples: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns example arguments of the model, from the first test samples.
+    def exported(self, model: nn.Module) -> ProgramSource:
+        """Returns the model to export for serving, with an example of its arguments from the first test samples.
 
         Args:
-            samples: the number of samples, n.
-
-        Returns:
-            The dense values, (n, numeric columns), and the sparse ones, (n, key columns).
+            model: the model on the host.
 
         Raises:
-            InvalidArgument: the test files have too few good lines.
+            InvalidArgument: the test files have too few good samples.
         """
-        for batch in self._test_reader:
-            if len(batch) >= samples:
-                return batch.dense[:samples], batch.sparse[:samples]
-        raise InvalidArgument("publish: the test files have too few good lines for an example")
+        return exported(model, self._test_reader, negatives_keep=self._job.data.negatives_keep)
 
     def feature_files(self) -> dict[str, bytes]:
         """Returns the files of the job's features by name, by which serving makes the model's arguments of columns.
 
         The result is {} for a job without features.
         """
-        return published_features(self._job.data, self._train_reader.features)
+        return published_features(self._job, self._train_reader.features)
 
     def _train(self, epoch: int) -> None:
         """Trains on the batches of an epoch that are left."""
@@ -366,21 +373,21 @@ class Trainer:
             return None
         return DeviceBatches(self._device, session.core.on_device.stores, stays_on_host)
 
-    def _placed(self, batch: Batch, *, train: bool = False) -> Batch:
+    def _placed(self, batch: StepBatch, *, train: bool = False) -> StepBatch:
         """Returns the batch on the device of the model; its keys stay on the host where a session looks them up.
 
         Batch and rows cross in one copy, unless a prefetch has brought them.
         """
         session = self._backend.session
-        if batch.dense.device == self._device:
+        if batch.device == self._device:
             return batch
         if session is None or self._place is None:
             return batch.to(self._device)
         pack = self._backend.pack(batch, train=train)
-        placed: Batch = self._place.receive(self._place.send(batch, pack), session.core.on_device, train=train)
+        placed: StepBatch = self._place.receive(self._place.send(batch, pack), session.core.on_device, train=train)
         return placed
 
-    def _run_step(self, batch: Batch) -> StepResult:
+    def _run_step(self, batch: StepBatch) -> StepResult:
         try:
             return self._step.run(batch)
         except torch.OutOfMemoryError as error:
@@ -408,6 +415,11 @@ class Trainer:
             return EpochResult(epoch, loss, total, rate, math.nan, math.nan)
         self._observer.evaluating(epoch)
         tested = evaluate(
-            self._bare, self._test_reader, self._group, self._placed, forwards_meet=self._backend.forwards_meet
+            self._bare,
+            self._test_reader,
+            self._group,
+            self._outputs,
+            self._placed,
+            forwards_meet=self._backend.forwards_meet,
         )
-        return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss)
+        return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss, dict(tested.metrics))

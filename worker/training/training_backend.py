@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from ...cpp_ext import _client
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
-from ..data import Batch
+from ..data import Batch, StepBatch
 from ..session.loss_scale import unscale
 from ..session.session import Session
 from ..session.tracing import Trace
@@ -51,9 +51,12 @@ def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch
     return made
 
 
-def stays_on_host(batch: Batch) -> tuple[torch.Tensor, ...]:
-    """Returns the tensors of a batch that do not cross to a device: its keys, which only lookups use."""
-    return (batch.sparse,)
+def stays_on_host(batch: StepBatch) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of a batch that do not cross to a device: keys of matrices, which only lookups use.
+
+    A model that takes features by name may use its keys otherwise, so they cross.
+    """
+    return (batch.sparse,) if isinstance(batch, Batch) else ()
 
 
 def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | None) -> None:
@@ -102,15 +105,18 @@ class TrainingBackend(Protocol):
         """The optimizer of the dense tower; None when the tower is on the servers."""
         ...
 
-    def batches(self, reader: Iterable[Batch]) -> Iterable[Batch]:
+    def batches(self, reader: Iterable[StepBatch]) -> Iterable[StepBatch]:
         """Returns the batches of the training reader, one for each step; each ``iter()`` is an epoch.
 
         It is called after ``build``.
         """
         ...
 
-    def pack(self, batch: Batch, *, train: bool) -> _client.LookupPack | None:
-        """Looks up what the forwards of a batch need, for a model on a device; None where no row is on servers."""
+    def pack(self, batch: StepBatch, *, train: bool) -> _client.LookupPack | None:
+        """Looks up what the forwards of a batch need, for a model on a device.
+
+        The result is None where no row is on servers, or the forwards find out themselves which rows they need.
+        """
         ...
 
     @property

@@ -18,6 +18,7 @@ class EpochResult:
         samples_per_sec: the rate of all workers together, without the evaluation.
         test_auc: the AUC on the test files after the epoch; NaN when it was not tested.
         test_log_loss: the log loss on the test files after the epoch, in nats; NaN when it was not tested.
+        metrics: the metrics on the test files by ``TASK.METRIC``; {} when it was not tested.
     """
 
     epoch: int
@@ -26,6 +27,7 @@ class EpochResult:
     samples_per_sec: float
     test_auc: float
     test_log_loss: float
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from typing import TypeAlias
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
-from ..data import Batch
+from ..data import Batch, NamedPart, StepBatch
 from ..session.transaction import NonFiniteGradient
 from .learning_rates import LearningRates
 from .process_group import WorkerGroup
+from .task_outputs import TaskOutputs
 from .training_backend import TrainingBackend
 
 # Gives (mean loss, logits (B) float32, labels (B) float32), all on the host.
@@ -40,8 +40,9 @@ class StepResult:
     """The result of a step.
 
     Attributes:
-        logits: the logits of this rank's samples, (B) float32 on the host, without gradient.
-        labels: the labels of the samples, (B) float32 on the host.
+        logits: the logits of this rank's samples for the task that is shown, (B) float32 on the host, without gradient;
+            (0) where no task has binary cross entropy.
+        labels: the labels of that task, of the same shape.
         loss: the mean loss over this rank's samples; it may be NaN or Inf when the step was refused.
         is_taken: whether the step was taken, and not refused; every rank has the same value.
     """
@@ -60,6 +61,7 @@ class TrainingStep:
         model: the model in train mode; wrapped in DDP when workers reduce dense gradients by DDP.
         backend: the backend, whose ``start`` was called.
         group: this worker and its peers.
+        outputs: the tasks of the model.
 
     Attributes:
         rates: the schedules of the learning rates.
@@ -68,8 +70,16 @@ class TrainingStep:
         number: the number of steps so far, refused ones included.
     """
 
-    def __init__(self, train: TrainConfig, *, model: nn.Module, backend: TrainingBackend, group: WorkerGroup) -> None:
-        self._train, self._model, self._backend, self._group = train, model, backend, group
+    def __init__(
+        self,
+        train: TrainConfig,
+        *,
+        model: nn.Module,
+        backend: TrainingBackend,
+        group: WorkerGroup,
+        outputs: TaskOutputs,
+    ) -> None:
+        self._train, self._model, self._backend, self._group, self._outputs = train, model, backend, group, outputs
         self._device = next(model.parameters()).device
         self.scaler = GradScaler(self._device.type) if train.amp == "float16" else None
         self.rates = LearningRates(train.schedule, backend.optimizers)
@@ -85,7 +95,7 @@ class TrainingStep:
         """Continues the counts from a result of :meth:`state_dict`."""
         self.number, self.refused, self._samples = state["number"], state["refused"], state["samples"]
 
-    def run(self, batch: Batch) -> StepResult:
+    def run(self, batch: StepBatch) -> StepResult:
         """Runs one step over a batch of up to ``batch_size * accumulate`` samples.
 
         An empty batch takes part in the step as well.
@@ -96,19 +106,20 @@ class TrainingStep:
             SparserowError: a server or a peer has failed.
         """
         least = self._train.accumulate if self._backend.forwards_meet else 1
-        parts = list(_parts(batch, self._train.batch_size, least=least))
-        logits, losses = [], []
+        parts: list[Batch | NamedPart] = list(batch.parts(self._train.batch_size, least=least))
+        logits, labels, losses = [], [], []
         for index, part in enumerate(parts):
             with self._silent_ddp() if index + 1 < len(parts) else contextlib.nullcontext():
                 part_logits, part_loss = self._forward_backward(part, len(part) / max(len(batch), 1))
             logits.append(part_logits)
+            labels.append(part_logits if self._outputs.shown is None else part.label(self._outputs.shown.label))
             losses.append(part_loss)
-        shown = self._shown(losses, torch.cat(logits), batch.labels)
+        shown = self._shown(losses, torch.cat(logits), torch.cat(labels))
         is_taken = self._end(shown)
         self._samples += len(batch) if is_taken else 0
         self.number += 1
-        loss, on_host, labels = shown()
-        return StepResult(on_host, labels, loss, is_taken)
+        loss, on_host, of_task = shown()
+        return StepResult(on_host, of_task, loss, is_taken)
 
     def _shown(self, losses: list[torch.Tensor], logits: torch.Tensor, labels: torch.Tensor) -> Shown:
         """Returns what gives the sum of the losses, the logits and the labels on the host.
@@ -127,16 +138,16 @@ class TrainingStep:
 
         return shown
 
-    def _forward_backward(self, part: Batch, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward_backward(self, part: Batch | NamedPart, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         trace, amp = self._backend.trace, self._train.amp
         cast = (
             contextlib.nullcontext() if amp == "none" else torch.autocast(self._device.type, _AMP_DTYPES[amp])
         )  # fmt: skip
+        positional, named = part.arguments
         with trace.span("forward", step=self.number), cast:
-            out = self._model(part.dense, part.sparse)
-        logits = out.float()
-        # A worker with an empty batch still takes part in the step, with gradients of zero.
-        loss = share * binary_cross_entropy_with_logits(logits, part.labels) if len(part) else logits.sum()
+            out = self._model(*positional, **named)
+        outputs = self._outputs.of(out, len(part))
+        loss = self._outputs.loss(outputs, part) * (share if len(part) else 1.0)
         value = loss.detach()
         if value.device.type != "cpu":
             loss = loss * torch.where(torch.isfinite(value), 1.0, math.nan)  # without waiting for the device
@@ -144,7 +155,8 @@ class TrainingStep:
             loss = loss * math.nan  # an infinite loss may have finite gradients; NaN reaches every rank
         with trace.span("backward", step=self.number):
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return logits.detach(), value
+        shown = self._outputs.shown
+        return value.new_empty(0) if shown is None else outputs[shown.name].detach(), value
 
     def _end(self, shown: Shown) -> bool:
         try:
@@ -179,10 +191,3 @@ class TrainingStep:
                 yield
         else:
             yield
-
-
-def _parts(batch: Batch, size: int, *, least: int = 1) -> Iterator[Batch]:
-    """Yields the parts of a batch, of ``size`` samples each, and empty parts until there are ``least``."""
-    for begin in range(0, max(len(batch), least * size), size):
-        part = slice(begin, begin + size)
-        yield Batch(batch.dense[part], batch.sparse[part], batch.labels[part])

@@ -1,4 +1,4 @@
-"""Decodes columns of Arrow by the features of a job (``features:``), for the models that take numbers and keys."""
+"""Decodes columns of Arrow by the features of a job (``features:``)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from ....cpp_ext import _client
 from ....proto.config.data_config import ColumnsSchema
 from ....proto.errors import InvalidArgument
 from ....proto.features.cells import Cells
-from ....proto.features.compute import computed, numbers_before_statistics
+from ....proto.features.compute import Array, computed, numbers_before_statistics
 from ....proto.features.feature_set import FeatureSet
-from ....proto.features.kinds import BucketizedFeature, Feature, NumericFeature
+from ....proto.features.jagged import Jagged
+from ....proto.features.kinds import BucketizedFeature, Feature, ListOfKeys, NumericFeature
 from ..bad_line import BadLine, BadLinePolicy
 from ..features import BucketFeature, DenseFeature, FeatureSpec
 from ..line_decoder import Lines, concatenate
 from ..source import DecodedPart
 from ..tensor_features import read_vocabulary
-from .columns import ColumnDecoder, ColumnRoles
+from .columns import ColumnDecoder, ColumnRoles, Inputs, labels_of
 
 
 def roles_of_features(schema: ColumnsSchema, features: FeatureSet) -> ColumnRoles:
     """Returns the roles of the columns that the features of a job read.
 
     Args:
-        schema: the section ``data.columns``, which has the label.
-        features: the features, none of which gives lists.
+        schema: the section ``data.columns``, which has the labels.
+        features: the features.
     """
     numbers = [feature for feature in features.features if _is_number(feature)]
-    keys = [feature for feature in features.features if not _is_number(feature)]
+    keys = [feature for feature in features.features if not _is_number(feature) and not _is_list(feature)]
+    lists = [feature for feature in features.features if _is_list(feature)]
     counts = {feature.name: features.keys_of(feature.name) for feature in features.features}
     spec = FeatureSpec(
         dense=tuple(
@@ -57,14 +59,17 @@ def roles_of_features(schema: ColumnsSchema, features: FeatureSet) -> ColumnRole
         ),
         key_counts=tuple((name, count) for name, count in counts.items() if count is not None),
         options=tuple((feature.name, _options(feature, features)) for feature in features.features),
+        lists=tuple(feature.name for feature in lists),
+        labels=tuple(schema.labels),
     )
     return ColumnRoles(
-        label=schema.label,
-        label_values={text: float(value) for text, value in schema.label_values.items()},
+        labels=labels_of(schema),
         numeric=tuple(dict.fromkeys(name for feature in numbers for name in feature.columns)),
         categorical=(),
         spec=spec,
-        others=tuple(dict.fromkeys(name for feature in keys for name in feature.columns)),
+        others=tuple(dict.fromkeys(name for feature in (*keys, *lists) for name in feature.columns)),
+        weight=schema.sample_weight,
+        group=schema.group,
     )
 
 
@@ -93,6 +98,10 @@ def _is_number(feature: Feature) -> bool:
     )
 
 
+def _is_list(feature: Feature) -> bool:
+    return isinstance(feature, ListOfKeys)
+
+
 class FeatureDecoder(ColumnDecoder):
     """Decodes tables of one job by its features. It has no state between calls.
 
@@ -106,20 +115,30 @@ class FeatureDecoder(ColumnDecoder):
         super().__init__(roles, on_bad_line)
         self._features, self._skips = features, on_bad_line == "skip"
         self._numbers = [feature for feature in features.features if _is_number(feature)]
-        self._keys = [feature for feature in features.features if not _is_number(feature)]
+        others = [feature for feature in features.features if not _is_number(feature)]
+        self._keys = [feature for feature in others if not _is_list(feature)]
+        self._lists = [feature for feature in others if _is_list(feature)]
 
-    def inputs(self, table: Any, path: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Returns the numbers before they are scaled, (n, numbers) float64, and the keys, (n, keys) int64."""
+    def inputs(self, table: Any, path: str) -> Inputs:
+        """Returns the numbers before they are scaled, (n, numbers) float64, the keys, (n, keys) int64, and lists."""
         rows = table.num_rows
         numbers = np.empty((rows, len(self._numbers)), dtype=np.float64, order="F")
         for at, feature in enumerate(self._numbers):
             numbers[:, at] = numbers_before_statistics(feature, self._cells(table, feature, path))
         keys = np.empty((rows, len(self._keys)), dtype=np.int64, order="F")
         for at, feature in enumerate(self._keys):
-            statistics = self._features.statistics.get(feature.name)
-            vocabulary = self._features.vocabularies.get(feature.name)
-            keys[:, at] = computed(feature, self._cells(table, feature, path), statistics, vocabulary)
-        return numbers, keys
+            keys[:, at] = self._computed(table, feature, path)
+        return numbers, keys, tuple(self._lists_of(table, feature, path) for feature in self._lists)
+
+    def _computed(self, table: Any, feature: Feature, path: str) -> Array:
+        statistics = self._features.statistics.get(feature.name)
+        vocabulary = self._features.vocabularies.get(feature.name)
+        return computed(feature, self._cells(table, feature, path), statistics, vocabulary)
+
+    def _lists_of(self, table: Any, feature: Feature, path: str) -> Jagged:
+        made = self._computed(table, feature, path)
+        assert isinstance(made, Jagged)
+        return made
 
     def decode(self, table: Any, path: str, numbers: npt.NDArray[np.int64]) -> DecodedPart:
         """Decodes the rows of a table; rows are looked at one by one where a feature refuses one of them."""
@@ -146,11 +165,8 @@ class FeatureDecoder(ColumnDecoder):
 
     def none(self) -> Lines:
         """Returns no samples."""
-        return Lines(
-            np.empty((0, len(self._numbers))),
-            np.empty((0, len(self._keys)), dtype=np.int64),
-            np.empty(0, dtype=np.float32),
-        )
+        lists = [Jagged.none(has_weights=getattr(feature, "weights", None) is not None) for feature in self._lists]
+        return self.without_rows(len(self._numbers), len(self._keys), tuple(lists))
 
     def _cells(self, table: Any, feature: Feature, path: str) -> Cells:
         return Cells(table, feature.name, path, self._features.hasher)

@@ -98,7 +98,7 @@ def _type_of(kind: Any, name: str, roles: ColumnRoles) -> Any:
     """Returns the type with which a column is parsed, where its first lines have ``kind``."""
     if types.is_timestamp(kind):
         return pa.string()  # as it is written; Arrow takes texts that look like times for times
-    is_key = name in (*roles.categorical, *roles.others, roles.label)
+    is_key = name in roles.coded
     if types.is_null(kind):
         return pa.string() if is_key else pa.float64()
     return pa.float64() if types.is_integer(kind) and not is_key else kind

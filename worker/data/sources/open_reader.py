@@ -9,11 +9,12 @@ from typing import Literal, TypeAlias, TypeVar
 from ....proto.config.data_config import DataConfig
 from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument
+from ..batch import Batch
 from ..criteo import criteo_format
 from ..features import Features, FeatureSpec, fit
 from ..formats import FileFormat
 from ..line_decoder import Lines
-from ..reader import ClickReader, ReadOptions
+from ..reader import ClickReader, ReadOptions, StepBatch
 from ..source import PlannedFile, Source
 from ..storage import find_paths
 from ..table_csv import csv_format
@@ -149,6 +150,7 @@ def open_reader(
     features: Features,
     options: ReadOptions,
     plan: Sequence[PlannedFile] | None = None,
+    made: Callable[[Batch], StepBatch] | None = None,
 ) -> ClickReader:
     """Returns a reader of the training or the test files.
 
@@ -158,6 +160,7 @@ def open_reader(
         features: the transforms, with the statistics of the training files.
         options: the options by which samples are dealt.
         plan: the files with their parts, the same for all workers; None: they are planned here.
+        made: gives what the reader yields for a batch; None: the batch.
 
     Raises:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
@@ -166,7 +169,7 @@ def open_reader(
     source = _source(config, Partitions([file.path for file in files]))
     if source.spec(files[0].path) != features.spec:
         raise InvalidArgument(f"data.{which}: {files[0].path} does not have the columns of the training files")
-    return ClickReader(source, files, features, options)
+    return ClickReader(source, files, features, options, made)
 
 
 def _of_each(paths: Sequence[str], call: Callable[[str], Value]) -> list[Value]:

@@ -33,7 +33,7 @@ class ParquetFile:
         self.schema = pq.ParquetFile(source, metadata=metadata).schema_arrow
         coded = [
             name
-            for name in (roles.label, *roles.categorical, *roles.others)
+            for name in roles.coded
             if self.schema.names.count(name) == 1 and is_plain_text(self.schema.field(name).type)
         ]
         # Ranges of an object store that lie close together are fetched at once.

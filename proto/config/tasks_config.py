@@ -1,0 +1,88 @@
+"""The section ``tasks`` of a job file: what each output of the model is trained for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from ..errors import InvalidArgument
+from .config import StrictModel
+from .model_config import OwnModelConfig
+
+if TYPE_CHECKING:
+    from .job import JobConfig
+
+LossName: TypeAlias = Literal["bce", "mse", "softmax", "bpr", "in_batch_softmax"]
+
+
+class TaskConfig(StrictModel):
+    """One output of the model: its label, its loss, and what the loss counts in the sum."""
+
+    label: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="The label; null: the label of the task's name, or the only label."
+    )
+    loss: LossName = Field(
+        "bce",
+        description="bce: binary cross entropy of logits. mse: squared error. softmax, bpr: of candidates, whose "
+        "positive is the label. in_batch_softmax: of a matrix of scores, whose diagonal has the positives.",
+    )
+    weight: float = Field(1.0, gt=0, le=1e6, description="Factor of the loss in the sum of all tasks.")
+
+
+@dataclass(frozen=True)
+class Task:
+    """An output of the model, its label and its loss.
+
+    Attributes:
+        name: the name of the task.
+        label: the name of the label.
+        loss: the name of the loss.
+        weight: the factor of the loss.
+    """
+
+    name: str
+    label: str
+    loss: LossName = "bce"
+    weight: float = 1.0
+
+
+def tasks_of_job(job: JobConfig) -> tuple[Task, ...]:
+    """Returns the tasks of a job; without the section, one with binary cross entropy.
+
+    Raises:
+        InvalidArgument: a task has no such label, or the model of the job cannot have these tasks.
+    """
+    columns = job.data.columns
+    labels = tuple(columns.labels) if columns is not None else ()
+    if not job.tasks:
+        if len(labels) > 1:
+            raise InvalidArgument(f"tasks: are needed, as data.columns.labels has several: {', '.join(labels)}")
+        name = labels[0] if labels else "label"
+        return (Task(name, name),)
+    made = tuple(_task(name, task, labels) for name, task in job.tasks.items())
+    unused = [label for label in labels if all(label != task.label for task in made)]
+    if unused:
+        raise InvalidArgument(f"data.columns.labels.{unused[0]}: has no effect, as no task has this label; remove it")
+    if not isinstance(job.model, OwnModelConfig):
+        if len(made) > 1:
+            raise InvalidArgument(f"tasks: model.kind {job.model.kind} has one output; allowed: one task")
+        if made[0].loss not in ("bce", "mse"):
+            raise InvalidArgument(
+                f"tasks.{made[0].name}.loss: {made[0].loss} is not possible with model.kind {job.model.kind}; allowed: "
+                "bce, mse"
+            )
+    return made
+
+
+def _task(name: str, config: TaskConfig, labels: tuple[str, ...]) -> Task:
+    label = config.label or (name if name in labels or not labels else labels[0] if len(labels) == 1 else name)
+    if config.label is not None and not labels:
+        raise InvalidArgument(
+            f"tasks.{name}.label: has no effect, as the data have one label; remove it, or name labels in "
+            "data.columns.labels"
+        )
+    if labels and label not in labels:
+        raise InvalidArgument(f"tasks.{name}.label: there is no label {label!r}; allowed: {', '.join(labels)}")
+    return Task(name, label, config.loss, config.weight)

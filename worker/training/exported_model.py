@@ -1,0 +1,90 @@
+"""The model of a job as it is exported for serving: its arguments by position, an example of them, its outputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ...proto.errors import InvalidArgument
+from ..data import Batch, StepBatch
+from ..metrics.losses import undo_downsampling_of_logits
+from ..publish.featured_program import shapes_of
+from ..publish.program_export import ProgramSource
+
+_SAMPLES = 64  # of an example for a model whose lists have any length
+
+
+class ByPosition(nn.Module):
+    """Calls a model with keyword arguments, given its arguments by position, as a served program gets them.
+
+    Args:
+        model: the model.
+        names: the names of the arguments, in the order of the positions.
+    """
+
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+        super().__init__()
+        self.model = model
+        named = tuple(names)
+
+        def forward(*tensors: Any) -> Any:
+            return self.model(**dict(zip(named, tensors, strict=True)))
+
+        # torch.export counts the arguments of a signature, and takes *tensors for one.
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in named])  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+class CorrectedLogits(nn.Module):
+    """Corrects the logits of a model for the negatives that its training left out (He et al. 2014, section 6.3).
+
+    Args:
+        model: the model, whose output is a tensor of logits, or a mapping with one.
+        keep: the share of negatives that were kept.
+    """
+
+    def __init__(self, model: nn.Module, keep: float) -> None:
+        super().__init__()
+        self.model = model
+        self.keep = keep
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Returns the corrected logits; the arguments are those of the model."""
+        out = self.model(*arguments, **named)
+        if isinstance(out, Mapping):
+            return {name: undo_downsampling_of_logits(each, self.keep) for name, each in out.items()}
+        return undo_downsampling_of_logits(out, self.keep)
+
+
+def exported(model: nn.Module, batches: Iterable[StepBatch], *, negatives_keep: float = 1.0) -> ProgramSource:
+    """Returns a trained model to export.
+
+    Args:
+        model: the model.
+        batches: test batches, the first of which give the example.
+        negatives_keep: the share of negatives that training kept.
+
+    Raises:
+        InvalidArgument: no batch has enough samples, or keys of each list.
+    """
+    names: tuple[str, ...] = tuple(inspect.signature(model.forward).parameters)
+    model = model if negatives_keep == 1 else CorrectedLogits(model, negatives_keep)
+    for batch in batches:
+        if isinstance(batch, Batch):
+            if len(batch) >= 2:
+                source = ByPosition(model, names) if negatives_keep < 1 else model
+                return ProgramSource(source, (batch.dense[:2], batch.sparse[:2]))
+            continue
+        example = batch.example(_SAMPLES) or batch.example(len(batch))
+        if example is not None:
+            names = tuple(example.tensors)
+            arguments = tuple(example.tensors[name] for name in names)
+            return ProgramSource(ByPosition(model, names), arguments, shapes_of(names, example.tensors))
+    raise InvalidArgument(
+        "publish: the test files have too few good samples for an example: 2 samples of one batch, with 2 keys of each "
+        "list feature, are needed"
+    )

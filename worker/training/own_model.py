@@ -1,0 +1,202 @@
+"""Models of one's own in a job: their class, what its forward takes, and the layers that read each table."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ...proto.config.model_config import OwnModelConfig
+from ...proto.errors import InvalidArgument
+from ...proto.features.feature_set import FeatureSet
+from ...proto.features.kinds import Feature
+from .. import models
+
+_NEAREST = 3
+
+
+def class_of(config: OwnModelConfig) -> type[nn.Module]:
+    """Imports the class of a model; the working directory is searched first.
+
+    Args:
+        config: the section ``model`` of the job.
+
+    Raises:
+        InvalidArgument: the module cannot be imported, or has no such class of ``nn.Module``.
+    """
+    module_name, _, name = config.class_.rpartition(":")
+    if not module_name:
+        return _of_the_zoo(name)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the code of a module may raise anything
+        raise InvalidArgument(
+            f"model.class: module {module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        classes = [each for each, value in vars(module).items() if isinstance(value, type) and _is_model(value)]
+        raise InvalidArgument(f"model.class: {module_name} has no class {name} of nn.Module{_told(name, classes)}")
+    return found
+
+
+def _is_model(value: type) -> bool:
+    return issubclass(value, nn.Module) and not value.__module__.startswith("torch.")
+
+
+def _of_the_zoo(name: str) -> type[nn.Module]:
+    names = [each for each in models.__all__ if inspect.isclass(getattr(models, each))]
+    if name not in names:
+        raise InvalidArgument(
+            f"model.class: sparserow has no model {name}{_told(name, names)}; a class of one's own is MODULE:CLASS"
+        )
+    found: type[nn.Module] = getattr(models, name)
+    return found
+
+
+def make(config: OwnModelConfig) -> nn.Module:
+    """Makes the model of a job, with initial weights from torch's generator.
+
+    Raises:
+        InvalidArgument: the class cannot be imported, takes other arguments, or refuses a value.
+    """
+    kind = class_of(config)
+    check_arguments(config, kind)
+    try:
+        return kind(**config.args)
+    except (ValueError, TypeError, RuntimeError) as error:  # torch has RuntimeError for sizes
+        raise InvalidArgument(f"model.args: {config.class_} refuses them: {error}") from error
+
+
+def check_arguments(config: OwnModelConfig, kind: type[nn.Module]) -> None:
+    """Checks the names in ``model.args``.
+
+    Raises:
+        InvalidArgument: the class has no such argument, or lacks one; the text names it.
+    """
+    parameters = inspect.signature(kind).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    named = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    for name in config.args:
+        if name not in named and not takes_any:
+            raise InvalidArgument(f"model.args.{name}: {config.class_} has no such argument{_told(name, named)}")
+    for name in named:
+        if parameters[name].default is inspect.Parameter.empty and name not in config.args:
+            raise InvalidArgument(f"model.args.{name}: is missing, and {config.class_} has no default for it")
+
+
+def inputs_of(config: OwnModelConfig, features: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the features that the forward of a model takes, in its order.
+
+    Args:
+        config: the section ``model`` of the job.
+        features: the names of the features of the data. A forward with ``**tensors`` takes all.
+
+    Raises:
+        InvalidArgument: the class cannot be imported, takes something else than features, or leaves one out.
+    """
+    taken: list[str] = []
+    parameters = list(inspect.signature(class_of(config).forward).parameters.values())[1:]
+    for each in parameters:
+        if each.kind is each.VAR_KEYWORD:
+            return (*taken, *(name for name in features if name not in taken))
+        if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
+            raise InvalidArgument(f"model.class: forward of {config.class_} has {each}; allowed: arguments by name")
+        if each.name in features:
+            taken.append(each.name)
+        elif each.default is each.empty:
+            told = _told(each.name, features)
+            raise InvalidArgument(
+                f"model.class: forward of {config.class_} takes {each.name!r}, which is no feature{told}"
+            )
+    unused = [name for name in features if name not in taken]
+    if unused:
+        raise InvalidArgument(
+            f"model.class: forward of {config.class_} does not take the feature {unused[0]!r}; its arguments: "
+            f"{', '.join(taken) or 'none'}. Leave the feature out, or give forward an argument for it"
+        )
+    return tuple(taken)
+
+
+def tie_tables(config: OwnModelConfig, model: nn.Module) -> None:
+    """Has the layers of each table of ``model.tables`` share the weight of the first of them.
+
+    Args:
+        config: the section ``model`` of the job.
+        model: the model, before its layers are distributed.
+
+    Raises:
+        InvalidArgument: the model has no embedding layer at a path, or one that stays in the workers; or layers of one
+            table have different sizes.
+    """
+    layers = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    }
+    for table, paths in config.tables.items():
+        for path in paths:
+            if path not in layers:
+                raise InvalidArgument(
+                    f"model.tables.{table}: the model has no embedding layer {path!r}{_told(path, list(layers))}"
+                )
+            rows = layers[path].num_embeddings
+            if rows < config.min_rows and config.backend == "ps":
+                raise InvalidArgument(
+                    f"model.tables.{table}: layer {path!r} has {rows} rows, fewer than model.min_rows "
+                    f"({config.min_rows}), so it stays in the workers; lower model.min_rows"
+                )
+            first, other = layers[paths[0]].weight, layers[path].weight
+            if first.shape != other.shape:
+                raise InvalidArgument(
+                    f"model.tables.{table}: layer {path!r} has the shape {tuple(other.shape)}, and {paths[0]!r} "
+                    f"{tuple(first.shape)}; allowed: one shape"
+                )
+            layers[path].weight = first
+
+
+def check_key_counts(features: FeatureSet, rows: Mapping[str, int]) -> None:
+    """Checks that the tables which features name have rows for all keys that the features can give.
+
+    Args:
+        features: the features of the job.
+        rows: the number of rows of each distributed table by its name.
+
+    Raises:
+        InvalidArgument: there is no such table, or a feature has more keys than its table has rows.
+    """
+    for feature in features.features:
+        table = _table_of(feature)
+        if table is None:
+            continue
+        if table not in rows:
+            raise InvalidArgument(
+                f"features.{feature.name}.table: there is no table {table!r}{_told(table, list(rows))}"
+            )
+        count = features.keys_of(feature.name)
+        if count is not None and count > rows[table]:
+            raise InvalidArgument(
+                f"features.{feature.name}.table: table {table!r} has {rows[table]} rows, but the feature can give "
+                f"{count} keys"
+            )
+
+
+def _table_of(feature: Feature) -> str | None:
+    table: str | None = getattr(feature, "table", None)
+    return table
+
+
+def _told(name: str, known: Sequence[str]) -> str:
+    """Returns the nearest of the known names, or all of them, as the end of an error text."""
+    near: list[Any] = difflib.get_close_matches(name, known, n=_NEAREST)
+    if near:
+        return f"; nearest: {', '.join(near)}"
+    return f"; there are: {', '.join(known)}" if known else ""

@@ -1,0 +1,112 @@
+"""The outputs of a job's model by task, and their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...proto.config.tasks_config import Task
+from ...proto.errors import InvalidArgument
+from ..data import Batch, NamedPart
+from ..metrics.losses import LOSSES, check_labels, undo_downsampling_of_logits
+
+_DIMS = {"bce": (1, "(B)"), "mse": (1, "(B)")}
+_MATRIX = (2, "(B, C)")
+
+
+class TaskOutputs:
+    """What a job makes of the outputs of its model.
+
+    Args:
+        tasks: the tasks, at least one.
+        negatives_keep: the share of negatives that training keeps.
+
+    Attributes:
+        tasks: the tasks.
+        shown: the task whose logits and labels are followed while training: the first one with binary cross entropy;
+            None: there is none.
+    """
+
+    def __init__(self, tasks: Sequence[Task], negatives_keep: float = 1.0) -> None:
+        self.tasks = tuple(tasks)
+        self._keep = negatives_keep
+        self.shown = next((task for task in self.tasks if task.loss == "bce"), None)
+
+    def of(self, out: Any, samples: int) -> dict[str, Tensor]:
+        """Returns the output of each task in float32.
+
+        Args:
+            out: what the model returned: a tensor for a single task, or a mapping of a tensor for each task.
+            samples: the number of samples, B.
+
+        Raises:
+            InvalidArgument: an output is missing, there is one too many, or its shape is not that of its loss.
+        """
+        if isinstance(out, Tensor) and len(self.tasks) == 1:
+            out = {self.tasks[0].name: out}
+        names = [task.name for task in self.tasks]
+        if not isinstance(out, Mapping):
+            allowed = "a tensor" if len(names) == 1 else f"a mapping of a tensor for each of {', '.join(names)}"
+            raise InvalidArgument(f"model: forward returned {type(out).__name__}; allowed: {allowed}")
+        if set(out) != set(names):
+            raise InvalidArgument(
+                f"model: forward returned outputs for {', '.join(map(str, out)) or 'nothing'}; the tasks are "
+                f"{', '.join(names)}"
+            )
+        return {task.name: _checked(task, out[task.name], samples).float() for task in self.tasks}
+
+    def corrected(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the outputs as if training had kept all negatives (He et al. 2014, section 6.3)."""
+        if self._keep == 1:
+            return dict(outputs)
+        return {name: undo_downsampling_of_logits(output, self._keep) for name, output in outputs.items()}
+
+    def loss(self, outputs: Mapping[str, Tensor], part: Batch | NamedPart) -> Tensor:
+        """Returns the weighted sum of the tasks' losses over some samples, a scalar.
+
+        Without samples it is 0, with gradients of 0: a worker with an empty batch takes part in a step as well.
+
+        Args:
+            outputs: the outputs by task.
+            part: the samples.
+        """
+        if not len(part):
+            return sum_of([output.sum() for output in outputs.values()])
+        return sum_of(
+            [
+                task.weight * LOSSES[task.loss](outputs[task.name], part.label(task.label), part.weights)
+                for task in self.tasks
+            ]
+        )
+
+    def check(self, batch: Batch) -> None:
+        """Checks the labels of a batch on the host, before the losses read them.
+
+        Raises:
+            InvalidArgument: a label is outside of what the loss of its task takes; the text has the value.
+        """
+        for task in self.tasks:
+            try:
+                check_labels(task.loss, batch.label(task.label))
+            except ValueError as error:
+                raise InvalidArgument(f"tasks.{task.name}: {error}") from None
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of scalars, at least one."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+def _checked(task: Task, output: Any, samples: int) -> Tensor:
+    dims, shape = _DIMS.get(task.loss, _MATRIX)
+    if not isinstance(output, Tensor) or output.dim() != dims or len(output) != samples:
+        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise InvalidArgument(
+            f"tasks.{task.name}: forward returned {found} for {samples} samples; allowed with loss {task.loss}: {shape}"
+        )
+    return output
