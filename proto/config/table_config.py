@@ -86,8 +86,8 @@ class TableConfig(StrictModel):
     )
     weights: Annotated[str | None, Field(min_length=1)] = Field(
         None,
-        description="Parquet or safetensors file with the rows of a frozen table, as sparserow table export writes it; null: "
-        "those of the layer, or those that are there.",
+        description="Parquet or safetensors file with the rows of a frozen table, as sparserow table export writes it; "
+        "null: those of the layer, or those that are there.",
         json_schema_extra={"allowed": "a path or URL that ends in .parquet or .safetensors"},
     )
     admit_after: int = Field(
