@@ -7,7 +7,7 @@ import pytest
 import torch
 from model_features import array, assert_close, keys, lists, numbers, parts, rows_of
 from sparserow.worker.models import FeatureEmbeddings
-from sparserow.worker.models.jagged import padded, segment_max, segment_softmax, segment_sum
+from sparserow.worker.models.jagged import aligned, padded, segment_max, segment_softmax, segment_sum
 from torch import nn
 
 LENGTHS = [2, 0, 3, 1, 0]
@@ -70,10 +70,12 @@ def test_a_pool_is_its_definition(table, pool, weighted):
 def test_weights_of_zero_give_zeros_and_finite_gradients(pool):
     tables = build(pools={"item": pool})
     values, offsets = lists([2, 1], 5)
-    found = tables({"item": (values, offsets, torch.zeros(3))}, ["item"])
+    weights = torch.zeros(3, requires_grad=True)  # a model may compute them
+    found = tables({"item": (values, offsets, weights)}, ["item"])
     assert not found.any()
     found.sum().backward()
-    assert torch.isfinite(tables.tables["item"].weight.grad).all()
+    for grad in (tables.tables["item"].weight.grad, weights.grad):
+        assert torch.isfinite(grad).all()
 
 
 def test_sparse_gradients_touch_the_rows_of_the_batch_alone():
@@ -125,6 +127,9 @@ def test_functions_of_lists_are_their_definitions():
     softmax = segment_softmax(values[:, 0] * 1000, samples, 5)
     expected = [np.exp(1000 * (part[:, 0] - part[:, 0].max())) if len(part) else part[:, 0] for part in cut]
     assert_close(softmax, np.concatenate([part / part.sum() for part in expected]))
+    places = torch.tensor([0, 1, 0, 2, 3, 0])
+    expected = [cut[0][0], cut[0][1], np.zeros(2), cut[2][2], np.zeros(2), cut[3][0]]
+    assert_close(aligned(values, offsets, torch.tensor([0, 0, 1, 2, 2, 3]), places), np.stack(expected))
     for keep_last in (False, True):
         rectangle, is_there = padded(values, offsets, 2, keep_last=keep_last)
         for sample, part in enumerate(cut):

@@ -44,6 +44,6 @@ def pooled(
         return total
     each = total.new_ones(ids.shape) if weights is None else weights
     norm = segment_sum(each if pool == "mean" else each.square(), samples, count)
-    norm = norm if pool == "mean" else norm.sqrt()
-    # Where the norm is 0, nothing is divided by it, so that no gradient is NaN.
-    return torch.where(norm != 0, 1.0 / torch.where(norm != 0, norm, 1.0), 0.0)[:, None] * total
+    safe = torch.where(norm != 0, norm, 1.0)  # so that no gradient, which may be one of weights, is NaN
+    mean = total / (safe if pool == "mean" else safe.sqrt())[:, None]
+    return torch.where(norm[:, None] != 0, mean, 0.0)
