@@ -19,7 +19,7 @@ from model_features import (
     rows_of,
     softmax,
 )
-from sparserow.worker.models import DCN, AutoInt, WideDeep
+from sparserow.worker.models import DCN, DLRM, AutoInt, DeepFM, FeatureDeepFM, FeatureDLRM, WideDeep
 
 DCNS = [
     {"cross": cross, "structure": structure} for cross in ("matrix", "vector") for structure in ("stacked", "parallel")
@@ -133,6 +133,58 @@ def test_autoint_is_its_equations(hidden):
     assert_close(model(**tensors), np.array(logits))
 
 
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_dlrm_by_name_is_its_formula(has_numbers):
+    model, tensors = build(FeatureDLRM, **({} if has_numbers else {"numbers": []})), click_tensors(9)
+    fields = click_fields(model.embeddings.tables, tensors)
+    inputs, vectors = [], fields
+    if has_numbers:
+        below = np.maximum(perceptron(model.bottom, click_inputs(model.embeddings.tables, tensors)[:, -2:]), 0)
+        inputs, vectors = [below], np.concatenate([below[:, None], fields], axis=1)
+    else:
+        del tensors["age"], tensors["price"]
+    count = vectors.shape[1]
+    products = [(vectors[:, i] * vectors[:, j]).sum(1) for i in range(count) for j in range(i + 1, count)]
+    assert_close(model(**tensors), perceptron(model.top, np.concatenate([*inputs, np.stack(products, 1)], 1))[:, 0])
+
+
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_deepfm_by_name_is_its_formula(has_numbers):
+    model, tensors = build(FeatureDeepFM, **({} if has_numbers else {"numbers": []})), click_tensors(9)
+    looked_up = click_fields(model.embeddings.tables, tensors)
+    inputs, fields = looked_up[:, :, 1:].reshape(9, -1), looked_up
+    if has_numbers:
+        scalars = np.stack([array(tensors["age"]), array(tensors["price"])], axis=1)
+        fields = np.concatenate([fields, scalars[:, :, None] * array(model.number_fields)], axis=1)
+        inputs = np.concatenate([scalars, inputs], axis=1)
+    else:
+        del tensors["age"], tensors["price"]
+    expected = perceptron(model.deep, inputs)[:, 0] + fields[:, :, 0].sum(1)
+    for i in range(fields.shape[1]):
+        for j in range(i + 1, fields.shape[1]):
+            expected = expected + (fields[:, i, 1:] * fields[:, j, 1:]).sum(1)
+    assert_close(model(**tensors), expected)
+
+
+@pytest.mark.parametrize(("by_name", "by_matrix"), [(FeatureDLRM, DLRM), (FeatureDeepFM, DeepFM)])
+def test_a_model_by_name_is_that_of_matrices(by_name, by_matrix):
+    rows, tensors = {"user": 40, "item": 500}, click_tensors(6)
+    named, plain = by_name(rows, numbers=["age", "price"]), by_matrix(2, rows)
+    for here, there in zip(named.parameters(), plain.parameters(), strict=True):
+        here.data.copy_(there.data.reshape(here.shape))
+    matrices = (torch.stack([tensors[a], tensors[b]], dim=1) for a, b in (("age", "price"), ("user", "item")))
+    torch.testing.assert_close(
+        named(**{name: tensors[name] for name in ("user", "item", "age", "price")}), plain(*matrices)
+    )
+
+
+def test_models_by_name_need_what_they_multiply():
+    with pytest.raises(ValueError, match=r"rows={'user': 5}, numbers=\[\]: allowed: two vectors or more"):
+        FeatureDLRM({"user": 5})
+    with pytest.raises(ValueError, match=r"rows={} is not allowed"):
+        FeatureDeepFM({}, numbers=["age"])
+
+
 @pytest.mark.parametrize("kind", [DCN, AutoInt])
 def test_numbers_or_keys_alone_will_do(kind):
     tensors = click_tensors(3)
@@ -150,6 +202,8 @@ def test_numbers_or_keys_alone_will_do(kind):
         *((DCN, {"layers": 2, **options}, click_tensors) for options in DCNS),
         (AutoInt, {"layers": 2}, click_tensors),
         (AutoInt, {"hidden": [6]}, click_tensors),
+        (FeatureDLRM, {}, click_tensors),
+        (FeatureDeepFM, {}, click_tensors),
     ],
 )
 def test_it_takes_any_batch_and_is_exported(kind, options, make):

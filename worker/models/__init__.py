@@ -5,6 +5,8 @@ from .dcn import DCN
 from .deepfm import DeepFM
 from .din import DIN
 from .dlrm import DLRM
+from .feature_deepfm import FeatureDeepFM
+from .feature_dlrm import FeatureDLRM
 from .feature_embeddings import FeatureEmbeddings
 from .hashed_embeddings import HashedEmbeddings
 from .mlp import Tower, mlp
@@ -19,6 +21,8 @@ __all__ = [
     "DLRM",
     "AutoInt",
     "DeepFM",
+    "FeatureDLRM",
+    "FeatureDeepFM",
     "FeatureEmbeddings",
     "HashedEmbeddings",
     "MMoE",

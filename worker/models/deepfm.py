@@ -11,6 +11,19 @@ from .hashed_embeddings import HashedEmbeddings
 from .mlp import mlp
 
 
+def factorization_machine(fields: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of fields' linear weights and of inner products of all pairs of fields, (B).
+
+    The products are computed without pairs, as in Rendle, "Factorization Machines" (ICDM 2010), lemma 3.1.
+
+    Args:
+        fields: the linear weight and the factors of each field, (B, n, 1 + dim).
+    """
+    linear, factors = fields[:, :, 0].sum(dim=1), fields[:, :, 1:]
+    pairwise = 0.5 * (factors.sum(dim=1).square() - factors.square().sum(dim=1)).sum(dim=1)
+    return linear + pairwise
+
+
 class DeepFM(nn.Module):
     """A model that sums a linear part, pairwise interactions (a factorization machine) and an MLP.
 
@@ -52,8 +65,6 @@ class DeepFM(nn.Module):
         """
         looked_up = self.embeddings(keys)
         fields = torch.cat([dense[:, :, None] * self.dense_fields, looked_up], dim=1)
-        linear, factors = fields[:, :, 0].sum(dim=1), fields[:, :, 1:]
-        pairwise = 0.5 * (factors.sum(dim=1).square() - factors.square().sum(dim=1)).sum(dim=1)  # Rendle 2010, (5)
         deep = self.deep(torch.cat([dense, looked_up[:, :, 1:].flatten(1)], dim=1)).squeeze(1)
-        logits: torch.Tensor = linear + pairwise + deep
+        logits: torch.Tensor = factorization_machine(fields) + deep
         return logits
