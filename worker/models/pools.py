@@ -30,20 +30,25 @@ def pooled(
     Raises:
         ValueError: there are weights, and the pool is "max".
     """
-    samples, count = sample_of_values(ids, offsets), offsets.shape[0] - 1
     if pool == "max":
         if weights is not None:
             raise ValueError("pools: a list with weights cannot have the pool 'max'; allowed: sum, mean, sqrtn")
-        return segment_max(table(ids), samples, count)
+        return segment_max(table(ids), sample_of_values(ids, offsets), offsets.shape[0] - 1)
     if is_bag:
         total: Tensor = table(ids, offsets, weights)
     else:
         rows = table(ids)
-        total = segment_sum(rows if weights is None else rows * weights[:, None], samples, count)
+        total = _sum(rows if weights is None else rows * weights[:, None], offsets)
     if pool == "sum":
         return total
-    each = total.new_ones(ids.shape) if weights is None else weights
-    norm = segment_sum(each if pool == "mean" else each.square(), samples, count)
+    if weights is None:
+        norm = offsets.diff().to(total.dtype)
+    else:
+        norm = _sum(weights if pool == "mean" else weights.square(), offsets)
     safe = torch.where(norm != 0, norm, 1.0)  # so that no gradient, which may be one of weights, is NaN
     mean = total / (safe if pool == "mean" else safe.sqrt())[:, None]
     return torch.where(norm[:, None] != 0, mean, 0.0)
+
+
+def _sum(values: Tensor, offsets: Tensor) -> Tensor:
+    return segment_sum(values, sample_of_values(values, offsets), offsets.shape[0] - 1)
