@@ -67,3 +67,14 @@ def test_prefetched_batches_have_the_rows_of_a_model_of_features():
         stats = session.stats()
         assert stats.rows_prefetched > 0
         assert stats.lookups_missed == 0
+
+
+def test_a_compiled_model_is_one_graph_for_any_batch():
+    torch._dynamo.reset()
+    with sr.InProcessCluster(shards=2).connect("compiled") as session:
+        local = MODELS["din"][0]()
+        model = sr.distribute(copy.deepcopy(local), session, optimizer=sr.SGD(lr=0.01), min_rows=1).eval()
+        compiled = sr.compile_model(model, backend="eager", fullgraph=True, dynamic=True)
+        for samples, is_empty in ((9, False), (5, False), (1, True), (0, True)):
+            tensors = with_history(samples, is_empty)
+            torch.testing.assert_close(compiled(**tensors), local(**tensors), rtol=1e-4, atol=1e-5)
