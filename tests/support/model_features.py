@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import itertools
 
@@ -108,14 +109,18 @@ def sigmoid(x):
 
 
 class ByPosition(nn.Module):
-    """A model that takes by position what another takes by name, as torch.export wants it."""
+    """A model that takes by position what another takes by name; torch.export counts the arguments of a signature."""
 
     def __init__(self, model: nn.Module, names) -> None:
         super().__init__()
-        self.model, self.names = model, tuple(names)
+        self.model, names = model, tuple(names)
 
-    def forward(self, *tensors):
-        return self.model(**dict(zip(self.names, tensors, strict=True)))
+        def forward(*tensors):
+            return model(**dict(zip(names, tensors, strict=True)))
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        self.forward = forward
 
 
 def exported(model: nn.Module, tensors):
@@ -127,7 +132,7 @@ def exported(model: nn.Module, tensors):
             shapes.append(({0: count}, {0: rows + 1}, *({0: count} for _ in value[2:])))
         else:
             shapes.append({0: rows})
-    source = ProgramSource(ByPosition(model, tensors), tuple(tensors.values()), (tuple(shapes),))
+    source = ProgramSource(ByPosition(model, tensors), tuple(tensors.values()), tuple(shapes))
     program = torch.export.load(io.BytesIO(export_program(source, is_signed=False).archive)).module()
     return lambda given: program(*(given[name] for name in tensors))
 

@@ -1,4 +1,4 @@
-"""Models whose tables are on a cluster train as with local tables, with one pull for all lookups of a forward."""
+"""Models whose tables are on a cluster train as with local tables; a forward and a program have one pull each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import pytest
 import sparserow as sr
 import torch
-from model_features import CLICKS, click_tensors, keys, lists
+from model_features import CLICKS, click_tensors, exported, keys, lists
 from sparserow.worker.models import DIN, MMoE, SASRec, TwoTower, WideDeep
 
 
@@ -54,6 +54,11 @@ def test_it_trains_as_a_local_model(name):
             loss_of(expected).backward()
             local_optimizer.step()
         assert session.stats().lookups_missed == 0
+        model.eval()
+        program, one = exported(model, make(4, False)), make(1, False)
+        expected, before = model(**one), session.stats().pulls
+        torch.testing.assert_close(program(one), expected)
+        assert session.stats().pulls - before == 1, "the program has one lookup for all tables"
 
 
 def test_prefetched_batches_have_the_rows_of_a_model_of_features():
