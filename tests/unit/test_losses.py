@@ -64,6 +64,24 @@ def test_in_batch_softmax_subtracts_the_logarithm_of_the_sampling_probability():
     assert float(in_batch_softmax(logits, labels, logq=logq)) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_samples_of_the_same_item_are_no_negatives_of_each_other():
+    logits, labels = case("in_batch_softmax")
+    items = torch.tensor([2**62, 2, 3, 2, 5, 2**62, 2, 8, 9, 10, 11, 12])
+    logits.requires_grad_()
+    loss = in_batch_softmax(logits, labels, items=items)
+    x, y = logits.detach().double().numpy(), labels.numpy()
+    each = []
+    for i in range(B):
+        others = [j for j in range(B) if j == i or items[j] != items[i]]
+        each.append(-y[i] * np.log(np.exp(x[i, i]) / np.exp(x[i, others]).sum()))
+    assert loss.item() == pytest.approx(np.mean(each), rel=1e-5)
+    loss.backward()
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad[1, 3] == 0
+    same = in_batch_softmax(logits, labels, items=torch.full((B,), 7))
+    assert same.item() == pytest.approx(0, abs=1e-6)  # no sample has a negative
+
+
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "in_batch_softmax"])
 def test_micro_batches_of_equal_size_have_the_gradient_of_the_whole_step(name):
     logits, labels = case(name)
@@ -108,6 +126,8 @@ def test_shapes_that_torch_would_broadcast_are_refused():
         in_batch_softmax(torch.zeros(2, 3), torch.zeros(2))
     with pytest.raises(ValueError, match=r"logq has shape \(1,\); allowed: \(2,\)"):
         in_batch_softmax(torch.zeros(2, 2), torch.zeros(2), logq=torch.zeros(1))
+    with pytest.raises(ValueError, match=r"items has shape \(3,\); allowed: \(2,\)"):
+        in_batch_softmax(torch.zeros(2, 2), torch.zeros(2), items=torch.zeros(3))
     with pytest.raises(ValueError, match="have no negative; allowed: 2 candidates or more"):
         LOSSES["bpr"](torch.zeros(2, 1), torch.zeros(2), None)
 

@@ -83,7 +83,12 @@ def bpr(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor
 
 
 def in_batch_softmax(
-    logits: Tensor, labels: Tensor, weights: Tensor | None = None, *, logq: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    logq: Tensor | None = None,
+    items: Tensor | None = None,
 ) -> Tensor:
     """Computes cross entropy of each sample's item among the items of the batch: ``-r_i log softmax(x_i - logq)_i``.
 
@@ -96,14 +101,20 @@ def in_batch_softmax(
         labels: the reward r of each sample, (B), finite and >= 0: 1 for a click.
         weights: the weight of each sample, (B); None: 1.
         logq: the logarithm of the sampling probability of each item, (B); None: all are equal.
+        items: the key of each item, (B) int64: samples of the same item are then no negatives of each other. None: all
+            other samples are negatives.
     """
     x = _wide("in_batch_softmax", logits, labels, dims=2)
     if x.shape[0] != x.shape[1]:
         raise ValueError(f"in_batch_softmax: logits of shape {tuple(x.shape)} are not allowed; allowed: (B, B)")
+    for name, given in (("logq", logq), ("items", items)):
+        if given is not None and given.shape != labels.shape:
+            raise ValueError(f"in_batch_softmax: {name} has shape {tuple(given.shape)}; allowed: {tuple(labels.shape)}")
     if logq is not None:
-        if logq.shape != labels.shape:
-            raise ValueError(f"in_batch_softmax: logq has shape {tuple(logq.shape)}; allowed: {tuple(labels.shape)}")
         x = x - logq.to(x.dtype)
+    if items is not None:
+        is_other = ~torch.eye(len(items), dtype=torch.bool, device=items.device)
+        x = x.masked_fill((items[:, None] == items) & is_other, -math.inf)
     losses = x.logsumexp(dim=1) - x.diagonal() if len(x) else x.sum(dim=1)
     return _mean(labels.to(x.dtype) * losses, weights)
 
