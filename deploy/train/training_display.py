@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -61,11 +62,8 @@ class TrainingDisplay:
 
     def epoch(self, result: EpochResult) -> None:
         """Writes the line of a finished epoch."""
-        tested = f"test AUC {result.test_auc:.4f}, log-loss {result.test_log_loss:.4f}"
-        if math.isnan(result.test_log_loss):
-            tested = "not tested"  # worker 0 was restarted during the next epoch
         self._console.print(
-            f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, {tested}, "
+            f"epoch {result.epoch}/{self._epochs}: loss {result.train_loss:.4f}, {tested(result)}, "
             f"{result.samples_per_sec:,.0f} samples/s{self._whose}",
             highlight=False,
             soft_wrap=True,
@@ -107,11 +105,14 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    rows = [("test AUC", f"{result.test_auc:.4f}")]
+    metrics = result.history[-1].metrics if result.history else {}
+    if has_usual_metrics(metrics):
+        rows = [("test AUC", f"{result.test_auc:.4f}"), ("test log-loss", f"{result.test_log_loss:.4f}")]
+    else:
+        rows = [(f"test {name}", f"{value:.4f}") for name, value in metrics.items() if is_shown(name)]
     if bayes_auc is not None:
         rows.append(("AUC of the generating model", f"{bayes_auc:.4f} ({result.test_auc / bayes_auc:.1%} reached)"))
     rows += [
-        ("test log-loss", f"{result.test_log_loss:.4f}"),
         ("samples/s", f"{result.samples_per_sec:,.0f}"),
         ("epochs", str(result.epochs)),
         ("table rows", f"{result.rows:,}"),
@@ -183,3 +184,27 @@ def _staleness(result: TrainResult) -> str:
     total = sum(pulls.values())
     shares = sorted(pulls.items(), key=lambda item: float(item[0]))
     return ", ".join(f"{bound}: {count / total:.0%}" for bound, count in shares)
+
+
+def tested(result: EpochResult) -> str:
+    """Returns the metrics of an epoch as text: of each task, without those of buckets."""
+    if has_usual_metrics(result.metrics):
+        if math.isnan(result.test_log_loss):
+            return "not tested"  # worker 0 was restarted during the next epoch
+        return f"test AUC {result.test_auc:.4f}, log-loss {result.test_log_loss:.4f}"
+    return "test " + ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items() if is_shown(name))
+
+
+def has_usual_metrics(metrics: Mapping[str, float]) -> bool:
+    """Returns whether there is one task, with binary cross entropy and without groups."""
+    tasks = {name.partition(".")[0] for name in metrics}
+    return not metrics or (len(tasks) == 1 and f"{next(iter(tasks))}.log_loss" in metrics and not _with_groups(metrics))
+
+
+def _with_groups(metrics: Mapping[str, float]) -> bool:
+    return any(name.endswith(".gauc") for name in metrics)
+
+
+def is_shown(name: str) -> bool:
+    """Returns whether a metric is one of those that are shown: not of a bucket, nor derived from another."""
+    return "[" not in name and name.partition(".")[2] not in ("normalized_entropy", "auc_error", "mrr")

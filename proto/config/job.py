@@ -17,6 +17,7 @@ from .data_config import DataConfig
 from .elastic_config import ElasticConfig, check_elastic
 from .features_config import features_of_job
 from .job_effects import check_effects
+from .metrics_config import MetricsConfig, check_metrics
 from .model_config import ModelConfig
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
@@ -191,6 +192,7 @@ class JobConfig(StrictModel):
         json_schema_extra={"allowed": "a mapping of sections with label, loss and weight"},
     )
     train: TrainConfig = Field(TrainConfig(), description="How the model is trained.")
+    metrics: MetricsConfig = Field(MetricsConfig(), description="What is measured on the test files.")
     tables: dict[str, TableConfig] = Field(
         {},
         description="Where a table is, what its rows are and which of them it keeps, by column, or with a class of "
@@ -225,6 +227,11 @@ class JobConfig(StrictModel):
         tasks = tasks_of_job(self)
         if self.data.negatives_keep < 1 and [task.loss for task in tasks] != ["bce"]:
             raise InvalidArgument("data.negatives_keep: needs a single task with loss bce; allowed: 1")
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_have_what_they_need(self) -> JobConfig:
+        check_metrics(self)
         return self
 
     @model_validator(mode="after")

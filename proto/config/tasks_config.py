@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, not_allowed
 from .config import StrictModel
 from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from .job import JobConfig
 
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LossName: TypeAlias = Literal["bce", "mse", "softmax", "bpr", "in_batch_softmax"]
 
 
@@ -60,8 +62,8 @@ def tasks_of_job(job: JobConfig) -> tuple[Task, ...]:
         if len(labels) > 1:
             raise InvalidArgument(f"tasks: are needed, as data.columns.labels has several: {', '.join(labels)}")
         name = labels[0] if labels else "label"
-        return (Task(name, name),)
-    made = tuple(_task(name, task, labels) for name, task in job.tasks.items())
+        return (_named(Task(name, name)),)
+    made = tuple(_named(_task(name, task, labels)) for name, task in job.tasks.items())
     unused = [label for label in labels if all(label != task.label for task in made)]
     if unused:
         raise InvalidArgument(f"data.columns.labels.{unused[0]}: has no effect, as no task has this label; remove it")
@@ -74,6 +76,13 @@ def tasks_of_job(job: JobConfig) -> tuple[Task, ...]:
                 "bce, mse"
             )
     return made
+
+
+def _named(task: Task) -> Task:
+    """Returns the task, whose name is the first part of the names of its metrics."""
+    if not _NAME.fullmatch(task.name):
+        raise not_allowed("tasks", task.name, "names of letters, digits, _ and -, at most 64; a label needs a task")
+    return task
 
 
 def _task(name: str, config: TaskConfig, labels: tuple[str, ...]) -> Task:

@@ -24,6 +24,7 @@ from sparserow.proto.config.tasks_config import Task
 from sparserow.worker.data import Batch, ReadOptions
 from sparserow.worker.data.sources import feature_spec, fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
+from sparserow.worker.metrics.grouped import GroupedScores
 from sparserow.worker.training.build_model import build_model, check_data
 from sparserow.worker.training.job_tables import JobTables
 from sparserow.worker.training.local_backend import LocalBackend
@@ -45,6 +46,7 @@ data:
   columns:
     labels: {click: {}, sold: {column: sale, values: {"no": 0, "yes": 1}}}
     sample_weight: weight
+    group: user
 features:
   age: {kind: dense, scale: standardize}
   item: {kind: id, modulo: 200, table: items}
@@ -84,6 +86,7 @@ def sales(rows: int, seed: int) -> pa.Table:
             "click": clicks.astype(np.int8),
             "sale": np.where(clicks & (draw.random(rows) < 0.5), "yes", "no"),
             "weight": draw.integers(1, 3, rows).astype(np.float32),
+            "user": draw.integers(0, 40, rows),
             "age": draw.integers(10, 80, rows),
             "item": items,
             "history": pa.array(histories, pa.list_(pa.int64())),
@@ -185,7 +188,10 @@ def test_it_trains_as_in_plain_torch_and_is_served(folder: Path, launcher: Launc
     metrics = figures["history"][-1]["metrics"]
     assert metrics["click.auc"] == figures["test_auc"] > 0.6
     assert metrics["sale.auc"] > 0.5
-    assert set(metrics) == {"click.auc", "click.log_loss", "sale.auc", "sale.log_loss"}
+    names = ("auc", "log_loss", "normalized_entropy", "calibration", "gauc")
+    assert {name for name in metrics if "[" not in name} == {
+        f"{task}.{name}" for task in ("click", "sale") for name in names
+    }
     assert figures["rows"] == len(items) + BRANDS, "tied layers have one table"
     test = pa.parquet.read_table(folder / "test.parquet")
     with (
@@ -197,7 +203,11 @@ def test_it_trains_as_in_plain_torch_and_is_served(folder: Path, launcher: Launc
         out = served.predict(test).output
         one = served.predict(test.slice(7, 1)).output
     labels = test["click"].to_numpy()
-    assert auc(out["click"].numpy(), labels) == pytest.approx(figures["test_auc"], abs=1e-9)
+    assert auc(out["click"].numpy(), labels) == pytest.approx(figures["test_auc"], abs=1e-6)
+    groups = GroupedScores()
+    groups.add(test["user"].to_numpy(), out["click"].numpy(), labels)
+    assert groups.sums().gauc == pytest.approx(metrics["click.gauc"], abs=1e-6)
+    assert "test click.auc" in run.out
     torch.testing.assert_close(one["sale"], out["sale"][7:8], atol=1e-5, rtol=0)
 
 
@@ -236,6 +246,12 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets:
         (["features.weight={kind: dense}"], "features.weight: reads 'weight', which is data.columns.sample_weight"),
         (["tasks={click: {}}"], "data.columns.labels.sold: has no effect, as no task has this label"),
         (["tasks.sale.label=sole"], "tasks.sale.label: there is no label 'sole'; allowed: click, sold"),
+        (
+            ["tasks={a.b: {label: click}, sale: {label: sold}}"],
+            "tasks: 'a.b' is not allowed; allowed: names of letters",
+        ),
+        (["metrics.at=[5]"], "metrics.at: has no effect without a task over candidates"),
+        (["metrics.max_groups=5", "data.columns.group=null"], "metrics.max_groups: has no effect without data.columns"),
         (["tasks={}"], "tasks: are needed, as data.columns.labels has several"),
         (["model={kind: dlrm}"], "features.item.table: is not possible, as each feature of model.kind dlrm"),
         (["tables.brand={weights: a.parquet}"], "tables.brand: weights: has no effect without frozen"),
@@ -284,6 +300,15 @@ def test_outputs_and_labels_that_do_not_fit_are_named() -> None:
         outputs.check(batch)
 
 
+def test_too_many_groups_end_an_evaluation(folder: Path) -> None:
+    sets = ["model.backend=local", "train.prefetch=0", "train.workers=1", "tables={}", "model.args.record=''"]
+    job = load_config(JobConfig, folder / "job.yaml", [*sets, "metrics.max_groups=39"])
+    backend = LocalBackend(job.train, job.model.min_rows)
+    trainer = Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence())
+    with pytest.raises(sr.InvalidArgument, match=r"metrics\.max_groups: 40 groups of data\.columns\.group"):
+        trainer.run()
+
+
 def test_frozen_rows_that_are_not_there_end_the_job(folder: Path, launcher: Launcher) -> None:
     sets = ["--set", f"tables.brand.weights={folder}/none.parquet", "--set", "train.workers=1"]
     run = launcher.start("train", str(folder / "job.yaml"), *sets)
@@ -307,7 +332,7 @@ def test_a_dry_run_names_each_tensor_and_table(folder: Path, launcher: Launcher,
 
 def test_the_job_of_the_page_passes_its_dry_run_in_its_own_folder(folder: Path, tmp_path: Path) -> None:
     blocks = {block.language: block.text for block in reversed(doc_blocks()) if block.page == "docs/own-models.md"}
-    data = sales(500, 3).rename_columns(["click", "sold", "weight", "age", "item", "history", "brand"])
+    data = sales(500, 3).rename_columns(["click", "sold", "weight", "user", "age", "item", "history", "brand"])
     pa.parquet.write_table(data, tmp_path / "sales.parquet")
     (tmp_path / "shop.py").write_text(blocks["python"])
     text = re.sub(r"s3://bucket/sales/\w+", str(tmp_path / "sales.parquet"), blocks["yaml"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...proto.errors import InvalidArgument
 from ...proto.features.document import files_of
+from .by_position import by_position
 from .program_export import ProgramSource
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ def featured_source(
     """
     arguments = arguments_of(model, tuple(feature.name for feature in features.set.features))
     tensors = features(example)
-    source = ProgramSource(model, tuple(tensors[name] for name in arguments), shapes_of(arguments, tensors))
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(model.forward).parameters.values())
+    exported = by_position(model, arguments) if takes_any else model
+    source = ProgramSource(exported, tuple(tensors[name] for name in arguments), shapes_of(arguments, tensors))
     return source, files_of(features.set, arguments)
 
 
 def arguments_of(model: torch.nn.Module, features: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of the arguments of a model's forward, in order.
+    """Returns the names of the arguments of a model's forward, in order; one with ``**tensors`` takes all features.
 
     Args:
         model: the model.
@@ -48,6 +51,9 @@ def arguments_of(model: torch.nn.Module, features: tuple[str, ...]) -> tuple[str
     """
     arguments = []
     for name, parameter in inspect.signature(model.forward).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments += [feature for feature in features if feature not in arguments]
+            continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise InvalidArgument(f"publish.features: forward has {parameter}; allowed: an argument for each feature")
         if name in features:

@@ -1,24 +1,27 @@
-"""Computes exact metrics of a model on a whole test set, over all workers."""
+"""Computes the metrics of a model on a whole test set, over all workers, in memory that is bounded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..data import ClickReader, StepBatch
-from ..metrics.binary import auc, log_loss
+from ...proto.config.metrics_config import MetricsConfig
+from ...proto.config.tasks_config import Task
+from ...proto.errors import InvalidArgument
+from ..data import Batch, ClickReader, NamedPart, StepBatch
+from ..metrics.grouped import GroupedScores
 from ..metrics.losses import LOSSES
+from ..metrics.task_metrics import BinaryMetrics, ErrorMetrics, RankMetrics
 from .process_group import WorkerGroup
 from .task_outputs import TaskOutputs
 
-# The outputs and the labels of a task, each (n) float32.
-Scores = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+TaskMetrics: TypeAlias = BinaryMetrics | ErrorMetrics | RankMetrics
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,12 @@ class Evaluation:
     """The metrics of one pass over the test files.
 
     Attributes:
-        auc: the exact area under the ROC curve of the first task with binary cross entropy, in which ties count half;
-            NaN when a class is absent, or no task has that loss.
+        auc: the area under the ROC curve of the first task with binary cross entropy, in which ties count half; NaN
+            when a class is absent, or no task has that loss.
         log_loss: the mean log loss of that task, in nats.
         samples: the number of samples.
-        metrics: the metrics of each task by ``TASK.METRIC``: ``auc`` and ``log_loss`` with binary cross entropy,
-            ``mse`` with squared error, and ``loss`` with another loss.
+        metrics: the metrics of each task by ``TASK.METRIC``; see worker/metrics/task_metrics.py. With a column of
+            groups, tasks with binary cross entropy have ``gauc`` too.
     """
 
     auc: float
@@ -45,26 +48,30 @@ def evaluate(
     reader: ClickReader,
     group: WorkerGroup,
     outputs: TaskOutputs,
+    config: MetricsConfig,
     placed: Callable[[StepBatch], StepBatch] = lambda batch: batch,
     *,
     forwards_meet: bool = False,
 ) -> Evaluation:
     """Scores every sample once; all ranks get the same result.
 
-    The outputs of a task are gathered on rank 0, 8 bytes a sample. The model is in eval mode meanwhile, so distributed
-    tables are read without a clock. Its mode is restored.
+    The model is in eval mode meanwhile, so distributed tables are read without a clock. Its mode is restored.
 
     Args:
         model: the model.
         reader: the reader of this worker's share of the test files.
         group: this worker and its peers; every rank calls this function.
         outputs: the tasks of the model.
+        config: what is measured.
         placed: gives a batch on the model's device.
         forwards_meet: whether a forward has collective calls, so that each rank makes equally many.
+
+    Raises:
+        InvalidArgument: an output does not fit its task, a label is no candidate, or there are too many groups.
     """
     was_training = model.training
     model.eval()
-    scores = _Scores(outputs)
+    scores = _Scores(outputs, config)
     try:
         with torch.no_grad():
             for batch in reader:
@@ -79,44 +86,65 @@ def evaluate(
 
 
 class _Scores:
-    """The outputs and labels of this rank's samples by task; sums of losses where a task has no output a sample."""
+    """The metrics of this rank's samples by task."""
 
-    def __init__(self, outputs: TaskOutputs) -> None:
-        self._outputs = outputs
-        empty = np.empty(0, np.float32)
-        self._parts: dict[str, list[Scores]] = {task.name: [(empty, empty)] for task in outputs.tasks}
-        self._losses: dict[str, float] = {task.name: 0.0 for task in outputs.tasks}
+    def __init__(self, outputs: TaskOutputs, config: MetricsConfig) -> None:
+        self._outputs, self._config = outputs, config
+        self._metrics: dict[str, TaskMetrics] = {task.name: _metrics_of(task, config) for task in outputs.tasks}
+        self._groups: dict[str, GroupedScores] = {}
         self._samples = 0
 
-    def add(self, outputs: Mapping[str, torch.Tensor], part: Any) -> None:
+    def add(self, outputs: Mapping[str, Tensor], part: Batch | NamedPart) -> None:
+        if not len(part):
+            return
         self._samples += len(part)
         for task in self._outputs.tasks:
-            labels = part.label(task.label)
-            if task.loss in ("bce", "mse"):
-                self._parts[task.name].append((outputs[task.name].cpu().numpy(), labels.cpu().numpy()))
-            elif len(part):
-                self._losses[task.name] += len(part) * float(LOSSES[task.loss](outputs[task.name], labels, None))
+            metrics, labels = self._metrics[task.name], part.label(task.label).cpu().numpy()
+            scores = outputs[task.name].cpu().numpy()
+            if not isinstance(metrics, RankMetrics):
+                metrics.add(scores, labels)
+                if task.loss == "bce" and part.groups is not None:
+                    groups = self._groups.setdefault(task.name, GroupedScores())
+                    groups.add(part.groups.cpu().numpy(), scores, labels)
+                continue
+            loss = len(part) * float(LOSSES[task.loss](outputs[task.name], part.label(task.label), None))
+            is_own = task.loss == "in_batch_softmax"
+            metrics.add(scores, np.arange(len(part)) if is_own else labels.astype(np.int64), loss)
 
     def evaluation(self, group: WorkerGroup) -> Evaluation:
         """Returns the metrics over all ranks, which all call it."""
-        metrics: dict[str, float] = {}
-        samples = group.total(self._samples)
+        found: dict[str, float] = {}
         for task in self._outputs.tasks:
-            if task.loss not in ("bce", "mse"):
-                total = sum(group.collect(self._losses[task.name]))
-                metrics[f"{task.name}.loss"] = total / samples if samples else float("nan")
-                continue
-            outputs, labels = (group.gather(np.concatenate(part)) for part in zip(*self._parts[task.name], strict=True))
-            if outputs is None or labels is None:
-                continue
-            if task.loss == "bce":
-                metrics[f"{task.name}.auc"] = auc(outputs, labels)
-                metrics[f"{task.name}.log_loss"] = log_loss(outputs, labels)
-            else:
-                error = np.square(outputs.astype(np.float64) - labels)
-                metrics[f"{task.name}.mse"] = float(error.mean()) if len(error) else float("nan")
-        metrics = group.share(metrics)
-        shown = self._outputs.shown
-        name = "" if shown is None else shown.name
-        nan = float("nan")
-        return Evaluation(metrics.get(f"{name}.auc", nan), metrics.get(f"{name}.log_loss", nan), samples, metrics)
+            parts = group.to_rank(self._metrics[task.name], 0)
+            if parts is not None:
+                results = type(parts[0]).merged(parts).results()  # type: ignore[arg-type]
+                found.update({f"{task.name}.{name}": value for name, value in results.items()})
+        gauc = {f"{name}.gauc": self._gauc(group, scores) for name, scores in self._all_groups(group).items()}
+        metrics = {**group.share(found), **gauc}
+        name = "" if self._outputs.shown is None else self._outputs.shown.name
+        auc, log_loss = (metrics.get(f"{name}.{metric}", math.nan) for metric in ("auc", "log_loss"))
+        return Evaluation(auc, log_loss, group.total(self._samples), metrics)
+
+    def _all_groups(self, group: WorkerGroup) -> dict[str, GroupedScores]:
+        """Returns the scores by group of each task for which any rank has some."""
+        names = sorted({name for each in group.collect(list(self._groups)) for name in each})
+        return {name: self._groups.get(name, GroupedScores()) for name in names}
+
+    def _gauc(self, group: WorkerGroup, scores: GroupedScores) -> float:
+        world = 1 if group.is_alone else group.world
+        parts = group.exchange(scores.by_rank(world))
+        sums = group.collect(GroupedScores().sums(parts))
+        most = max(each.groups for each in sums)
+        if most > self._config.max_groups:
+            raise InvalidArgument(
+                f"metrics.max_groups: {most} groups of data.columns.group are on one worker; allowed: "
+                f"{self._config.max_groups}"
+            )
+        samples = sum(each.samples for each in sums)
+        return sum(each.weighted for each in sums) / samples if samples else math.nan
+
+
+def _metrics_of(task: Task, config: MetricsConfig) -> TaskMetrics:
+    if task.loss == "bce":
+        return BinaryMetrics()
+    return ErrorMetrics() if task.loss == "mse" else RankMetrics(config.at)

@@ -11,32 +11,11 @@ from torch import nn
 from ...proto.errors import InvalidArgument
 from ..data import Batch, StepBatch
 from ..metrics.losses import undo_downsampling_of_logits
+from ..publish.by_position import by_position
 from ..publish.featured_program import shapes_of
 from ..publish.program_export import ProgramSource
 
 _SAMPLES = 64  # of an example for a model whose lists have any length
-
-
-class ByPosition(nn.Module):
-    """Calls a model with keyword arguments, given its arguments by position, as a served program gets them.
-
-    Args:
-        model: the model.
-        names: the names of the arguments, in the order of the positions.
-    """
-
-    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
-        super().__init__()
-        self.model = model
-        named = tuple(names)
-
-        def forward(*tensors: Any) -> Any:
-            return self.model(**dict(zip(named, tensors, strict=True)))
-
-        # torch.export counts the arguments of a signature, and takes *tensors for one.
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in named])  # type: ignore[attr-defined]
-        self.forward = forward
 
 
 class CorrectedLogits(nn.Module):
@@ -76,14 +55,14 @@ def exported(model: nn.Module, batches: Iterable[StepBatch], *, negatives_keep: 
     for batch in batches:
         if isinstance(batch, Batch):
             if len(batch) >= 2:
-                source = ByPosition(model, names) if negatives_keep < 1 else model
+                source = by_position(model, names) if negatives_keep < 1 else model
                 return ProgramSource(source, (batch.dense[:2], batch.sparse[:2]))
             continue
         example = batch.example(_SAMPLES) or batch.example(len(batch))
         if example is not None:
             names = tuple(example.tensors)
             arguments = tuple(example.tensors[name] for name in names)
-            return ProgramSource(ByPosition(model, names), arguments, shapes_of(names, example.tensors))
+            return ProgramSource(by_position(model, names), arguments, shapes_of(names, example.tensors))
     raise InvalidArgument(
         "publish: the test files have too few good samples for an example: 2 samples of one batch, with 2 keys of each "
         "list feature, are needed"

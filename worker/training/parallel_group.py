@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch.distributed as dist
 
 from ...proto.config.parallel_config import ParallelConfig, check_ranks
@@ -62,11 +60,11 @@ class ParallelGroup(WorkerGroup):
         shared: Value = box[0]
         return shared
 
-    def gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """Returns all workers' arrays, joined along axis 0 in rank order, on worker 0; None on other workers."""
-        parts: list[Any] | None = [None] * self.world if self.rank == 0 else None
-        dist.gather_object(values, parts, dst=dist.get_global_rank(self.peers, 0), group=self.peers)
-        return None if parts is None else np.concatenate(parts)
+    def to_rank(self, value: Value, rank: int) -> list[Value] | None:
+        """Returns every worker's value, in rank order, on one worker; None on other workers."""
+        parts: list[Any] | None = [None] * self.world if self.rank == rank else None
+        dist.gather_object(value, parts, dst=dist.get_global_rank(self.peers, rank), group=self.peers)
+        return parts
 
     def collect(self, value: Value) -> list[Value]:
         """Returns every worker's value, in rank order, on every process."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -61,13 +59,26 @@ class WorkerGroup:
         shared: Value = box[0]
         return shared
 
-    def gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """Returns all ranks' arrays, joined along axis 0 in rank order, on rank 0; None on other ranks."""
+    def to_rank(self, value: Value, rank: int) -> list[Value] | None:
+        """Returns every rank's value, in rank order, on one rank; None on other ranks."""
         if self.is_alone:
-            return values
-        parts: list[Any] | None = [None] * self.world if self.rank == 0 else None
-        dist.gather_object(values, parts, dst=0)
-        return None if parts is None else np.concatenate(parts)
+            return [value]
+        parts: list[Any] | None = [None] * self.world if self.rank == rank else None
+        dist.gather_object(value, parts, dst=rank)
+        return parts
+
+    def exchange(self, values: Sequence[Value]) -> list[Value]:
+        """Returns what every rank has for this one, in rank order.
+
+        Args:
+            values: a value for each rank; alone, the one for this worker.
+        """
+        if self.is_alone:
+            return list(values)
+        mine: list[Value] = []
+        for rank, value in enumerate(values):
+            mine = self.to_rank(value, rank) or mine
+        return mine
 
     def collect(self, value: Value) -> list[Value]:
         """Returns every rank's value, in rank order, on every rank."""

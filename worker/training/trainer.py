@@ -52,21 +52,21 @@ class _Recent:
     """The loss and the AUC over about the last 20,000 samples of this rank."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]] = deque()
+        self._parts: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float, int]] = deque()
         self._samples = 0
 
-    def add(self, logits: torch.Tensor, labels: torch.Tensor, loss: float) -> None:
-        self._parts.append((logits.numpy(), labels.numpy(), loss))
-        self._samples += len(labels)
-        while self._samples - len(self._parts[0][1]) >= _OBSERVED_SAMPLES:
-            self._samples -= len(self._parts.popleft()[1])
+    def add(self, result: StepResult, samples: int) -> None:
+        self._parts.append((result.logits.numpy(), result.labels.numpy(), result.loss, samples))
+        self._samples += samples
+        while self._samples - self._parts[0][3] >= _OBSERVED_SAMPLES:
+            self._samples -= self._parts.popleft()[3]
 
     def figures(self) -> tuple[float, float]:
         """Returns (loss, AUC); both are NaN before the first sample."""
-        if not self._parts:
+        if not self._samples:
             return float("nan"), float("nan")
-        logits, labels, losses = zip(*self._parts, strict=True)
-        mean = float(np.average(losses, weights=[len(part) for part in labels]))
+        logits, labels, losses, samples = zip(*self._parts, strict=True)
+        mean = float(np.average(losses, weights=samples))
         return mean, auc(np.concatenate(logits), np.concatenate(labels))
 
 
@@ -352,7 +352,7 @@ class Trainer:
             if result.is_taken:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)
-                recent.add(result.logits, result.labels, result.loss)
+                recent.add(result, len(batch))
             now = time.perf_counter()
             progress.seconds = seconds_before + now - began
             if self._checkpoints is not None:
@@ -419,6 +419,7 @@ class Trainer:
             self._test_reader,
             self._group,
             self._outputs,
+            self._job.metrics,
             self._placed,
             forwards_meet=self._backend.forwards_meet,
         )

@@ -1,0 +1,168 @@
+"""The metrics of one task over many samples: what is added up on each rank, and what comes of the sums of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .score_counts import ScoreCounts
+
+_BUCKETS = 10
+
+
+class BinaryMetrics:
+    """The metrics of logits and labels in [0, 1], in memory that does not depend on the number of samples.
+
+    ``auc``; ``log_loss`` in nats; ``normalized_entropy``, the log loss by that of the labels' mean (He et al. 2014);
+    ``calibration``, the sum of predictions by that of labels; ``calibration[a,b)``, the same for samples whose
+    prediction is in a tenth of [0, 1].
+    """
+
+    def __init__(self) -> None:
+        self._counts = ScoreCounts()
+        self._samples = 0
+        self._loss = 0.0
+        self._predicted = np.zeros(_BUCKETS)
+        self._labelled = np.zeros(_BUCKETS)
+
+    def add(self, logits: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> None:
+        """Adds samples.
+
+        Args:
+            logits: the logits, (n).
+            labels: the labels, (n), in [0, 1].
+        """
+        x, y = logits.astype(np.float64), labels.astype(np.float64)
+        self._counts.add(logits, labels)
+        self._samples += len(x)
+        small = np.exp(-np.abs(x))
+        self._loss += float((np.maximum(x, 0) - x * y + np.log1p(small)).sum())
+        predicted = np.where(x >= 0, 1.0, small) / (1.0 + small)
+        is_number = ~np.isnan(predicted)
+        bucket = np.minimum((predicted[is_number] * _BUCKETS).astype(np.int64), _BUCKETS - 1)
+        self._predicted += np.bincount(bucket, predicted[is_number], _BUCKETS)
+        self._labelled += np.bincount(bucket, y[is_number], _BUCKETS)
+
+    @staticmethod
+    def merged(parts: Sequence[BinaryMetrics]) -> BinaryMetrics:
+        """Returns the metrics of several together; there is at least one, and they may be changed."""
+        whole = BinaryMetrics()
+        whole._counts = ScoreCounts.merged([part._counts for part in parts])
+        whole._samples = sum(part._samples for part in parts)
+        whole._loss = sum(part._loss for part in parts)
+        whole._predicted = np.sum([part._predicted for part in parts], axis=0)
+        whole._labelled = np.sum([part._labelled for part in parts], axis=0)
+        return whole
+
+    def results(self) -> dict[str, float]:
+        """Returns the metrics by name; ``auc_error`` is there where the AUC is not exact, and bounds its error."""
+        if not self._samples:
+            return dict.fromkeys(("auc", "log_loss", "normalized_entropy", "calibration"), math.nan)
+        auc = self._counts.auc()
+        loss, rate = self._loss / self._samples, float(self._labelled.sum()) / self._samples
+        entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate)) if 0 < rate < 1 else math.nan
+        found = {
+            "auc": auc.value,
+            "log_loss": loss,
+            "normalized_entropy": loss / entropy,
+            "calibration": _ratio(self._predicted.sum(), self._labelled.sum()),
+        }
+        if auc.error > 0:
+            found["auc_error"] = auc.error
+        for number, (predicted, labelled) in enumerate(zip(self._predicted, self._labelled, strict=True)):
+            if predicted > 0 and labelled > 0:
+                found[f"calibration[{number / _BUCKETS:g},{(number + 1) / _BUCKETS:g})"] = _ratio(predicted, labelled)
+        return found
+
+
+@dataclass
+class ErrorMetrics:
+    """The metrics of numbers: ``mse``, the mean squared error, and ``mae``, the mean absolute error."""
+
+    samples: int = 0
+    squares: float = 0.0
+    absolutes: float = 0.0
+
+    def add(self, outputs: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> None:
+        """Adds samples: their outputs (n) and labels (n)."""
+        errors = outputs.astype(np.float64) - labels
+        self.samples += len(errors)
+        self.squares += float(np.square(errors).sum())
+        self.absolutes += float(np.abs(errors).sum())
+
+    @staticmethod
+    def merged(parts: Sequence[ErrorMetrics]) -> ErrorMetrics:
+        """Returns the metrics of several together."""
+        return ErrorMetrics(
+            sum(part.samples for part in parts),
+            sum(part.squares for part in parts),
+            sum(part.absolutes for part in parts),
+        )
+
+    def results(self) -> dict[str, float]:
+        """Returns the metrics by name."""
+        return {"mse": _ratio(self.squares, self.samples), "mae": _ratio(self.absolutes, self.samples)}
+
+
+@dataclass
+class RankMetrics:
+    """The metrics of candidates by the rank r of the positive among them, from 1; a tie counts against it.
+
+    ``loss``; ``mrr``, the mean of 1 / r; and for each k ``hit_rate@k``, the share with r <= k, which with one positive
+    is ``recall@k``; and ``ndcg@k``, the mean of 1 / log2(r + 1) where r <= k (Järvelin & Kekäläinen 2002).
+    """
+
+    at: tuple[int, ...] = (10,)
+    samples: int = 0
+    loss: float = 0.0
+    reciprocals: float = 0.0
+    hits: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    gains: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if not len(self.hits):
+            self.hits, self.gains = np.zeros(len(self.at)), np.zeros(len(self.at))
+
+    def add(self, scores: npt.NDArray[np.float32], positives: npt.NDArray[np.int64], loss: float) -> None:
+        """Adds samples.
+
+        Args:
+            scores: the scores of the candidates, (n, C).
+            positives: the number of each sample's positive, (n).
+            loss: the sum of the samples' losses.
+        """
+        own = np.take_along_axis(scores, positives[:, None], axis=1)
+        ranks = (scores >= own).sum(axis=1).astype(np.float64)
+        self.samples += len(ranks)
+        self.loss += loss
+        self.reciprocals += float((1 / ranks).sum())
+        for index, k in enumerate(self.at):
+            self.hits[index] += (ranks <= k).sum()
+            self.gains[index] += (1 / np.log2(ranks[ranks <= k] + 1)).sum()
+
+    @staticmethod
+    def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
+        """Returns the metrics of several together; they have the same ``at``."""
+        return RankMetrics(
+            parts[0].at,
+            sum(part.samples for part in parts),
+            sum(part.loss for part in parts),
+            sum(part.reciprocals for part in parts),
+            np.sum([part.hits for part in parts], axis=0),
+            np.sum([part.gains for part in parts], axis=0),
+        )
+
+    def results(self) -> dict[str, float]:
+        """Returns the metrics by name."""
+        found = {"loss": _ratio(self.loss, self.samples), "mrr": _ratio(self.reciprocals, self.samples)}
+        for k, hits, gains in zip(self.at, self.hits, self.gains, strict=True):
+            found[f"hit_rate@{k}"], found[f"ndcg@{k}"] = _ratio(hits, self.samples), _ratio(gains, self.samples)
+        return found
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole else math.nan
