@@ -31,6 +31,11 @@ class TaskConfig(StrictModel):
         "positive is the label. in_batch_softmax: of a matrix of scores, whose diagonal has the positives.",
     )
     weight: float = Field(1.0, gt=0, le=1e6, description="Factor of the loss in the sum of all tasks.")
+    item: Annotated[str | None, Field(min_length=1)] = Field(
+        None,
+        description="Feature with the key of a sample's item, for in_batch_softmax: the loss corrects for how often an "
+        "item is in a batch (logQ), and samples of one item are no negatives of each other; null: neither.",
+    )
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,14 @@ class Task:
         label: the name of the label.
         loss: the name of the loss.
         weight: the factor of the loss.
+        item: the feature with the key of a sample's item; None: the loss does not ask for it.
     """
 
     name: str
     label: str
     loss: LossName = "bce"
     weight: float = 1.0
+    item: str | None = None
 
 
 def tasks_of_job(job: JobConfig) -> tuple[Task, ...]:
@@ -94,4 +101,6 @@ def _task(name: str, config: TaskConfig, labels: tuple[str, ...]) -> Task:
         )
     if labels and label not in labels:
         raise InvalidArgument(f"tasks.{name}.label: there is no label {label!r}; allowed: {', '.join(labels)}")
-    return Task(name, label, config.loss, config.weight)
+    if config.item is not None and config.loss != "in_batch_softmax":
+        raise InvalidArgument(f"tasks.{name}.item: has no effect with loss {config.loss}; remove it")
+    return Task(name, label, config.loss, config.weight, config.item)

@@ -20,7 +20,6 @@ from doc_blocks import doc_blocks
 from own_models import Shop
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from sparserow.proto.config.tasks_config import Task
 from sparserow.worker.data import Batch, ReadOptions
 from sparserow.worker.data.sources import feature_spec, fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
@@ -29,7 +28,6 @@ from sparserow.worker.training.build_model import build_model, check_data
 from sparserow.worker.training.job_tables import JobTables
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup
-from sparserow.worker.training.task_outputs import TaskOutputs
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence
 from sparserow_process import Launcher
@@ -230,6 +228,7 @@ def test_a_local_backend_trains_the_same_class(folder: Path) -> None:
         (["model.args={items: 200}"], "model.args.brands: is missing, and own_models:Shop has no default for it"),
         (["features.brnd={kind: id, column: brand}", "features.brand.column=age"], "does not take the feature 'brnd'"),
         (["features={item: {kind: id}, age: {kind: dense}}"], "takes 'history', which is no feature"),
+        (["tasks.sale={label: sold, loss: in_batch_softmax, item: age}"], "tasks.sale.item: 'age' is not allowed"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets: list[str], message: str) -> None:
@@ -252,6 +251,7 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets:
         ),
         (["metrics.at=[5]"], "metrics.at: has no effect without a task over candidates"),
         (["metrics.max_groups=5", "data.columns.group=null"], "metrics.max_groups: has no effect without data.columns"),
+        (["tasks.sale.item=item"], "tasks.sale.item: has no effect with loss bce"),
         (["tasks={}"], "tasks: are needed, as data.columns.labels has several"),
         (["model={kind: dlrm}"], "features.item.table: is not possible, as each feature of model.kind dlrm"),
         (["tables.brand={weights: a.parquet}"], "tables.brand: weights: has no effect without frozen"),
@@ -281,23 +281,6 @@ def test_tables_that_do_not_fit_are_refused_before_training(folder: Path, sets: 
     spec = feature_spec(job.data)
     with pytest.raises(sr.InvalidArgument, match=message), sr.deferred(min_rows=job.model.min_rows):
         JobTables(job, build_model(job.model, spec, sparse=False))
-
-
-def test_outputs_and_labels_that_do_not_fit_are_named() -> None:
-    outputs = TaskOutputs([Task("click", "click"), Task("rank", "rank", "softmax")])
-    good = {"click": torch.zeros(3), "rank": torch.zeros(3, 2)}
-    assert set(outputs.of(good, 3)) == {"click", "rank"}
-    for out, message in (
-        (torch.zeros(3), "forward returned Tensor; allowed: a mapping of a tensor for each of click, rank"),
-        ({"click": torch.zeros(3)}, "outputs for click; the tasks are click, rank"),
-        (good | {"click": torch.zeros(3, 1)}, r"tasks.click: forward returned \(3, 1\) for 3 samples; .* bce: \(B\)"),
-        (good | {"rank": torch.zeros(3)}, r"tasks.rank: forward returned \(3,\) for 3 samples; .*softmax: \(B, C\)"),
-    ):
-        with pytest.raises(sr.InvalidArgument, match=message):
-            outputs.of(out, 3)
-    batch = Batch(torch.zeros(3, 0), torch.zeros(3, 0, dtype=torch.int64), torch.tensor([0.0, 1.0, 2.0]))
-    with pytest.raises(sr.InvalidArgument, match=r"tasks\.click: labels: 2\.0 of sample 2 is not allowed by bce"):
-        outputs.check(batch)
 
 
 def test_too_many_groups_end_an_evaluation(folder: Path) -> None:

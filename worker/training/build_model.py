@@ -6,7 +6,7 @@ from torch import nn
 
 from ...proto.config.job import JobConfig
 from ...proto.config.model_config import DeepFmConfig, DlrmConfig, ModelConfig, OwnModelConfig
-from ...proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument, not_allowed
 from ..data import FeatureSpec
 from ..data.sources import check_files, feature_spec
 from ..models import DLRM, DeepFM
@@ -25,6 +25,11 @@ def check_data(job: JobConfig) -> None:
     if isinstance(model, OwnModelConfig):
         own_model.check_arguments(model, own_model.class_of(model))
         input_names(model, spec)
+        for task in job.all_tasks:
+            if task.item is not None and task.item not in spec.sparse_names:
+                raise not_allowed(
+                    f"tasks.{task.name}.item", task.item, f"a feature of keys: {', '.join(spec.sparse_names)}"
+                )
     else:
         table_rows(model, spec)
 

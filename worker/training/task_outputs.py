@@ -10,7 +10,8 @@ from torch import Tensor
 from ...proto.config.tasks_config import Task
 from ...proto.errors import InvalidArgument
 from ..data import Batch, NamedPart
-from ..metrics.losses import LOSSES, check_labels, undo_downsampling_of_logits
+from ..metrics.item_frequency import ItemFrequency
+from ..metrics.losses import LOSSES, check_labels, in_batch_softmax, undo_downsampling_of_logits
 
 _DIMS = {"bce": (1, "(B)"), "mse": (1, "(B)")}
 _MATRIX = (2, "(B, C)")
@@ -32,6 +33,7 @@ class TaskOutputs:
     def __init__(self, tasks: Sequence[Task], negatives_keep: float = 1.0) -> None:
         self.tasks = tuple(tasks)
         self._keep = negatives_keep
+        self._frequencies = {task.name: ItemFrequency() for task in self.tasks if task.item is not None}
         self.shown = next((task for task in self.tasks if task.loss == "bce"), None)
 
     def of(self, out: Any, samples: int) -> dict[str, Tensor]:
@@ -74,12 +76,26 @@ class TaskOutputs:
         """
         if not len(part):
             return sum_of([output.sum() for output in outputs.values()])
-        return sum_of(
-            [
-                task.weight * LOSSES[task.loss](outputs[task.name], part.label(task.label), part.weights)
-                for task in self.tasks
-            ]
-        )
+        return sum_of([task.weight * self._loss_of(task, outputs[task.name], part) for task in self.tasks])
+
+    def _loss_of(self, task: Task, output: Tensor, part: Batch | NamedPart) -> Tensor:
+        labels = part.label(task.label)
+        _check_candidates(task, output, part)
+        if task.item is None:
+            return LOSSES[task.loss](output, labels, part.weights)
+        keys = part.tensors[task.item]
+        assert isinstance(keys, Tensor)
+        logq = self._frequencies[task.name].update(keys)
+        return in_batch_softmax(output, labels, part.weights, logq=logq, items=keys)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how often this worker saw the items of each task that counts them, for a checkpoint."""
+        return {name: frequency.state_dict() for name, frequency in self._frequencies.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a result of :meth:`state_dict`; a task that is not there begins without counts."""
+        for name in self._frequencies.keys() & state.keys():
+            self._frequencies[name].load_state_dict(state[name])
 
     def check(self, batch: Batch) -> None:
         """Checks the labels of a batch on the host, before the losses read them.
@@ -100,6 +116,15 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total = total + tensor
     return total
+
+
+def _check_candidates(task: Task, output: Tensor, part: Batch | NamedPart) -> None:
+    """Checks that labels are candidates; on a device torch does it, as a look at them would wait for it."""
+    if task.loss in ("softmax", "bpr") and output.device.type == "cpu":
+        try:
+            check_labels(task.loss, part.label(task.label), candidates=output.shape[1])
+        except ValueError as error:
+            raise InvalidArgument(f"tasks.{task.name}: {error}") from None
 
 
 def _checked(task: Task, output: Any, samples: int) -> Tensor:

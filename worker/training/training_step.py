@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -87,13 +87,15 @@ class TrainingStep:
         self.number = 0
         self._samples = 0
 
-    def state_dict(self) -> dict[str, int]:
-        """Returns the counts of steps and samples."""
-        return {"number": self.number, "refused": self.refused, "samples": self._samples}
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counts of steps and samples, and of the items of tasks that count them."""
+        counts = {"number": self.number, "refused": self.refused, "samples": self._samples}
+        return {**counts, "items": self._outputs.state_dict()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues the counts from a result of :meth:`state_dict`."""
         self.number, self.refused, self._samples = state["number"], state["refused"], state["samples"]
+        self._outputs.load_state_dict(state.get("items", {}))
 
     def run(self, batch: StepBatch) -> StepResult:
         """Runs one step over a batch of up to ``batch_size * accumulate`` samples.
