@@ -21,7 +21,7 @@ from ..proto.errors import SparserowError
 # The order is that of the help text.
 COMMANDS: tuple[str, ...] = (
     *("demo", "train", "up", "status", "top", "doctor", "plan", "table", "namespace", "checkpoint", "inspect"),
-    *("publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "probe", "predict"),
+    *("report", "publish", "list", "alias", "rollback", "prune", "serve", "query", "row", "probe", "predict"),
     *("bench", "security", "coordinator", "ps", "gateway"),
 )
 

@@ -56,6 +56,9 @@ class TrainingDisplay:
         rate = self._clock.rate(epoch, samples)
         self._show(epoch, done, f"{rate:,.0f} samples/s{self._whose}  loss {loss:.4f}  AUC {auc:.4f}")
 
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+        """Shows nothing: the bar has the metrics of recent samples."""
+
     def evaluating(self, epoch: int) -> None:
         """Shows that the epoch is being evaluated."""
         self._show(epoch, None, "evaluating")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -37,6 +37,10 @@ class TrainingMetrics(Collector):
         """Keeps and forwards the progress; see :class:`Observer`."""
         self._epoch, self._samples, self._loss, self._auc = epoch, samples, loss, auc
         self._observer.batch(epoch=epoch, done=done, samples=samples, loss=loss, auc=auc)
+
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+        """Forwards the metrics of a window; see :class:`Observer`."""
+        self._observer.window(epoch, samples, metrics)
 
     def evaluating(self, epoch: int) -> None:
         """Forwards the start of an evaluation; see :class:`Observer`."""

@@ -67,13 +67,17 @@ def run_worker(
     from ...worker.training.parallel_group import ParallelGroup, in_groups
     from ...worker.training.run_identity import RunIdentity
     from ...worker.training.trainer import Trainer
+    from .run_log import RunLog
     from .training_metrics import TrainingMetrics
 
     identity = identity or RunIdentity.new(resume=resume)
     process, group = group.rank, in_groups(job.train.parallel, group)
     _check_folders(job, group, identity)
     torch.set_num_threads(job.train.threads or max(1, (os.cpu_count() or 1) // local_world))
-    watcher: Observer = observer if group.is_first else Silence()
+    watched = contextlib.ExitStack()
+    watcher: Observer = Silence()
+    if group.is_first:
+        watcher = watched.enter_context(RunLog(job, observer)) if _is_written(job) else observer
     metrics = TrainingMetrics(group.rank, watcher)
     trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
 
@@ -99,7 +103,7 @@ def run_worker(
     if job.model.backend == "local":
         from ...worker.training.local_backend import LocalBackend
 
-        with serve_metrics(metrics, host=host, port=port):
+        with watched, serve_metrics(metrics, host=host, port=port):
             return train_with(LocalBackend(job.train, job.model.min_rows, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster; no coordinator was given")
@@ -122,6 +126,7 @@ def run_worker(
     if isinstance(group, ParallelGroup):
         place = {"mesh": group.mesh}
     with (
+        watched,
         serve_metrics(metrics, host=host, port=port),
         telemetry_from_environment("trainer") or contextlib.nullcontext() as telemetry,
         connect(
@@ -147,6 +152,10 @@ def run_worker(
 
             record_otel(session, telemetry.tracer)
         return train_with(backend)
+
+
+def _is_written(job: JobConfig) -> bool:
+    return job.metrics.file is not None or job.metrics.tensorboard is not None
 
 
 def _with_places(

@@ -6,11 +6,35 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, not_allowed
 from .config import FromList, StrictModel
 
 if TYPE_CHECKING:
     from .job import JobConfig
+
+
+_JUDGED = (*("auc", "gauc", "log_loss", "normalized_entropy", "mse", "mae", "loss", "mrr", "hit_rate@K", "ndcg@K"),)
+
+
+class ProgressiveConfig(StrictModel):
+    """Metrics of training samples, each predicted before it is trained on."""
+
+    window: int = Field(
+        100_000, ge=1, le=2**40, description="Samples of all workers in a window, rounded up to whole steps."
+    )
+
+
+class StopConfig(StrictModel):
+    """When a job ends before its last epoch."""
+
+    metric: str = Field(min_length=1, description="Metric of the test files, as TASK.METRIC, such as click.auc.")
+    after: int = Field(1, ge=1, le=10_000, description="Epochs without a better value after which the job ends.")
+    least_gain: float = Field(0.0, ge=0, le=1e6, description="Change from which on a value is better.")
+
+    @property
+    def is_better_higher(self) -> bool:
+        """Whether a higher value of the metric is better."""
+        return self.metric.rpartition(".")[2].partition("@")[0] in ("auc", "gauc", "mrr", "hit_rate", "ndcg")
 
 
 class MetricsConfig(StrictModel):
@@ -25,6 +49,28 @@ class MetricsConfig(StrictModel):
         le=2**40,
         description="Most groups of data.columns.group on one worker; an evaluation with more is refused.",
     )
+    progressive: ProgressiveConfig | None = Field(
+        None,
+        description="Metrics of training samples before each is trained on, for metrics.file and metrics.tensorboard; "
+        "null: none.",
+        json_schema_extra={"allowed": "a section with window, {} for its default"},
+    )
+    stop: StopConfig | None = Field(
+        None,
+        description="Ends the job when a metric of the test files gets no better any more; null: at the last epoch.",
+        json_schema_extra={"allowed": "a section with metric"},
+    )
+    file: Annotated[str | None, Field(min_length=1)] = Field(
+        None,
+        description="File to which the first worker appends a JSON object a line: progress, windows, epochs; "
+        "sparserow report draws it. null: none.",
+        json_schema_extra={"allowed": "a path"},
+    )
+    tensorboard: Annotated[str | None, Field(min_length=1)] = Field(
+        None,
+        description="Folder of event files for TensorBoard, which the first worker writes; null: none.",
+        json_schema_extra={"allowed": "a path"},
+    )
 
 
 def check_metrics(job: JobConfig) -> None:
@@ -35,5 +81,18 @@ def check_metrics(job: JobConfig) -> None:
         raise InvalidArgument("metrics.at: has no effect without a task over candidates; remove it")
     if "max_groups" in given and (columns is None or columns.group is None):
         raise InvalidArgument("metrics.max_groups: has no effect without data.columns.group; remove it")
+    if job.metrics.progressive is not None:
+        if job.metrics.file is None and job.metrics.tensorboard is None:
+            raise InvalidArgument(
+                "metrics.progressive: has no effect without metrics.file or metrics.tensorboard; remove it"
+            )
+        if "bce" not in losses:
+            raise InvalidArgument("metrics.progressive: has no effect without a task with loss bce; remove it")
+    if job.metrics.stop is not None:
+        if job.train.dense == "ps":
+            raise InvalidArgument("metrics.stop: is not possible with train.dense ps, where workers do not meet")
+        name = job.metrics.stop.metric.rpartition(".")[2].partition("@")[0]
+        if name not in [judged.partition("@")[0] for judged in _JUDGED]:
+            raise not_allowed("metrics.stop.metric", job.metrics.stop.metric, f"TASK. and one of {', '.join(_JUDGED)}")
     if columns is not None and columns.group is not None and "bce" not in losses:
         raise InvalidArgument("data.columns.group: has no effect without a task with loss bce; remove it")

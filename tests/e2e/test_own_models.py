@@ -24,6 +24,7 @@ from sparserow.worker.data import Batch, ReadOptions
 from sparserow.worker.data.sources import feature_spec, fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
 from sparserow.worker.metrics.grouped import GroupedScores
+from sparserow.worker.metrics.task_metrics import BinaryMetrics
 from sparserow.worker.training.build_model import build_model, check_data
 from sparserow.worker.training.job_tables import JobTables
 from sparserow.worker.training.local_backend import LocalBackend
@@ -168,10 +169,31 @@ def local_logits(config: JobConfig) -> tuple[list[list[torch.Tensor]], set[int]]
     return [model.logits[rank::WORKERS] for rank in range(WORKERS)], items
 
 
+def check_what_was_written(folder: Path, logits: list[list[torch.Tensor]], config: JobConfig) -> None:
+    """The lines of the run: windows of both workers' samples, each predicted before it was trained on."""
+    lines = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
+    windows = [line for line in lines if line["kind"] == "window"]
+    assert [line["samples"] for line in windows] == [3008, 6016, BATCH * WORKERS * STEPS], "47 steps of 64 samples"
+    assert (lines[0]["kind"], lines[-1]["kind"]) == ("run", "epoch")
+    assert len(list((folder / "board").iterdir())) == 1
+    with_labels = BinaryMetrics()
+    fitted = fit_features(config.data)
+    for rank in range(WORKERS):
+        options = ReadOptions(BATCH, rank, WORKERS, shuffle=True, shuffle_rows=config.data.shuffle_rows, seed=0)
+        batches = open_reader(config.data, "train", fitted, options)
+        made = torch.cat(logits[rank]).view(-1, BATCH)
+        for step, batch in enumerate(batches):
+            if step < 47:
+                with_labels.add(made[step].numpy(), batch.label("click").numpy())
+    assert windows[0]["metrics"]["log_loss"] == pytest.approx(with_labels.results()["log_loss"], abs=1e-5)
+
+
 def test_it_trains_as_in_plain_torch_and_is_served(folder: Path, launcher: Launcher, tmp_path: Path) -> None:
     result, root = tmp_path / "result.json", str(tmp_path / "models")
     job = str(folder / "job.yaml")
-    run = launcher.start("train", job, "--set", f"publish={{root: {root}}}", "--json", str(result))
+    places = f"file: {tmp_path}/run.jsonl, tensorboard: {tmp_path}/board"
+    written = ["--set", f"metrics={{{places}, progressive: {{window: 3000}}}}"]
+    run = launcher.start("train", job, *written, "--set", f"publish={{root: {root}}}", "--json", str(result))
     assert run.popen.wait(300) == 0, run.err
     config = load_config(JobConfig, job)
     wanted, items = local_logits(config)
@@ -182,6 +204,7 @@ def test_it_trains_as_in_plain_torch_and_is_served(folder: Path, launcher: Launc
     for rank in range(WORKERS):
         for step in range(STEPS):
             torch.testing.assert_close(found[rank][step], wanted[rank][step], atol=1e-5, rtol=0, msg=f"{rank} {step}")
+    check_what_was_written(tmp_path, wanted, config)
     figures: dict[str, Any] = json.loads(result.read_text())
     metrics = figures["history"][-1]["metrics"]
     assert metrics["click.auc"] == figures["test_auc"] > 0.6
@@ -249,6 +272,8 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets:
             ["tasks={a.b: {label: click}, sale: {label: sold}}"],
             "tasks: 'a.b' is not allowed; allowed: names of letters",
         ),
+        (["metrics.progressive={}"], "metrics.progressive: has no effect without metrics.file"),
+        (["metrics.stop={metric: click.calibration}"], "metrics.stop.metric: 'click.calibration' is not allowed"),
         (["metrics.at=[5]"], "metrics.at: has no effect without a task over candidates"),
         (["metrics.max_groups=5", "data.columns.group=null"], "metrics.max_groups: has no effect without data.columns"),
         (["tasks.sale.item=item"], "tasks.sale.item: has no effect with loss bce"),
@@ -281,6 +306,19 @@ def test_tables_that_do_not_fit_are_refused_before_training(folder: Path, sets: 
     spec = feature_spec(job.data)
     with pytest.raises(sr.InvalidArgument, match=message), sr.deferred(min_rows=job.model.min_rows):
         JobTables(job, build_model(job.model, spec, sparse=False))
+
+
+@pytest.mark.parametrize("metric", ["click.auc", "click.log_loss"])
+def test_a_run_stops_when_its_metric_gets_no_better(folder: Path, metric: str) -> None:
+    sets = ["model.backend=local", "train.prefetch=0", "train.workers=1", "tables={}", "model.args.record=''"]
+    stop = f"metrics.stop={{metric: {metric}, after: 2, least_gain: 0.05}}"
+    job = load_config(JobConfig, folder / "job.yaml", [*sets, "train.epochs=9", stop])
+    backend = LocalBackend(job.train, job.model.min_rows)
+    result = Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence()).run()
+    values = [epoch.metrics[metric] * (-1 if metric == "click.log_loss" else 1) for epoch in result.history]
+    assert result.epochs == len(values) < 9
+    best = values.index(max(values[:-2]))
+    assert all(value <= values[0] + 0.05 or best > 0 for value in values[-2:])
 
 
 def test_too_many_groups_end_an_evaluation(folder: Path) -> None:

@@ -29,12 +29,14 @@ from ..session.tracing import loaded, trace_allreduce
 from . import leased_epochs
 from .build_model import build_model
 from .data_leases import SessionLeases
+from .early_stop import EarlyStop
 from .evaluation import evaluate
 from .exported_model import exported
 from .job_features import published_features
 from .job_readers import open_readers
 from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
+from .progressive import ProgressiveMetrics
 from .run_identity import RunIdentity
 from .task_outputs import TaskOutputs
 from .told_epochs import ToldEpochs
@@ -119,6 +121,10 @@ class Trainer:
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
         self._progress = Progress()
         self._checkpoints = self._made_checkpoints()
+        progressive = job.metrics.progressive
+        self._progressive = (
+            None if progressive is None else ProgressiveMetrics(progressive.window, job.train, group, observer.window)
+        )
         self._told: dict[int, EpochResult] = {}  # before a restart of this run as well
         checkpoint = job.train.checkpoint
         self._told_epochs = None if checkpoint is None else ToldEpochs(absolute(checkpoint.url), identity)
@@ -209,7 +215,14 @@ class Trainer:
         elastic, session = train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
             keep_rows(session, elastic.url, every_sec=elastic.save_every, config=self._run_config)
+        stop = EarlyStop(self._job.metrics.stop)
+        for result in history:
+            stop.add(result)
         for epoch in range(progress.epoch, train.epochs + 1):
+            if stop.is_over:
+                if self._checkpoints is not None:
+                    self._checkpoints.at_end(progress)
+                break
             if not progress.is_trained:
                 self._train(epoch)
                 progress.is_trained = True
@@ -219,6 +232,8 @@ class Trainer:
                 history += self._told_before(epoch)
             else:
                 history += self._told_now(epoch)
+            if history:
+                stop.add(history[-1])
             progress.history = [asdict(result) for result in history]
             progress.begin_epoch(epoch + 1)
             if epoch < train.epochs:
@@ -232,7 +247,7 @@ class Trainer:
             test_auc=history[-1].test_auc if history else math.nan,
             test_log_loss=history[-1].test_log_loss if history else math.nan,
             samples_per_sec=sum(result.samples for result in history) / seconds if seconds else 0.0,
-            epochs=train.epochs,
+            epochs=history[-1].epoch if stop.is_over else train.epochs,
             rows=self._backend.rows(),
             shards=self._backend.shards,
             workers=self._group.world,
@@ -353,6 +368,8 @@ class Trainer:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)
                 recent.add(result, len(batch))
+            if self._progressive is not None:
+                self._progressive.add(epoch, result)
             now = time.perf_counter()
             progress.seconds = seconds_before + now - began
             if self._checkpoints is not None:
@@ -363,6 +380,8 @@ class Trainer:
                 reader = self._leased or self._train_reader
                 done, all_samples = reader.done, progress.samples * self._group.world
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
+        if self._progressive is not None:
+            self._progressive.end_epoch(epoch)
         self._group.wait()  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -135,6 +135,16 @@ class Observer(Protocol):
         """
         ...
 
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+        """Is called after each window of ``metrics.progressive``.
+
+        Args:
+            epoch: the present epoch, from 1.
+            samples: the number of samples in this epoch so far, over all workers.
+            metrics: the metrics of the samples of the window, by name.
+        """
+        ...
+
     def evaluating(self, epoch: int) -> None:
         """Is called when the evaluation of an epoch begins."""
         ...
@@ -148,6 +158,9 @@ class Silence:
     """An observer that shows nothing. All ranks but the first use it."""
 
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
+        """Does nothing."""
+
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
         """Does nothing."""
 
     def evaluating(self, epoch: int) -> None:

@@ -1,0 +1,30 @@
+"""``sparserow report``: draws the curves of a run that ``metrics.file`` has written down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="File that metrics.file of the job names.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Page to write. Default: beside the file, with the ending .html.")
+    ] = None,
+) -> None:
+    """Draw the loss and the metrics of a run as one page that needs no network.
+    docs/job-metrics.md has the lines of the file.
+    """
+    from ..train.run_report import page_of, read_run
+
+    page = page_of(read_run(run), run.name)
+    target = out if out is not None else run.with_suffix(".html")
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        from ...proto.errors import FailedPrecondition
+
+        raise FailedPrecondition(f"--out: {target} cannot be written: {error.strerror}") from error
+    typer.echo(f"wrote {target}")

@@ -1,0 +1,154 @@
+"""Reads the lines of a run (``metrics.file``) and draws them as one HTML page, by plotly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ...proto.extras import install_command
+
+_MOST_BYTES, _MOST_POINTS = 1 << 30, 20_000
+_KINDS = ("run", "progress", "window", "epoch")
+_HEIGHT = 320
+
+
+@dataclass
+class Curve:
+    """A curve over the samples of a run.
+
+    Attributes:
+        samples: the samples of all workers up to each point.
+        values: the value at each point.
+    """
+
+    samples: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, samples: int, value: Any) -> None:
+        """Adds a point; a value that is no number is left out."""
+        if isinstance(value, int | float):
+            self.samples.append(samples)
+            self.values.append(float(value))
+
+
+@dataclass(frozen=True)
+class Run:
+    """The curves of a run.
+
+    Attributes:
+        job: the name of the job.
+        charts: the curves of each chart, by the title of the chart and the name of the curve.
+    """
+
+    job: str
+    charts: Mapping[str, Mapping[str, Curve]]
+
+
+def read_run(path: Path) -> Run:
+    """Reads the lines of a run. Where an epoch was begun again, the later lines of it count.
+
+    Args:
+        path: the file.
+
+    Raises:
+        NotFound: the file does not exist.
+        InvalidArgument: the file is too large, or has no epoch and no progress.
+        DataLoss: a line is no entry of a run; the text has its number.
+    """
+    if not path.is_file():
+        raise NotFound(f"{path}: there is no such file")
+    if path.stat().st_size > _MOST_BYTES:
+        raise InvalidArgument(f"{path}: has {path.stat().st_size} bytes; allowed: {_MOST_BYTES}")
+    job = ""
+    entries: list[dict[str, Any]] = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            entry = _entry(line, path, number)
+            if entry["kind"] == "run":
+                job = str(entry.get("job", ""))
+            else:
+                while entries and _is_replaced(entries[-1], entry):
+                    entries.pop()
+                entries.append(entry)
+    if not entries:
+        raise InvalidArgument(f"{path}: has no progress and no epoch yet")
+    return Run(job, _charts(entries))
+
+
+def _entry(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+        if not isinstance(entry, dict) or entry["kind"] not in _KINDS:
+            raise ValueError("it is no entry of a run")
+        if entry["kind"] != "run":
+            int(entry["epoch"]), int(entry["samples"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataLoss(f"{path}, line {number}: {error}; expected the lines that metrics.file writes") from None
+    return entry
+
+
+def _is_replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a new entry takes the place of an older one, as the run went on from a checkpoint before it."""
+    then, now = (old["epoch"], old["samples"]), (new["epoch"], new["samples"])
+    return bool(then > now or (then == now and old["kind"] == new["kind"]))
+
+
+def _charts(entries: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
+    charts: dict[str, dict[str, Curve]] = {}
+    sizes = {entry["epoch"]: entry["samples"] for entry in entries if entry["kind"] == "epoch"}
+    for entry in entries:
+        before = sum(samples for epoch, samples in sizes.items() if epoch < entry["epoch"])
+        at = before + entry["samples"]
+
+        def add(chart: str, curve: str, value: Any, at: int = at) -> None:
+            charts.setdefault(chart, {}).setdefault(curve, Curve()).add(at, value)
+
+        if entry["kind"] == "progress":
+            add("loss", "recent samples", entry.get("loss"))
+            add("auc", "recent samples", entry.get("auc"))
+            continue
+        if entry["kind"] == "epoch":
+            add("loss", "epoch", entry.get("train_loss"))
+            add("samples per second", "epoch", entry.get("samples_per_sec"))
+        for name, value in (entry.get("metrics") or {}).items():
+            if "[" in name:  # of a bucket
+                continue
+            task, _, metric = name.rpartition(".")
+            add(metric, f"test {task}" if entry["kind"] == "epoch" else "progressive", value)
+    return charts
+
+
+def page_of(run: Run, title: str) -> str:
+    """Returns the page, with all that it needs inside.
+
+    Args:
+        run: the curves.
+        title: the title of the page.
+
+    Raises:
+        FailedPrecondition: plotly is not installed.
+    """
+    try:
+        from plotly.graph_objects import Figure, Scatter
+        from plotly.subplots import make_subplots
+    except ImportError as error:
+        raise FailedPrecondition(f"report: needs plotly; install it: {install_command('report')}") from error
+    charts = [(name, curves) for name, curves in run.charts.items() if any(curve.values for curve in curves.values())]
+    figure: Figure = make_subplots(rows=len(charts), cols=1, subplot_titles=[name for name, _ in charts])
+    for row, (name, curves) in enumerate(charts, 1):
+        for label, curve in curves.items():
+            step = max(1, len(curve.values) // _MOST_POINTS)
+            mode = "lines+markers" if len(curve.values) < 100 else "lines"
+            points = Scatter(
+                x=curve.samples[::step], y=curve.values[::step], mode=mode, name=f"{name}: {label}", connectgaps=False
+            )
+            figure.add_trace(points, row=row, col=1)
+        figure.update_xaxes(title_text="samples", row=row, col=1)
+    heading = f"{run.job} ({title})" if run.job else title
+    figure.update_layout(title=heading, height=_HEIGHT * max(1, len(charts)), template="plotly_white")
+    page: str = figure.to_html(include_plotlyjs=True, full_html=True)
+    return page

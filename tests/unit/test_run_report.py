@@ -1,0 +1,115 @@
+"""The lines of a run and the page that draws them; the decision to stop a run early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sparserow as sr
+from sparserow.deploy.cli import main
+from sparserow.deploy.train.run_log import RunLog
+from sparserow.deploy.train.run_report import page_of, read_run
+from sparserow.proto.config.config import validate
+from sparserow.proto.config.job import JobConfig
+from sparserow.proto.config.metrics_config import StopConfig
+from sparserow.worker.training.early_stop import EarlyStop
+from sparserow.worker.training.training_report import EpochResult, Silence
+
+NAN = float("nan")
+
+
+def job_of(**metrics: object) -> JobConfig:
+    data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0, "categorical": [1]}}
+    return validate(JobConfig, {"name": "ads", "data": data, "model": {"kind": "dlrm"}, "metrics": metrics})
+
+
+def epoch(number: int, auc: float) -> EpochResult:
+    metrics = {"label.auc": auc, "label.calibration[0,0.1)": 1.0, "label.log_loss": NAN}
+    return EpochResult(number, 0.5, 100, 1e4, auc, 0.4, metrics)
+
+
+def written(path: Path) -> Path:
+    with RunLog(job_of(file=str(path)), Silence()) as log:
+        log.batch(epoch=1, done=0.5, samples=50, loss=0.7, auc=0.6)
+        log.window(1, 60, {"log_loss": 0.65, "calibration[0,0.1)": 1.0})
+        log.epoch(epoch(1, 0.7))
+        log.window(2, 60, {"log_loss": 0.6})
+    with RunLog(job_of(file=str(path)), Silence()) as log:  # it went on from a checkpoint
+        log.window(2, 40, {"log_loss": 0.61})
+        log.epoch(epoch(2, 0.8))
+    return path
+
+
+def test_the_curves_of_a_run_that_went_on(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path / "deep" / "run.jsonl"))
+    assert run.job == "ads"
+    assert set(run.charts) == {"loss", "auc", "log_loss", "samples per second"}
+    windows = run.charts["log_loss"]["progressive"]
+    assert (windows.samples, windows.values) == ([60, 140], [0.65, 0.61])
+    tests = run.charts["auc"]["test label"]
+    assert (tests.samples, tests.values) == ([100, 200], [0.7, 0.8])
+    assert run.charts["auc"]["recent samples"].values == [0.6]
+    assert "test label" not in run.charts["log_loss"] or not run.charts["log_loss"]["test label"].values, "it is NaN"
+
+
+def test_a_page_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("plotly")
+    path = written(tmp_path / "run.jsonl")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(path)])
+    assert not ended.value.code
+    page = (tmp_path / "run.html").read_text()
+    assert "run.html" in capsys.readouterr().out
+    assert 'src="http' not in page
+    assert "progressive" in page
+    assert "ads (run.jsonl)" in page
+    assert page_of(read_run(path), "x").count("samples per second") > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: "),
+        ("[1]", "line 2: it is no entry of a run"),
+        ('{"kind": "epoch", "epoch": "x", "samples": 1}', "line 2: invalid literal"),
+        ('{"kind": "epoch", "epoch": 1}', "line 2: 'samples'"),
+        ("[" * 100_000, "line 2: "),
+    ],
+)
+def test_damaged_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps({"kind": "run", "job": "a"}) + "\n" + line + "\n")
+    with pytest.raises(sr.DataLoss, match=message):
+        read_run(path)
+
+
+def test_a_run_without_lines_is_named(tmp_path: Path) -> None:
+    with pytest.raises(sr.NotFound, match="there is no such file"):
+        read_run(tmp_path / "none.jsonl")
+    (tmp_path / "run.jsonl").write_text('{"kind": "run", "job": "a"}\n')
+    with pytest.raises(sr.InvalidArgument, match="no progress and no epoch yet"):
+        read_run(tmp_path / "run.jsonl")
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(sr.FailedPrecondition, match=r"metrics\.file: .* cannot be written"):
+        RunLog(job_of(file=str(tmp_path / "file" / "run.jsonl")), Silence())
+
+
+@pytest.mark.parametrize(
+    ("after", "values", "stops_after"),
+    [(1, [0.7, 0.69], 2), (2, [0.7, 0.6, 0.71, 0.7, 0.7], 5), (2, [0.7, 0.6], None), (1, [0.7, 0.705], 2)],
+)
+def test_a_run_stops_after_epochs_that_are_no_better(after: int, values: list[float], stops_after: int | None) -> None:
+    stop = EarlyStop(StopConfig(metric="label.auc", after=after, least_gain=0.009))
+    seen = None
+    for number, value in enumerate(values, 1):
+        assert seen is None
+        stop.add(epoch(number, value))
+        seen = number if stop.is_over else None
+    assert seen == stops_after
+    with pytest.raises(sr.InvalidArgument, match=r"metrics\.stop\.metric: there is no metric 'x\.auc'; there are"):
+        EarlyStop(StopConfig(metric="x.auc")).add(epoch(1, 0.5))
+    assert not EarlyStop(None).is_over

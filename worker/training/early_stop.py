@@ -1,0 +1,45 @@
+"""Decides when a job ends before its last epoch, as a metric has not become better for some epochs."""
+
+from __future__ import annotations
+
+import math
+
+from ...proto.config.metrics_config import StopConfig
+from ...proto.errors import InvalidArgument
+from .training_report import EpochResult
+
+
+class EarlyStop:
+    """A pure function of the results of the epochs, so a resumed run decides as the one that it continues.
+
+    Args:
+        config: the section ``metrics.stop``; None: never.
+    """
+
+    def __init__(self, config: StopConfig | None) -> None:
+        self._config = config
+        self._best = math.nan
+        self._since = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job ends now."""
+        return self._config is not None and self._since >= self._config.after
+
+    def add(self, result: EpochResult) -> None:
+        """Adds the result of an epoch.
+
+        Raises:
+            InvalidArgument: the epoch has no such metric.
+        """
+        if self._config is None:
+            return
+        name = self._config.metric
+        if name not in result.metrics:
+            names = ", ".join(name for name in result.metrics if "[" not in name)
+            raise InvalidArgument(f"metrics.stop.metric: there is no metric {name!r}; there are: {names}")
+        value = result.metrics[name] * (1 if self._config.is_better_higher else -1)
+        if math.isnan(self._best) or value > self._best + self._config.least_gain:
+            self._best, self._since = value, 0
+        else:
+            self._since += 1

@@ -1,0 +1,64 @@
+"""Progressive validation: each batch is predicted before it is trained on, by the forward of its own step.
+
+The metrics are those of the task that a run shows, over windows of samples of all workers, and over the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from ...proto.config.job import TrainConfig
+from ..metrics.task_metrics import BinaryMetrics
+from .process_group import WorkerGroup
+from .training_step import StepResult
+
+# Is told the epoch, the samples of all workers in it so far, and the metrics of a window.
+Tell: TypeAlias = Callable[[int, int, Mapping[str, float]], None]
+
+
+class ProgressiveMetrics:
+    """The metrics of training steps, by windows of equally many steps.
+
+    Every rank of a group that meets takes equally many steps, and so reaches the end of a window at the same step.
+
+    Args:
+        window: the number of samples of all workers in a window; it is rounded up to whole steps.
+        train: the options of the steps.
+        group: this worker and its peers. Where they do not meet, a window has the samples of this worker alone.
+        tell: is told the metrics of each window, on every rank.
+    """
+
+    def __init__(self, window: int, train: TrainConfig, group: WorkerGroup, tell: Tell) -> None:
+        world = 1 if group.is_alone else group.world
+        self._steps = -(-window // (train.batch_size * train.accumulate * world))
+        self._group, self._tell = group, tell
+        self._metrics = BinaryMetrics()
+        self._count = self._samples = 0
+
+    def add(self, epoch: int, result: StepResult) -> None:
+        """Adds a step; a refused one has no samples.
+
+        Args:
+            epoch: the number of the epoch.
+            result: the result of the step.
+        """
+        if result.is_taken and len(result.logits):
+            self._metrics.add(result.logits.numpy(), result.labels.numpy())
+            self._samples += len(result.logits)
+        self._count += 1
+        if self._count == self._steps:
+            self._end(epoch)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Ends the last window of an epoch; every rank calls it."""
+        if self._count:
+            self._end(epoch)
+        self._samples = 0
+
+    def _end(self, epoch: int) -> None:
+        parts = self._group.to_rank((self._metrics, self._samples), 0)
+        self._metrics, self._count = BinaryMetrics(), 0
+        if parts is not None:
+            whole = BinaryMetrics.merged([metrics for metrics, _ in parts])
+            self._tell(epoch, sum(samples for _, samples in parts), whole.results())
