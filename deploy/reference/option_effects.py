@@ -49,6 +49,13 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "model.min_rows above 1", "model.backend ps", (*_LOCAL, "model.min_rows=5")),
     OptionEffect("job", "publish", "model.backend ps", (*_LOCAL, "publish.root=m")),
     OptionEffect("job", "tables", "model.backend ps", (*_LOCAL, "tables={a: {}}")),
+    OptionEffect("job", "train.grad_scale", "model.backend ps", (*_LOCAL, "train.grad_scale=sum")),
+    OptionEffect("job", "train.namespace_policy", "cluster.address", ("train.namespace_policy=new",)),
+    OptionEffect("job", "train.wire_dtype", "model.backend ps", (*_LOCAL, "train.wire_dtype=bfloat16")),
+    OptionEffect("job", "metrics.progressive", "metrics.file or metrics.tensorboard", ("metrics.progressive={}",)),
+    OptionEffect("job", "metrics.at", "a task over candidates", ("metrics.at=[5]",)),
+    OptionEffect("job", "metrics.max_groups", "data.columns.group", ("metrics.max_groups=5",)),
+    OptionEffect("job", "tasks.NAME.item", "loss in_batch_softmax", ("tasks={label: {item: a}}",)),
     OptionEffect("job", "train.cache", "model.backend ps", (*_LOCAL, "train.cache.bytes=1MiB")),
     OptionEffect(
         "job", "train.checkpoint", "model.backend ps", (*_LOCAL, "train.checkpoint={url: /c, every_steps: 1}")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
+from ..schema import Dtype
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, StrictModel
@@ -136,6 +137,19 @@ class TrainConfig(StrictModel):
     zero: bool = Field(
         False,
         description="Whether the state of the dense optimizer is spread over the workers (ZeRO-1); it needs 2 workers.",
+    )
+    wire_dtype: Dtype = Field(
+        "float32", description="Dtype of rows and gradients on the network between workers and servers."
+    )
+    grad_scale: Literal["mean", "sum"] = Field(
+        "mean",
+        description="How the gradients of a row are joined. mean: their sum by the number of workers, as the dense "
+        "tower's are. sum: their sum.",
+    )
+    namespace_policy: Literal["continue", "new"] | None = Field(
+        None,
+        description="What happens to tables that the job's namespace has on a running cluster. continue: their rows "
+        "are trained on. new: they are refused. null: continue, and a line names them.",
     )
     clip_norm: float | None = Field(
         None, gt=0, le=1e30, description="Bound on the total L2 norm of the dense gradients; null: no clipping."

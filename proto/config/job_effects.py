@@ -29,8 +29,13 @@ def _ignored(job: JobConfig) -> Iterator[tuple[str, str]]:
             yield f"cluster.{name}", "with model.backend local, which has no cluster (--set cluster={} empties it)"
         if train.staleness != 0:
             yield "train.staleness", "with model.backend local, whose rows are never stale (--set train.staleness=0)"
+        for name in ("wire_dtype", "grad_scale"):
+            if name in train.model_fields_set:
+                yield f"train.{name}", "with model.backend local, which has no servers"
         if job.model.min_rows != 1 and not isinstance(job.model, OwnModelConfig):
             yield "model.min_rows", "with model.backend local, where every table is in the worker"
+    if train.namespace_policy is not None and job.cluster.address is None:
+        yield "train.namespace_policy", "without cluster.address, as a cluster of the job's own has no tables"
     if elastic is not None:
         if elastic.url is None and "save_every" in elastic.model_fields_set:
             yield "train.elastic.save_every", "without train.elastic.url, where rows are saved"
