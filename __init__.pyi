@@ -26,15 +26,23 @@ from .proto.features.kinds import (
     SplitFeature as SplitFeature,
     TimeFeature as TimeFeature,
 )
-from .proto.row_keys import hash_key as hash_key
-from .proto.schema import (
+from .proto.optimizers import (
+    FTRL as FTRL,
+    LAMB as LAMB,
     SGD as SGD,
+    Adadelta as Adadelta,
     Adagrad as Adagrad,
     Adam as Adam,
+    AdamW as AdamW,
+    Lion as Lion,
+    RMSprop as RMSprop,
+    RowWiseAdagrad as RowWiseAdagrad,
+)
+from .proto.row_keys import hash_key as hash_key
+from .proto.schema import (
     Constant as Constant,
     Normal as Normal,
     RowPolicy as RowPolicy,
-    RowWiseAdagrad as RowWiseAdagrad,
     Table as Table,
     TableSchema as TableSchema,
     Uniform as Uniform,

@@ -273,8 +273,8 @@ class FlatRows:
     def initial(self, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
         """(n, dim): the rows of keys without a push."""
 
-    def initial_state(self, rows: int) -> NDArray[np.float32]:
-        """(rows, state_floats): the state of rows before their first update."""
+    def initial_state(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(rows, state_floats): the state that rows of these weights, (rows, dim), have before their first update."""
 
     def apply(
         self,

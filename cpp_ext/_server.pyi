@@ -100,15 +100,27 @@ class OptimizerSpec:
     def __init__(
         self,
         *,
-        kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "sgd",
+        kind: Literal[
+            "sgd", "adagrad", "rowwise_adagrad", "adam", "rmsprop", "adadelta", "lion", "lamb", "ftrl"
+        ] = "sgd",
         momentum: float = 0.0,
         dampening: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        decoupled: bool = False,
         eps: float = 1e-10,
         initial_accumulator: float = 0.0,
+        accumulator_decay: float = 1.0,
         beta1: float = 0.9,
         beta2: float = 0.999,
+        amsgrad: bool = False,
+        alpha: float = 0.99,
+        centered: bool = False,
+        rho: float = 0.9,
+        beta: float = 1.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        group_lasso: float = 0.0,
     ) -> None: ...
     @property
     def kind(self) -> str: ...
@@ -121,13 +133,33 @@ class OptimizerSpec:
     @property
     def weight_decay(self) -> float: ...
     @property
+    def decoupled(self) -> bool: ...
+    @property
     def eps(self) -> float: ...
     @property
     def initial_accumulator(self) -> float: ...
     @property
+    def accumulator_decay(self) -> float: ...
+    @property
     def beta1(self) -> float: ...
     @property
     def beta2(self) -> float: ...
+    @property
+    def amsgrad(self) -> bool: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def centered(self) -> bool: ...
+    @property
+    def rho(self) -> float: ...
+    @property
+    def beta(self) -> float: ...
+    @property
+    def l1(self) -> float: ...
+    @property
+    def l2(self) -> float: ...
+    @property
+    def group_lasso(self) -> float: ...
 
 class TableSchema:
     """What a table is. ``name`` is ``namespace/name``, ``id`` is ``id_of_name(name)``."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
+from .optimizers import OPTIMIZERS, RowOptimizer
 from .schema import (
     DTYPES,
     EVICT_BY,
-    SGD,
-    Adagrad,
-    Adam,
     Constant,
     Init,
     Normal,
-    RowOptimizer,
     RowPolicy,
-    RowWiseAdagrad,
     TableSchema,
     Uniform,
     XavierNormal,
@@ -24,12 +20,13 @@ from .schema import (
 )
 
 InitKind: TypeAlias = Literal["constant", "uniform", "normal", "xavier_uniform", "xavier_normal"]
-OptimizerKind: TypeAlias = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+OptimizerKind: TypeAlias = Literal[
+    "sgd", "adagrad", "rowwise_adagrad", "adam", "rmsprop", "adadelta", "lion", "lamb", "ftrl"
+]
 
 # These tuples have the order of the native enums.
 INIT_KINDS: tuple[InitKind, ...] = ("constant", "uniform", "normal", "xavier_uniform", "xavier_normal")
-OPTIMIZER_KINDS: tuple[OptimizerKind, ...] = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-_OPTIMIZERS: tuple[type[RowOptimizer], ...] = (SGD, Adagrad, RowWiseAdagrad, Adam)
+OPTIMIZER_KINDS: tuple[OptimizerKind, ...] = tuple(cast(OptimizerKind, kind) for kind in OPTIMIZERS)
 
 
 def init_parameters(init: Init) -> tuple[InitKind, float, float]:
@@ -49,8 +46,8 @@ def init_parameters(init: Init) -> tuple[InitKind, float, float]:
 
 def optimizer_parameters(optimizer: RowOptimizer) -> tuple[OptimizerKind, dict[str, Any]]:
     """Returns the kind and the hyper-parameters by name, without the learning rate, which travels with commits."""
-    kind = OPTIMIZER_KINDS[_OPTIMIZERS.index(type(optimizer))]
-    return kind, {key: value for key, value in dataclasses.asdict(optimizer).items() if key != "lr"}
+    options = {key: value for key, value in dataclasses.asdict(optimizer).items() if key != "lr"}
+    return cast(OptimizerKind, optimizer.kind), options
 
 
 def policy_parameters(policy: RowPolicy) -> dict[str, Any]:

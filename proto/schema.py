@@ -1,8 +1,4 @@
-"""The schema of a table in Python, with the fields of ``cpp_ext/schema/schema.h``, checked when an object is made.
-
-The optimizers here run on the server: in the shard that owns the row. The learning rate is not part of a table's
-schema. It travels with each commit, so that schedulers work.
-"""
+"""The schema of a table in Python, with the fields of ``cpp_ext/schema/schema.h``, checked when an object is made."""
 
 from __future__ import annotations
 
@@ -12,15 +8,15 @@ from typing import Any, Literal, TypeAlias
 
 from .errors import InvalidArgument, not_allowed
 from .names import check_name
+from .optimizers import MAX_FLOAT32, OPTIMIZERS, RowOptimizer
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
 MAX_DIM = 16384
-_MAX_FLOAT32 = 3.4028234663852886e38
 
 
 def _check(owner: str, name: str, value: float, allowed: str, ok: bool) -> None:
-    if not ok or not math.isfinite(value) or abs(value) > _MAX_FLOAT32:
+    if not ok or not math.isfinite(value) or abs(value) > MAX_FLOAT32:
         raise not_allowed(f"{owner}.{name}", value, allowed)
 
 
@@ -87,84 +83,6 @@ class XavierNormal:
 
 
 Init: TypeAlias = Constant | Uniform | Normal | XavierUniform | XavierNormal
-
-
-def _check_lr(owner: str, lr: float) -> None:
-    _check(owner, "lr", lr, "a finite number >= 0", lr >= 0)
-
-
-@dataclass(frozen=True)
-class SGD:
-    """SGD with optional momentum, as ``torch.optim.SGD`` on each row. ``lr`` is the initial learning rate."""
-
-    lr: float = 0.01
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_lr("SGD", self.lr)
-        _check("SGD", "momentum", self.momentum, "[0, 1)", 0 <= self.momentum < 1)
-        _check("SGD", "dampening", self.dampening, "[0, 1]", 0 <= self.dampening <= 1)
-        _check("SGD", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise InvalidArgument("SGD.nesterov: needs momentum > 0 and dampening = 0")
-
-
-@dataclass(frozen=True)
-class Adagrad:
-    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad`` on each row. ``lr`` is the initial learning rate."""
-
-    lr: float = 0.01
-    eps: float = 1e-10
-    initial_accumulator: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_lr("Adagrad", self.lr)
-        _check("Adagrad", "eps", self.eps, "> 0", self.eps > 0)
-        _check("Adagrad", "initial_accumulator", self.initial_accumulator, ">= 0", self.initial_accumulator >= 0)
-        _check("Adagrad", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
-
-
-@dataclass(frozen=True)
-class RowWiseAdagrad:
-    """Adagrad with one accumulator per row: the sum of the mean squared gradient over the columns (Mudigere et al.
-    2022).
-    """
-
-    lr: float = 0.01
-    eps: float = 1e-10
-    initial_accumulator: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_lr("RowWiseAdagrad", self.lr)
-        _check("RowWiseAdagrad", "eps", self.eps, "> 0", self.eps > 0)
-        _check("RowWiseAdagrad", "initial_accumulator", self.initial_accumulator, ">= 0", self.initial_accumulator >= 0)
-        _check("RowWiseAdagrad", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
-
-
-@dataclass(frozen=True)
-class Adam:
-    """Adam (Kingma & Ba 2015), as ``torch.optim.Adam`` on each row; bias correction counts the updates of the row."""
-
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_lr("Adam", self.lr)
-        _check("Adam", "beta1", self.beta1, "[0, 1)", 0 <= self.beta1 < 1)
-        _check("Adam", "beta2", self.beta2, "[0, 1)", 0 <= self.beta2 < 1)
-        _check("Adam", "eps", self.eps, "> 0", self.eps > 0)
-        _check("Adam", "weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
-
-
-RowOptimizer: TypeAlias = SGD | Adagrad | RowWiseAdagrad | Adam
 
 
 EvictBy: TypeAlias = Literal["lru", "lfu"]
@@ -337,7 +255,7 @@ class TableSchema:
             raise not_allowed("TableSchema.dim", self.dim, f"[1, {MAX_DIM}]")
         given: Any = self.optimizer
         if not isinstance(given, RowOptimizer):
-            allowed = "SGD, Adagrad, RowWiseAdagrad, Adam"
+            allowed = [each.__name__ for each in OPTIMIZERS.values()]
             raise not_allowed("TableSchema.optimizer", self.optimizer, allowed)
         if self.dtype not in DTYPES:
             raise not_allowed("TableSchema.dtype", self.dtype, DTYPES)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from . import control_pb2 as pb
 from .errors import InvalidArgument, not_allowed
+from .optimizers import OPTIMIZERS
 from .schema import (
     DTYPES,
     EVICT_BY,
-    SGD,
-    Adagrad,
-    Adam,
     Constant,
     Init,
     Normal,
-    RowOptimizer,
     RowPolicy,
-    RowWiseAdagrad,
     TableSchema,
     Uniform,
     XavierNormal,
@@ -32,32 +30,31 @@ _INITS: dict[str, type[Init]] = {
     "xavier_uniform": XavierUniform,
     "xavier_normal": XavierNormal,
 }
-_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "rowwise_adagrad": RowWiseAdagrad,
-    "adam": Adam,
-}
 
 
 def _fill(message: Any, value: Any) -> None:
+    """Sets every field, but one that is optional is left out at its default: older programs do not know it."""
+    defaults = {part.name: part.default for part in dataclasses.fields(value)}
     for descriptor in message.DESCRIPTOR.fields:
-        setattr(message, descriptor.name, getattr(value, descriptor.name))
+        given = getattr(value, descriptor.name)
+        if not descriptor.has_presence or given != defaults[descriptor.name]:
+            setattr(message, descriptor.name, given)
 
 
-def _set_kind(message: Any, kinds: dict[str, Any], value: Any) -> None:
+def _set_kind(message: Any, kinds: Mapping[str, Any], value: Any) -> None:
     name = next(name for name, kind in kinds.items() if type(value) is kind)
     inner = getattr(message, name)
     inner.SetInParent()  # without this, a message of zeros would leave the oneof unset
     _fill(inner, value)
 
 
-def _kind_of(message: Any, kinds: dict[str, Any], field: str) -> Any:
+def _kind_of(message: Any, kinds: Mapping[str, Any], field: str) -> Any:
     name = message.WhichOneof("kind")
     if name is None:
         raise InvalidArgument(f"TableSchema.{field}: is missing; allowed: {', '.join(kinds)}")
     inner = getattr(message, name)
-    return kinds[name](**{d.name: getattr(inner, d.name) for d in inner.DESCRIPTOR.fields})
+    given = [d.name for d in inner.DESCRIPTOR.fields if not d.has_presence or inner.HasField(d.name)]
+    return kinds[name](**{each: getattr(inner, each) for each in given})
 
 
 def message_of_schema(schema: TableSchema) -> pb.TableSchema:
@@ -72,7 +69,7 @@ def message_of_schema(schema: TableSchema) -> pb.TableSchema:
         version=schema.version,
     )
     _set_kind(message.init, _INITS, schema.init)
-    _set_kind(message.optimizer, _OPTIMIZERS, schema.optimizer)
+    _set_kind(message.optimizer, OPTIMIZERS, schema.optimizer)
     if schema.policy != RowPolicy():
         for part in message.policy.DESCRIPTOR.fields:
             if part.name != "evict_by":
@@ -100,7 +97,7 @@ def schema_of_message(message: pb.TableSchema) -> TableSchema:
         namespace=message.namespace,
         name=message.name,
         dim=message.dim,
-        optimizer=_kind_of(message.optimizer, _OPTIMIZERS, "optimizer"),
+        optimizer=_kind_of(message.optimizer, OPTIMIZERS, "optimizer"),
         dtype=DTYPES[message.dtype],
         init=_kind_of(message.init, _INITS, "init"),
         seed=message.seed,

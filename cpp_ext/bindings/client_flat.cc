@@ -92,12 +92,17 @@ void bind_flat_rows(py::module_& module) {
           py::arg("keys"))
       .def(
           "initial_state",
-          [](const rpc::FlatRows& self, std::size_t rows) {
+          [](const rpc::FlatRows& self, const py::array& weights) {
+            const auto rows = static_cast<std::size_t>(weights.ndim() == 2 ? weights.shape(0) : 0);
+            const float* given = matrix_of(weights, "weights", rows, self.dim());
             std::vector<float> state(rows * self.state_floats());
-            self.fill_state(rows, state.data());
+            {
+              const py::gil_scoped_release unlocked;
+              self.fill_state(rows, given, state.data());
+            }
             return array_of(std::move(state), {static_cast<py::ssize_t>(rows), self.state_floats()});
           },
-          py::arg("rows"))
+          py::arg("weights"))
       .def(
           "apply",
           [](const rpc::FlatRows& self, const Blocks& blocks, std::uint32_t workers, bool grad_sum, float lr,

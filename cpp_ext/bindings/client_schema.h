@@ -4,9 +4,9 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
-#include <type_traits>
 #include <utility>
 
+#include "bindings/shared_optimizer.h"
 #include "bindings/shared_policy.h"
 #include "schema/schema.h"
 
@@ -24,19 +24,7 @@ inline TableSchema schema_of(std::uint32_t id, std::uint32_t version, std::strin
   schema.dtype = static_cast<Dtype>(dtype);
   schema.seed = seed;
   schema.init = {static_cast<InitKind>(init[0].cast<int>()), init[1].cast<float>(), init[2].cast<float>()};
-  OptimizerSpec& spec = schema.optimizer;
-  spec.kind = static_cast<OptimizerKind>(optimizer["kind"].cast<int>());
-  const auto set = [&optimizer](const char* key, auto& field) {
-    if (optimizer.contains(key)) field = optimizer[key].cast<std::remove_reference_t<decltype(field)>>();
-  };
-  set("momentum", spec.momentum);
-  set("dampening", spec.dampening);
-  set("nesterov", spec.nesterov);
-  set("weight_decay", spec.weight_decay);
-  set("eps", spec.eps);
-  set("initial_accumulator", spec.initial_accumulator);
-  set("beta1", spec.beta1);
-  set("beta2", spec.beta2);
+  schema.optimizer = optimizer_of(static_cast<OptimizerKind>(optimizer["kind"].cast<int>()), optimizer);
   schema.policy = policy_of(policy);
   return schema;
 }

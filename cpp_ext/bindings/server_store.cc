@@ -11,6 +11,7 @@
 #include "server_reference.h"
 #include "shared_arrays.h"
 #include "shared_errors.h"
+#include "shared_optimizer.h"
 #include "shared_policy.h"
 #include "store/store.h"
 #include "util/not_allowed.h"
@@ -22,7 +23,6 @@ namespace {
 
 constexpr std::string_view kDtypes[] = {"float32", "bfloat16", "float16", "int8"};
 constexpr std::string_view kInits[] = {"constant", "uniform", "normal", "xavier_uniform", "xavier_normal"};
-constexpr std::string_view kOptimizers[] = {"sgd", "adagrad", "rowwise_adagrad", "adam"};
 
 template <class Enum, std::size_t kCount>
 Enum parse(const std::string_view (&names)[kCount], const char* field, const std::string& text) {
@@ -50,34 +50,16 @@ void bind_schema(py::module_& module) {
       .def_readonly("a", &InitSpec::a)
       .def_readonly("b", &InitSpec::b);
 
-  const OptimizerSpec defaults;
-  py::class_<OptimizerSpec>(module, "OptimizerSpec")
-      .def(py::init([](const std::string& kind, float momentum, float dampening, bool nesterov, float weight_decay,
-                       float eps, float initial_accumulator, float beta1, float beta2) {
-             return OptimizerSpec{parse<OptimizerKind>(kOptimizers, "OptimizerSpec.kind", kind),
-                                  momentum,
-                                  dampening,
-                                  nesterov,
-                                  weight_decay,
-                                  eps,
-                                  initial_accumulator,
-                                  beta1,
-                                  beta2};
+  py::class_<OptimizerSpec> spec(module, "OptimizerSpec");
+  spec.def(py::init([](const std::string& kind, const py::kwargs& options) {
+             return optimizer_of(parse<OptimizerKind>(kOptimizerNames, "OptimizerSpec.kind", kind), options);
            }),
-           py::kw_only(), py::arg("kind") = "sgd", py::arg("momentum") = defaults.momentum,
-           py::arg("dampening") = defaults.dampening, py::arg("nesterov") = defaults.nesterov,
-           py::arg("weight_decay") = defaults.weight_decay, py::arg("eps") = defaults.eps,
-           py::arg("initial_accumulator") = defaults.initial_accumulator, py::arg("beta1") = defaults.beta1,
-           py::arg("beta2") = defaults.beta2)
-      .def_property_readonly("kind", [](const OptimizerSpec& self) { return name_of(kOptimizers, self.kind); })
-      .def_readonly("momentum", &OptimizerSpec::momentum)
-      .def_readonly("dampening", &OptimizerSpec::dampening)
-      .def_readonly("nesterov", &OptimizerSpec::nesterov)
-      .def_readonly("weight_decay", &OptimizerSpec::weight_decay)
-      .def_readonly("eps", &OptimizerSpec::eps)
-      .def_readonly("initial_accumulator", &OptimizerSpec::initial_accumulator)
-      .def_readonly("beta1", &OptimizerSpec::beta1)
-      .def_readonly("beta2", &OptimizerSpec::beta2);
+           py::kw_only(), py::arg("kind") = "sgd")
+      .def_property_readonly("kind", [](const OptimizerSpec& self) { return name_of(kOptimizerNames, self.kind); });
+  for (const OptimizerOption& option : optimizer_options()) {
+    spec.def_property_readonly(option.name.data(),
+                               [&option](const OptimizerSpec& self) { return option_of(self, option); });
+  }
 
   py::class_<TableSchema>(module, "TableSchema")
       .def(py::init([](std::uint32_t id, const std::string& name, std::uint32_t dim, std::uint32_t version,

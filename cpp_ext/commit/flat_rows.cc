@@ -21,8 +21,10 @@ void FlatRows::fill_initial(std::span<const std::uint64_t> keys, float* weights)
   for (std::size_t i = 0; i < keys.size(); ++i) initial_.fill(keys[i], weights + i * schema_.dim);
 }
 
-void FlatRows::fill_state(std::uint64_t rows, float* state) const noexcept {
-  for (std::uint64_t i = 0; i < rows; ++i) optimizer_->init_state(state + i * state_floats());
+void FlatRows::fill_state(std::uint64_t rows, const float* weights, float* state) const noexcept {
+  for (std::uint64_t i = 0; i < rows; ++i) {
+    optimizer_->init_state(reinterpret_cast<const std::byte*>(weights + i * schema_.dim), state + i * state_floats());
+  }
 }
 
 Status FlatRows::apply(std::span<const GradBlock> blocks, std::uint32_t workers, bool grad_sum, float lr,

@@ -32,9 +32,10 @@ class FlatRows {
   [[nodiscard]] std::uint32_t dim() const noexcept { return schema_.dim; }
   [[nodiscard]] std::uint32_t state_floats() const noexcept { return optimizer_->state_floats(); }
 
-  // Writes the rows that keys without a push have, and the state of a row before its first update.
-  void fill_initial(std::span<const std::uint64_t> keys, float* weights) const noexcept;  // (keys, dim)
-  void fill_state(std::uint64_t rows, float* state) const noexcept;                       // (rows, state_floats)
+  // Writes the rows that keys without a push have: (keys, dim).
+  void fill_initial(std::span<const std::uint64_t> keys, float* weights) const noexcept;
+  // Writes the state, (rows, state_floats), that rows of these weights, (rows, dim), have before their first update.
+  void fill_state(std::uint64_t rows, const float* weights, float* state) const noexcept;
 
   // Applies one step. A block's keys are numbers of rows of the arrays, unique within the block; blocks stand in rank
   // order, one for each of the job's `workers`. InvalidArgument, with nothing changed, when a number is too large.

@@ -37,37 +37,100 @@ class RowsToUpdate:
 Kernel: TypeAlias = Callable[[RowsToUpdate, Mapping[str, Any], float], tuple[Tensor, Tensor]]
 
 
+def _decayed(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    """Returns the gradients and the weights after weight decay."""
+    if p["decoupled"]:
+        return rows.grads, rows.weights * (1.0 - lr * p["weight_decay"])
+    return rows.grads + p["weight_decay"] * rows.weights, rows.weights
+
+
+def _corrections(rows: RowsToUpdate, p: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Returns Adam's corrections of both moments by the counts of the rows, (n, 1) float64."""
+    times = rows.counts.to(torch.float64).unsqueeze(1)
+    return 1.0 - p["beta1"] ** times, 1.0 - p["beta2"] ** times
+
+
+def _moments(rows: RowsToUpdate, grads: Tensor, p: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    dim = rows.weights.shape[1]
+    first, second = rows.state[:, :dim], rows.state[:, dim : 2 * dim]
+    return first + (grads - first) * (1.0 - p["beta1"]), p["beta2"] * second + (1.0 - p["beta2"]) * (grads * grads)
+
+
 def _sgd(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
-    grads = rows.grads + p["weight_decay"] * rows.weights
+    grads, weights = _decayed(rows, p, lr)
     if p["momentum"] == 0:
-        return rows.weights - lr * grads, rows.state
+        return weights - lr * grads, rows.state
     is_first = (rows.counts == 1).unsqueeze(1)
     moved = torch.where(is_first, grads, p["momentum"] * rows.state + (1.0 - p["dampening"]) * grads)
     ahead = grads + p["momentum"] * moved if p["nesterov"] else moved
-    return rows.weights - lr * ahead, moved
+    return weights - lr * ahead, moved
 
 
 def _adagrad(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
-    grads = rows.grads + p["weight_decay"] * rows.weights
-    sums = rows.state + grads * grads
-    return rows.weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
+    grads, weights = _decayed(rows, p, lr)
+    sums = p["accumulator_decay"] * rows.state + grads * grads
+    return weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
 
 
 def _rowwise_adagrad(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
-    grads = rows.grads + p["weight_decay"] * rows.weights
-    sums = rows.state + (grads * grads).mean(1, keepdim=True)
-    return rows.weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
+    grads, weights = _decayed(rows, p, lr)
+    sums = p["accumulator_decay"] * rows.state + (grads * grads).mean(1, keepdim=True)
+    return weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
 
 
 def _adam(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
-    dim = rows.weights.shape[1]
-    grads = rows.grads + p["weight_decay"] * rows.weights
-    times = rows.counts.to(torch.float64).unsqueeze(1)
-    step, root = (lr / (1.0 - p["beta1"] ** times)).float(), (1.0 - p["beta2"] ** times).sqrt().float()
-    first = rows.state[:, :dim] + (grads - rows.state[:, :dim]) * (1.0 - p["beta1"])
-    second = p["beta2"] * rows.state[:, dim:] + (1.0 - p["beta2"]) * (grads * grads)
-    moved = rows.weights - step * (first / (second.sqrt() / root + p["eps"]))
-    return moved, torch.cat([first, second], dim=1)
+    grads, weights = _decayed(rows, p, lr)
+    correction1, correction2 = _corrections(rows, p)
+    step, root = (lr / correction1).float(), correction2.sqrt().float()
+    first, second = _moments(rows, grads, p)
+    state = [first, second]
+    if p["amsgrad"]:
+        state.append(torch.maximum(rows.state[:, 2 * weights.shape[1] :], second))
+    return weights - step * (first / (state[-1].sqrt() / root + p["eps"])), torch.cat(state, dim=1)
+
+
+def _rmsprop(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    grads, weights = _decayed(rows, p, lr)
+    arrays = list(rows.state.split(weights.shape[1], dim=1))
+    square = p["alpha"] * arrays.pop(0) + (1.0 - p["alpha"]) * (grads * grads)
+    state, variance = [square], square
+    if p["centered"]:
+        before = arrays.pop(0)
+        mean = before + (grads - before) * (1.0 - p["alpha"])
+        state.append(mean)
+        variance = (square - mean * mean).clamp(min=0.0)
+    moved = grads / (variance.sqrt() + p["eps"])
+    if p["momentum"] > 0:
+        moved = p["momentum"] * arrays.pop(0) + moved
+        state.append(moved)
+    return weights - lr * moved, torch.cat(state, dim=1)
+
+
+def _adadelta(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    grads, weights = _decayed(rows, p, lr)
+    squares, steps = rows.state.split(weights.shape[1], dim=1)
+    square = p["rho"] * squares + (1.0 - p["rho"]) * (grads * grads)
+    step = (steps + p["eps"]).sqrt() / (square + p["eps"]).sqrt() * grads
+    return weights - lr * step, torch.cat([square, p["rho"] * steps + (1.0 - p["rho"]) * (step * step)], dim=1)
+
+
+def _lion(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    grads, weights = _decayed(rows, p, lr)
+    moved = rows.state + (grads - rows.state) * (1.0 - p["beta1"])
+    return weights - lr * moved.sign(), rows.state + (grads - rows.state) * (1.0 - p["beta2"])
+
+
+def _lamb(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
+    weights = rows.weights
+    grads = rows.grads if p["decoupled"] else rows.grads + p["weight_decay"] * weights
+    first, second = _moments(rows, grads, p)
+    correction1, correction2 = _corrections(rows, p)
+    step = first / correction1.float() / (second.sqrt() / correction2.sqrt().float() + p["eps"])
+    if p["decoupled"]:
+        step = step + p["weight_decay"] * weights
+    size, moved = weights.norm(dim=1, keepdim=True), step.norm(dim=1, keepdim=True)
+    ratio = torch.where((size > 0) & (moved > 0), size / moved, 1.0)
+    return weights - lr * ratio * step, torch.cat([first, second], dim=1)
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType({
@@ -75,6 +138,10 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType({
     "adagrad": _adagrad,
     "rowwise_adagrad": _rowwise_adagrad,
     "adam": _adam,
+    "rmsprop": _rmsprop,
+    "adadelta": _adadelta,
+    "lion": _lion,
+    "lamb": _lamb,
 })  # fmt: skip
 
 

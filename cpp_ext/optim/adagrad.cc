@@ -11,7 +11,9 @@ class Adagrad final : public KernelOptimizer {
       : KernelOptimizer(schema, kernels), accumulators_(accumulators), initial_(schema.optimizer.initial_accumulator) {}
 
   std::uint32_t state_floats() const noexcept override { return accumulators_; }
-  void init_state(float* state) const noexcept override { std::fill_n(state, accumulators_, initial_); }
+  void init_state(const std::byte* /*weights*/, float* state) const noexcept override {
+    std::fill_n(state, accumulators_, initial_);
+  }
 
  private:
   std::uint32_t accumulators_;  // one per column, or one per row

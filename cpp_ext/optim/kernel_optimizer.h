@@ -26,5 +26,10 @@ class KernelOptimizer : public Optimizer {
 [[nodiscard]] std::unique_ptr<const Optimizer> make_rowwise_adagrad(const TableSchema& schema,
                                                                     const KernelTable& table);
 [[nodiscard]] std::unique_ptr<const Optimizer> make_adam(const TableSchema& schema, const KernelTable& table);
+[[nodiscard]] std::unique_ptr<const Optimizer> make_rmsprop(const TableSchema& schema, const KernelTable& table);
+[[nodiscard]] std::unique_ptr<const Optimizer> make_adadelta(const TableSchema& schema, const KernelTable& table);
+[[nodiscard]] std::unique_ptr<const Optimizer> make_lion(const TableSchema& schema, const KernelTable& table);
+[[nodiscard]] std::unique_ptr<const Optimizer> make_lamb(const TableSchema& schema, const KernelTable& table);
+[[nodiscard]] std::unique_ptr<const Optimizer> make_ftrl(const TableSchema& schema, const KernelTable& table);
 
 }  // namespace sparserow

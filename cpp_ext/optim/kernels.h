@@ -21,12 +21,20 @@ struct KernelParams {
   float lr = 0.0f;
   float grad_scale = 1.0f;
   float weight_decay = 0.0f;
+  bool decoupled = false;
   float momentum = 0.0f;
   float dampening = 0.0f;
   bool nesterov = false;
   float eps = 0.0f;
+  float accumulator_decay = 1.0f;
   double beta1 = 0.0;
   double beta2 = 0.0;
+  double alpha = 0.0;
+  double rho = 0.0;
+  float beta = 0.0f;
+  float l1 = 0.0f;
+  float l2 = 0.0f;
+  float group_lasso = 0.0f;
 };
 
 using Kernel = void (*)(const RowUpdate* updates, std::size_t count, const KernelParams& params) noexcept;
@@ -38,6 +46,16 @@ struct KernelTable {
   Kernel adagrad[3];
   Kernel rowwise_adagrad[3];
   Kernel adam[3];
+  Kernel adam_amsgrad[3];
+  Kernel rmsprop[3];
+  Kernel rmsprop_momentum[3];
+  Kernel rmsprop_centered[3];
+  Kernel rmsprop_centered_momentum[3];
+  Kernel adadelta[3];
+  Kernel lion[3];
+  Kernel lamb[3];
+  Kernel ftrl[3];
+  Kernel ftrl_group[3];
 };
 
 // `isa` must be supported by this machine.

@@ -1,8 +1,10 @@
 // The optimizer interface: how one summed gradient moves one row, in place.
 //
-// To add an optimizer: (1) add its kind to schema/schema.h, (2) write its arithmetic in optim/NAME_kernel.h
-// and name it in optim/kernels.h, (3) write optim/NAME.cc (its state and hyper-parameters) and name it in
-// optim/factory.cc, (4) add its torch.optim twin to tests/contract/test_optimizers.py.
+// To add an optimizer: (1) add its kind and options to schema/optimizer_spec.h, (2) write its arithmetic in
+// optim/NAME_kernel.h and name it in optim/kernels.h, (3) write optim/NAME.cc (its state and hyper-parameters) and name
+// it in optim/factory.cc, (4) add its class to proto/optimizers.py, its message to proto/control.proto and its section
+// to proto/config/optimizer_config.py, (5) add its reference to tests/contract/test_optimizers.py, (6) describe it in
+// docs/optimizers.md.
 //
 // Semantics are *lazy*: a row without a gradient does not move, and bias correction uses the row's own
 // update count, so each row behaves as torch.optim does on that row alone. Kernels are vectorised and
@@ -26,7 +28,10 @@ class Optimizer {
   virtual ~Optimizer() = default;
   // float32 values of state per row.
   [[nodiscard]] virtual std::uint32_t state_floats() const noexcept = 0;
-  virtual void init_state(float* state) const noexcept = 0;  // (state_floats)
+  // Writes the state of a row before its first update. weights: (dim) in the table's dtype; state: (state_floats).
+  virtual void init_state(const std::byte* weights, float* state) const noexcept = 0;
+  // Brings the state in line with weights that were assigned; statistics of gradients stay.
+  virtual void follow_weights(const std::byte* weights, float* state) const noexcept;
   // Applies updates in order; `grad_scale` multiplies every gradient first (1/N of DESIGN 5).
   // The same row may stand twice: the second sees the first's effect.
   virtual void apply(std::span<const RowUpdate> updates, float lr, float grad_scale) const noexcept = 0;

@@ -38,42 +38,6 @@ Status validate_init(const InitSpec& init) {
   return Status::ok();
 }
 
-// A field that this kind does not have must keep its default: no option is accepted and ignored.
-Status validate_unused(const OptimizerSpec& spec) {
-  const OptimizerSpec defaults;
-  const bool is_sgd = spec.kind == OptimizerKind::kSgd;
-  const bool is_adam = spec.kind == OptimizerKind::kAdam;
-  const bool is_adagrad = !is_sgd && !is_adam;
-  constexpr std::string_view kUnused = "the default, as this optimizer does not use it";
-  SR_RETURN_IF_ERROR(check(is_sgd || spec.momentum == 0, "optimizer.momentum", spec.momentum, kUnused));
-  SR_RETURN_IF_ERROR(check(is_sgd || spec.dampening == 0, "optimizer.dampening", spec.dampening, kUnused));
-  SR_RETURN_IF_ERROR(check(is_sgd || !spec.nesterov, "optimizer.nesterov", spec.nesterov ? 1.0f : 0.0f, kUnused));
-  SR_RETURN_IF_ERROR(check(!is_sgd || spec.eps == defaults.eps, "optimizer.eps", spec.eps, kUnused));
-  SR_RETURN_IF_ERROR(check(is_adagrad || spec.initial_accumulator == 0, "optimizer.initial_accumulator",
-                           spec.initial_accumulator, kUnused));
-  SR_RETURN_IF_ERROR(check(is_adam || spec.beta1 == defaults.beta1, "optimizer.beta1", spec.beta1, kUnused));
-  return check(is_adam || spec.beta2 == defaults.beta2, "optimizer.beta2", spec.beta2, kUnused);
-}
-
-Status validate_optimizer(const OptimizerSpec& spec) {
-  if (static_cast<unsigned>(spec.kind) > 3) {
-    return refuse("optimizer.kind", static_cast<unsigned>(spec.kind), "0 (sgd) to 3 (adam)");
-  }
-  SR_RETURN_IF_ERROR(validate_unused(spec));
-  SR_RETURN_IF_ERROR(check(spec.momentum >= 0 && spec.momentum < 1, "optimizer.momentum", spec.momentum, "[0, 1)"));
-  SR_RETURN_IF_ERROR(
-      check(spec.dampening >= 0 && spec.dampening <= 1, "optimizer.dampening", spec.dampening, "[0, 1]"));
-  if (spec.nesterov && (spec.momentum == 0 || spec.dampening != 0)) {
-    return refuse("optimizer.nesterov", "true", "true only with momentum > 0 and dampening = 0");
-  }
-  SR_RETURN_IF_ERROR(check(spec.weight_decay >= 0, "optimizer.weight_decay", spec.weight_decay, ">= 0"));
-  SR_RETURN_IF_ERROR(check(spec.eps > 0, "optimizer.eps", spec.eps, "> 0"));
-  SR_RETURN_IF_ERROR(
-      check(spec.initial_accumulator >= 0, "optimizer.initial_accumulator", spec.initial_accumulator, ">= 0"));
-  SR_RETURN_IF_ERROR(check(spec.beta1 >= 0 && spec.beta1 < 1, "optimizer.beta1", spec.beta1, "[0, 1)"));
-  return check(spec.beta2 >= 0 && spec.beta2 < 1, "optimizer.beta2", spec.beta2, "[0, 1)");
-}
-
 Status validate_policy(const RowPolicy& policy) {
   constexpr std::uint64_t kLongest = (std::uint64_t{1} << 31) - 1;
   if (policy.admit_after < 1 || policy.admit_after > RowPolicy::kMostSightings) {
@@ -124,15 +88,11 @@ Status same_init(const std::string& table, const InitSpec& existing, const InitS
 Status same_optimizer(const std::string& table, const OptimizerSpec& existing, const OptimizerSpec& requested) {
   SR_RETURN_IF_ERROR(
       same(table, "optimizer.kind", static_cast<unsigned>(existing.kind), static_cast<unsigned>(requested.kind)));
-  SR_RETURN_IF_ERROR(same(table, "optimizer.momentum", existing.momentum, requested.momentum));
-  SR_RETURN_IF_ERROR(same(table, "optimizer.dampening", existing.dampening, requested.dampening));
-  SR_RETURN_IF_ERROR(same(table, "optimizer.nesterov", existing.nesterov, requested.nesterov));
-  SR_RETURN_IF_ERROR(same(table, "optimizer.weight_decay", existing.weight_decay, requested.weight_decay));
-  SR_RETURN_IF_ERROR(same(table, "optimizer.eps", existing.eps, requested.eps));
-  SR_RETURN_IF_ERROR(
-      same(table, "optimizer.initial_accumulator", existing.initial_accumulator, requested.initial_accumulator));
-  SR_RETURN_IF_ERROR(same(table, "optimizer.beta1", existing.beta1, requested.beta1));
-  return same(table, "optimizer.beta2", existing.beta2, requested.beta2);
+  for (const OptimizerOption& option : optimizer_options()) {
+    const std::string field = "optimizer." + std::string(option.name);
+    SR_RETURN_IF_ERROR(same(table, field, option.value(existing), option.value(requested)));
+  }
+  return Status::ok();
 }
 
 Status same_policy(const std::string& table, const RowPolicy& existing, const RowPolicy& requested) {
@@ -163,7 +123,7 @@ Status validate(const TableSchema& schema) {
     return refuse("dtype", static_cast<unsigned>(schema.dtype), "0 (float32), 1 (bfloat16), 2 (float16), 3 (int8)");
   }
   SR_RETURN_IF_ERROR(validate_init(schema.init));
-  SR_RETURN_IF_ERROR(validate_optimizer(schema.optimizer));
+  SR_RETURN_IF_ERROR(validate(schema.optimizer));
   if (schema.dtype == Dtype::kInt8 && !(schema.optimizer == OptimizerSpec{})) {
     return refuse("optimizer", "any but plain sgd", "the default with dtype int8, whose rows are never trained");
   }

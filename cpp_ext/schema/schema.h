@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "schema/optimizer_spec.h"
 #include "util/dtype.h"
 #include "util/status.h"
 
@@ -12,9 +13,8 @@ namespace sparserow {
 inline constexpr std::int64_t kNoStep = -1;              // The step of a call that belongs to no step.
 inline constexpr std::uint64_t kNoVersion = UINT64_MAX;  // The version of a row that the client does not have.
 
-// Values of both enums are part of the wire contract.
+// Values are part of the wire contract.
 enum class InitKind : std::uint8_t { kConstant = 0, kUniform = 1, kNormal = 2, kXavierUniform = 3, kXavierNormal = 4 };
-enum class OptimizerKind : std::uint8_t { kSgd = 0, kAdagrad = 1, kRowWiseAdagrad = 2, kAdam = 3 };
 
 // constant: value a. uniform: [a, b). normal: mean a, standard deviation b.
 // xavier_*: gain a, with fan_in = rows (b) and fan_out = dim (Glorot & Bengio 2010, as torch.nn.init).
@@ -23,21 +23,6 @@ struct InitSpec {
   float a = 0.0f;
   float b = 0.0f;
   bool operator==(const InitSpec&) const = default;
-};
-
-// Hyper-parameters; the learning rate is not here, it travels with each commit.
-// Fields that a kind does not use must keep their defaults.
-struct OptimizerSpec {
-  OptimizerKind kind = OptimizerKind::kSgd;
-  float momentum = 0.0f;             // sgd, [0, 1)
-  float dampening = 0.0f;            // sgd, [0, 1]
-  bool nesterov = false;             // sgd; needs momentum > 0 and dampening == 0
-  float weight_decay = 0.0f;         // all kinds, >= 0 (L2, added to the gradient)
-  float eps = 1e-10f;                // adagrad, rowwise_adagrad (1e-10), adam (1e-8); > 0
-  float initial_accumulator = 0.0f;  // adagrad, rowwise_adagrad, >= 0
-  float beta1 = 0.9f;                // adam, [0, 1)
-  float beta2 = 0.999f;              // adam, [0, 1)
-  bool operator==(const OptimizerSpec&) const = default;
 };
 
 // Which keys get a row, and which rows go again. Rows come by applied pushes (and ASSIGN, which always gives one).

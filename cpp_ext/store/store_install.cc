@@ -62,6 +62,7 @@ Status Store::set_rows(std::uint32_t table_id, std::span<const std::uint64_t> ke
   const std::uint32_t dim = table->schema.dim;
   return impl_->put_rows(*this, *table, keys, 0, [&](RowRef row, std::size_t at) {
     convert_from_float(table->schema.dtype, rows + at * dim, row.weights(), dim);
+    table->optimizer->follow_weights(row.weights(), row.state(table->layout));
     if (versions != nullptr) row.set_version(versions[at]);
   });
 }
@@ -86,7 +87,7 @@ Status Store::install(std::uint32_t table_id, const StoredRows& rows) {
     if (state_floats > 0) {
       std::memcpy(row.state(table->layout), rows.state.data() + at * state_floats, state_floats * sizeof(float));
     } else {
-      table->optimizer->init_state(row.state(table->layout));
+      table->optimizer->init_state(row.weights(), row.state(table->layout));
     }
     row.set_version(rows.versions[at]);
     row.set_update_count(begins_anew ? 0 : rows.update_counts[at]);  // Adam corrects its state's bias by it

@@ -25,7 +25,7 @@ from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded
-from ...proto.schema import Adagrad
+from ...proto.optimizers import Adagrad
 from ...worker.checkpoint import restore, save
 from ...worker.session.connect import connect
 from ...worker.session.session import Session

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...proto.schema import Adagrad, Constant, Table
+from ...proto.optimizers import Adagrad
+from ...proto.schema import Constant, Table
 from ...worker.layers.distribute import distribute
 from ...worker.session.session import Session
 

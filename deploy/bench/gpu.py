@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition
-from ...proto.schema import Adagrad, Constant, Table
+from ...proto.optimizers import Adagrad
+from ...proto.schema import Constant, Table
 from ...worker.layers.distribute import distribute
 from ...worker.prefetch import prefetch
 from ...worker.session.connect import connect

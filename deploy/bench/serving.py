@@ -21,11 +21,12 @@ import numpy as np
 from ...cpp_ext import _server
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.checkpoint.tensor_file import Tensor
+from ...proto.optimizers import SGD
 from ...proto.published.manifest import MANIFEST, SLOTS, ModelManifest, PublishedTable, ServedDtype
 from ...proto.published.model_names import handle_of
 from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
-from ...proto.schema import SGD, TableSchema
+from ...proto.schema import TableSchema
 from ...serving.client.client import ServingClient
 from ...serving.client.shard_assignment import ShardAssignment
 from ...serving.loaded_version import load_version

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from ...proto.errors import Internal
-from ...proto.schema import SGD, Adagrad
+from ...proto.optimizers import SGD, Adagrad
 from ...worker.layers.dense_rows import dense_on_servers
 from ...worker.layers.distribute import distribute
 from ...worker.session.connect import connect

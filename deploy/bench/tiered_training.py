@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from ...cpp_ext import _client, _server
 from ...proto.errors import FailedPrecondition
-from ...proto.schema import Adagrad, TableSchema
+from ...proto.optimizers import Adagrad
+from ...proto.schema import TableSchema
 from ...worker.layers.deferred import deferred
 from ...worker.layers.distribute import distribute
 from ...worker.models import DLRM

@@ -12,7 +12,9 @@ def plan(
     *,
     rows: Annotated[str, typer.Option(help="Rows of the table, such as 2e9.")],
     dim: Annotated[int, typer.Option(help="Number of elements of a row.")],
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adagrad, rowwise_adagrad or adam.")] = "adagrad",
+    optimizer: Annotated[
+        str, typer.Option(help="Optimizer of the rows, such as adagrad; docs/optimizers.md has all.")
+    ] = "adagrad",
     dtype: Annotated[str, typer.Option(help="Dtype of stored weights: float32, bfloat16 or float16.")] = "float32",
     skew: Annotated[
         float, typer.Option(help="Exponent of the Zipf law of lookups; 0: all keys are equally likely.")
@@ -46,7 +48,14 @@ def plan(
 
     from ...proto.config.units import format_bytes, parse_bytes
     from ...proto.errors import not_allowed
-    from ..preflight.planning import Load, PlannedCache, PlannedTable, plan as make_plan, plan_on_devices
+    from ..preflight.planning import (
+        PLANNED_OPTIMIZERS,
+        Load,
+        PlannedCache,
+        PlannedTable,
+        plan as make_plan,
+        plan_on_devices,
+    )
     from .result_file import check_result_file, write_result
     from .terminal import tables_console
 
@@ -55,7 +64,9 @@ def plan(
         count = int(float(rows))
     except (ValueError, OverflowError):
         raise not_allowed("--rows", rows, "a number, such as 2e9") from None
-    table = PlannedTable(count, dim, optimizer, dtype, skew)
+    if optimizer not in PLANNED_OPTIMIZERS:
+        raise not_allowed("--optimizer", optimizer, PLANNED_OPTIMIZERS)
+    table = PlannedTable(count, dim, PLANNED_OPTIMIZERS[optimizer], dtype, skew)
     load = Load(batch * lookups, workers, wire)
     if cache is None and (cache_staleness != 1 or cache_dtype != "float32"):
         raise not_allowed("--cache", None, "a size beside --cache-staleness and --cache-dtype, such as 2GiB")

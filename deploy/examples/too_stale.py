@@ -23,7 +23,7 @@ from rich.table import Table as Grid
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ...proto.schema import SGD
+from ...proto.optimizers import SGD
 from ...worker.layers.distribute import distribute
 from ...worker.metrics.binary import auc
 from ...worker.prefetch import prefetch

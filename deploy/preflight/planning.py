@@ -6,14 +6,23 @@ The functions are pure functions of numbers; tests/e2e/test_plan.py compares the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...proto.errors import InvalidArgument, not_allowed
+from ...proto.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, RowOptimizer
 
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
+# The optimizers of `sparserow plan` by name; options that add state have a name of their own.
+PLANNED_OPTIMIZERS: Mapping[str, RowOptimizer] = MappingProxyType({
+    "sgd": SGD(),
+    "momentum": SGD(momentum=0.9),
+    **{kind: optimizer() for kind, optimizer in OPTIMIZERS.items() if kind != "sgd"},
+    "amsgrad": Adam(amsgrad=True),
+})  # fmt: skip
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 MEMORY_OVERHEAD = 31  # bytes of a row beyond weights and state: header of 12, index and slack (store.h)
@@ -37,14 +46,14 @@ class PlannedTable:
     Args:
         rows: the number of rows that it will have.
         dim: the number of elements of a row.
-        optimizer: one of OPTIMIZERS.
+        optimizer: the optimizer, whose state a row has beside its weights.
         dtype: the dtype of stored weights.
         skew: the exponent of the Zipf law of lookups; 0 makes all keys equally likely.
     """
 
     rows: int
     dim: int
-    optimizer: str = "adagrad"
+    optimizer: RowOptimizer = Adagrad()  # noqa: RUF009 - it is immutable
     dtype: str = "float32"
     skew: float = 1.05
 
@@ -56,15 +65,13 @@ class PlannedTable:
         ):
             if not low <= value <= high:
                 raise not_allowed(f"--{name}", value, f"[{low}, {high}]")
-        for name, text, allowed in (("optimizer", self.optimizer, OPTIMIZERS), ("dtype", self.dtype, DTYPE_BYTES)):
-            if text not in allowed:
-                raise not_allowed(f"--{name}", text, allowed)
+        if self.dtype not in DTYPE_BYTES:
+            raise not_allowed("--dtype", self.dtype, DTYPE_BYTES)
 
     @property
     def row_bytes(self) -> int:
         """The bytes of a row's weights, padded to 4 bytes, and of its optimizer state."""
-        state = {"sgd": 0, "momentum": self.dim, "adagrad": self.dim, "rowwise_adagrad": 1, "adam": 2 * self.dim}
-        return (self.dim * DTYPE_BYTES[self.dtype] + 3) // 4 * 4 + 4 * state[self.optimizer]
+        return (self.dim * DTYPE_BYTES[self.dtype] + 3) // 4 * 4 + 4 * self.optimizer.state_floats(self.dim)
 
 
 @dataclass(frozen=True)
@@ -354,7 +361,7 @@ def plan_on_devices(table: PlannedTable, load: Load, *, device_bytes: int, used_
         device_bytes: the memory of one device, in bytes.
         used_bytes: the bytes that other tables with placement ``auto`` have there already.
     """
-    state = (table.row_bytes - (table.dim * DTYPE_BYTES[table.dtype] + 3) // 4 * 4) // 4
+    state = table.optimizer.state_floats(table.dim)
     rank_bytes = math.ceil(table.rows / load.workers) * 4 * (table.dim + state + 1)
     room = max(0, int(device_bytes * DEVICE_SHARE) - used_bytes)
     unique = Popularity.zipf(table.rows, table.skew).unique(load.lookups)

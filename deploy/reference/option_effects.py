@@ -99,6 +99,12 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
         "cluster.ssd_path; of a running cluster, an SSD of its shards",
         ("train.prefetch=2", "train.prefetch_hints=2"),
     ),
+    OptionEffect(
+        "job",
+        "train.row_optimizer.decoupled",
+        "train.row_optimizer.weight_decay",
+        ("train.row_optimizer={kind: sgd, decoupled: true}",),
+    ),
     OptionEffect("job", "train.staleness not 0", "model.backend ps", (*_LOCAL, "train.staleness=2")),
     OptionEffect("job", "train.zero", "train.dense ddp, and 2 workers", ("train.dense=ps", "train.zero=true")),
     OptionEffect("doctor", "--disk-bytes", "--disk", ("--disk-bytes", "5GiB")),

@@ -14,6 +14,7 @@ from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.features.jagged import Jagged
+from ...proto.optimizers import RowOptimizer
 from ...worker.data.features import fit
 from ...worker.data.sources import check_files, feature_spec, find_files, first_samples
 from ...worker.layers.deferred import deferred
@@ -207,8 +208,9 @@ def _table(job: JobConfig, layers: TableLayers) -> DryTable:
     is_distributed = job.model.backend == "ps" and rows >= job.model.min_rows
     placement = _placement(job, config) if is_distributed else "worker"
     is_on_servers = placement in ("servers", "auto")
-    row = PlannedTable(rows, dim, _optimizer_of(job, config)).row_bytes + (MEMORY_OVERHEAD if is_on_servers else 0)
-    return DryTable(name, rows, dim, row, rows * row, is_on_servers, placement, _optimizer_of(job, config))
+    optimizer = _optimizer_of(job, config)
+    row = PlannedTable(rows, dim, optimizer).row_bytes + (MEMORY_OVERHEAD if is_on_servers else 0)
+    return DryTable(name, rows, dim, row, rows * row, is_on_servers, placement, optimizer.kind)
 
 
 def _placement(job: JobConfig, table: TableConfig | None) -> str:
@@ -218,10 +220,9 @@ def _placement(job: JobConfig, table: TableConfig | None) -> str:
     return table.placement
 
 
-def _optimizer_of(job: JobConfig, table: TableConfig | None) -> str:
+def _optimizer_of(job: JobConfig, table: TableConfig | None) -> RowOptimizer:
     own = None if table is None else table.optimizer
-    optimizer = job.train.row_optimizer if own is None else own
-    return "momentum" if optimizer.kind == "sgd" and optimizer.momentum > 0 else optimizer.kind
+    return (job.train.row_optimizer if own is None else own).row_optimizer()
 
 
 def _step(job: JobConfig, tables: tuple[DryTable, ...]) -> tuple[float, float, float]:
@@ -230,7 +231,7 @@ def _step(job: JobConfig, tables: tuple[DryTable, ...]) -> tuple[float, float, f
     load = Load(job.train.batch_size * job.train.accumulate, job.train.workers)
     for table in tables:
         if table.is_on_servers:
-            planned = PlannedTable(table.rows, table.dim, table.optimizer)
+            planned = PlannedTable(table.rows, table.dim)
             made = plan(planned, load, budget_bytes=_NO_BUDGET, has_ssd=True, shards=job.cluster.shards)
             keys, pulled, pushed = keys + made.unique_keys, pulled + made.pull_bytes, pushed + made.push_bytes
     return keys, pulled, pushed

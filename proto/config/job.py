@@ -21,7 +21,7 @@ from .job_effects import check_effects
 from .metrics_config import MetricsConfig, check_metrics
 from .model_config import ModelConfig
 from .node_check_config import NodeCheckConfig
-from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
+from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig, check_local
 from .parallel_config import ParallelConfig, check_parallel
 from .placement_config import check_placements
 from .publish_config import PublishConfig
@@ -304,11 +304,8 @@ class JobConfig(StrictModel):
                 "train.checkpoint.delta_every: has no effect with train.staleness 0, where all processes restart "
                 "together; allowed: null"
             )
-        if self.model.backend == "local" and self.train.row_optimizer.kind not in ("sgd", "adagrad"):
-            raise InvalidArgument(
-                f"model.backend local: torch has no {self.train.row_optimizer.kind} for single rows; allowed in "
-                "train.row_optimizer.kind: sgd, adagrad"
-            )
+        if self.model.backend == "local":
+            check_local(self.train.row_optimizer)
         if self.model.backend == "local" and self.train.clip_row_norm is not None:
             raise InvalidArgument("train.clip_row_norm: torch cannot clip single rows; model.backend must be ps")
         if self.model.backend == "local" and self.publish is not None:
@@ -346,7 +343,6 @@ class JobConfig(StrictModel):
         ):
             if is_set:
                 raise InvalidArgument(f"train.{name}: is not possible with train.dense ps; allowed: ddp")
-        train.dense_optimizer.row_optimizer()
         return self
 
     @model_validator(mode="after")

@@ -36,6 +36,11 @@ def _ignored(job: JobConfig) -> Iterator[tuple[str, str]]:
             yield "model.min_rows", "with model.backend local, where every table is in the worker"
     if train.namespace_policy is not None and job.cluster.address is None:
         yield "train.namespace_policy", "without cluster.address, as a cluster of the job's own has no tables"
+    sections = {"train.row_optimizer": train.row_optimizer}
+    sections.update({f"tables.{name}.optimizer": each.optimizer for name, each in job.tables.items() if each.optimizer})
+    for section, rows in sections.items():
+        if "decoupled" in rows.model_fields_set and rows.weight_decay == 0:
+            yield f"{section}.decoupled", f"without {section}.weight_decay"
     if elastic is not None:
         if elastic.url is None and "save_every" in elastic.model_fields_set:
             yield "train.elastic.save_every", "without train.elastic.url, where rows are saved"

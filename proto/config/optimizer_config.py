@@ -6,8 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from .. import schema
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, not_allowed
+from ..optimizers import OPTIMIZERS, RowOptimizer
 from .config import StrictModel
 
 
@@ -18,40 +18,42 @@ class DenseOptimizerConfig(StrictModel):
     lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
     weight_decay: float = Field(0.0, ge=0, le=1e3, description="Weight decay, as torch defines it for that optimizer.")
 
-    def row_optimizer(self) -> schema.RowOptimizer:
-        """Returns the schema of the same optimizer on the servers, for ``train.dense`` ps.
-
-        Raises:
-            InvalidArgument: the servers have no optimizer of that kind.
-        """
-        if self.kind == "adam":
-            return schema.Adam(lr=self.lr, weight_decay=self.weight_decay)
-        if self.kind == "adagrad":
-            return schema.Adagrad(lr=self.lr, weight_decay=self.weight_decay)
-        if self.kind == "sgd":
-            return schema.SGD(lr=self.lr, weight_decay=self.weight_decay)
-        raise InvalidArgument(
-            f"train.dense_optimizer.kind: {self.kind} is not allowed with train.dense ps; allowed: adam, adagrad, sgd"
-        )
+    def row_optimizer(self) -> RowOptimizer:
+        """Returns the schema of the same optimizer on the servers, for ``train.dense`` ps."""
+        kind = OPTIMIZERS[self.kind.removesuffix("w")]
+        is_decoupled = self.kind == "adamw"
+        return kind(lr=self.lr, weight_decay=self.weight_decay, decoupled=is_decoupled)
 
 
-class SgdConfig(StrictModel):
+class _RowOptimizerConfig(StrictModel):
+    kind: str = Field(description="Kind of optimizer.")
+    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
+    weight_decay: float = Field(0.0, ge=0, le=1e3, description="Weight decay; above 0 it needs backend ps.")
+    decoupled: bool = Field(
+        False, description="Whether the decay multiplies the weights by 1 - lr * weight_decay, or joins the gradient."
+    )
+
+    def row_optimizer(self) -> RowOptimizer:
+        """Returns the optimizer in the form that a table's schema holds."""
+        return OPTIMIZERS[self.kind](**self.model_dump(exclude={"kind"}))
+
+
+class SgdConfig(_RowOptimizerConfig):
     """SGD with optional momentum, applied to each row."""
 
     kind: Literal["sgd"] = Field(description="Kind of optimizer.")
-    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum.")
 
-    def row_optimizer(self) -> schema.SGD:
-        """Returns the optimizer in the form that a table's schema holds."""
-        return schema.SGD(lr=self.lr, momentum=self.momentum)
 
-
-class _AccumulatorConfig(StrictModel):
-    kind: str = Field(description="Kind of optimizer.")
-    lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
+class _AccumulatorConfig(_RowOptimizerConfig):
     eps: float = Field(1e-10, gt=0, le=1, description="Added to the root of the accumulator.")
     initial_accumulator: float = Field(0.0, ge=0, le=1e6, description="Accumulator of a row before its first update.")
+    accumulator_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Factor of the accumulator before each sum; 1 forgets nothing. It needs backend ps.",
+    )
 
 
 class AdagradConfig(_AccumulatorConfig):
@@ -59,24 +61,16 @@ class AdagradConfig(_AccumulatorConfig):
 
     kind: Literal["adagrad"] = Field(description="Kind of optimizer.")
 
-    def row_optimizer(self) -> schema.Adagrad:
-        """Returns the optimizer in the form that a table's schema holds."""
-        return schema.Adagrad(lr=self.lr, eps=self.eps, initial_accumulator=self.initial_accumulator)
-
 
 class RowWiseAdagradConfig(_AccumulatorConfig):
     """Adagrad with one accumulator for each row. torch has no such optimizer, so it needs backend ps."""
 
     kind: Literal["rowwise_adagrad"] = Field(description="Kind of optimizer.")
 
-    def row_optimizer(self) -> schema.RowWiseAdagrad:
-        """Returns the optimizer in the form that a table's schema holds."""
-        return schema.RowWiseAdagrad(lr=self.lr, eps=self.eps, initial_accumulator=self.initial_accumulator)
 
-
-class AdamConfig(StrictModel):
-    """Adam, applied to each row. Bias correction counts the updates of the row, which torch cannot do, so it needs
-    backend ps.
+class AdamConfig(_RowOptimizerConfig):
+    """Adam, applied to each row; AdamW with ``decoupled`` true. Bias correction counts the updates of the row, which
+    torch cannot do, so it needs backend ps.
     """
 
     kind: Literal["adam"] = Field(description="Kind of optimizer.")
@@ -84,12 +78,93 @@ class AdamConfig(StrictModel):
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
     eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
+    amsgrad: bool = Field(False, description="Whether the largest second moment so far replaces the present one.")
 
-    def row_optimizer(self) -> schema.Adam:
-        """Returns the optimizer in the form that a table's schema holds."""
-        return schema.Adam(lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps)
+
+class RmspropConfig(_RowOptimizerConfig):
+    """RMSprop, applied to each row. torch's does not take sparse gradients, so it needs backend ps."""
+
+    kind: Literal["rmsprop"] = Field(description="Kind of optimizer.")
+    lr: float = Field(1e-2, ge=0, le=1e3, description="Learning rate.")
+    alpha: float = Field(0.99, ge=0, lt=1, description="Decay of the mean square.")
+    eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the mean square.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum.")
+    centered: bool = Field(False, description="Whether the mean of gradients is taken off the mean square.")
+
+
+class AdadeltaConfig(_RowOptimizerConfig):
+    """Adadelta, applied to each row. torch's does not take sparse gradients, so it needs backend ps."""
+
+    kind: Literal["adadelta"] = Field(description="Kind of optimizer.")
+    lr: float = Field(1.0, ge=0, le=1e3, description="Factor of each step.")
+    rho: float = Field(0.9, ge=0, lt=1, description="Decay of both mean squares.")
+    eps: float = Field(1e-6, gt=0, le=1, description="Added to both mean squares.")
+
+
+class LionConfig(_RowOptimizerConfig):
+    """Lion, applied to each row. torch has no such optimizer, so it needs backend ps."""
+
+    kind: Literal["lion"] = Field(description="Kind of optimizer.")
+    lr: float = Field(1e-4, ge=0, le=1e3, description="Learning rate.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the momentum in the mean whose sign is taken.")
+    beta2: float = Field(0.99, ge=0, lt=1, description="Decay of the momentum.")
+    decoupled: bool = Field(
+        True, description="Whether the decay multiplies the weights by 1 - lr * weight_decay, or joins the gradient."
+    )
+
+
+class LambConfig(_RowOptimizerConfig):
+    """LAMB with one trust ratio for each row. torch has no such optimizer, so it needs backend ps."""
+
+    kind: Literal["lamb"] = Field(description="Kind of optimizer.")
+    lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    eps: float = Field(1e-6, gt=0, le=1, description="Added to the root of the second moment.")
+    decoupled: bool = Field(
+        True, description="Whether the decay joins the update that the trust ratio scales, or the gradient."
+    )
+
+
+class FtrlConfig(_RowOptimizerConfig):
+    """FTRL-proximal, applied to each row. torch has no such optimizer, so it needs backend ps.
+
+    With ``l1`` or ``group_lasso`` the initial embeddings are 0, unless ``model.init_scale`` is given.
+    """
+
+    kind: Literal["ftrl"] = Field(description="Kind of optimizer.")
+    beta: float = Field(1.0, gt=0, le=1e6, description="Added to the root of the sum of squared gradients.")
+    l1: float = Field(0.0, ge=0, le=1e6, description="Factor of the weights' L1 norm, which makes weights 0.")
+    l2: float = Field(0.0, ge=0, le=1e6, description="Factor of half the weights' squared L2 norm.")
+    group_lasso: float = Field(
+        0.0, ge=0, le=1e6, description="Factor of sqrt(dim) times a row's L2 norm, which makes rows 0."
+    )
 
 
 RowOptimizerConfig: TypeAlias = Annotated[
-    SgdConfig | AdagradConfig | RowWiseAdagradConfig | AdamConfig, Field(discriminator="kind")
+    SgdConfig
+    | AdagradConfig
+    | RowWiseAdagradConfig
+    | AdamConfig
+    | RmspropConfig
+    | AdadeltaConfig
+    | LionConfig
+    | LambConfig
+    | FtrlConfig,
+    Field(discriminator="kind"),
 ]
+
+
+def check_local(optimizer: RowOptimizerConfig) -> None:
+    """Raises InvalidArgument when torch cannot apply the optimizer to sparse gradients, as ``model.backend`` local
+    needs.
+    """
+    if not isinstance(optimizer, SgdConfig | AdagradConfig):
+        raise InvalidArgument(
+            f"model.backend local: torch has no {optimizer.kind} for single rows; allowed in train.row_optimizer.kind: "
+            "sgd, adagrad"
+        )
+    for option, usual in (("weight_decay", 0.0), ("accumulator_decay", 1.0)):
+        given = getattr(optimizer, option, usual)
+        if given != usual:
+            raise not_allowed(f"train.row_optimizer.{option}", given, f"{usual} with model.backend local")

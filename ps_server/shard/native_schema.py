@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...cpp_ext import _server
 from ...proto.native import init_parameters, optimizer_parameters, policy_parameters
-from ...proto.schema import Init, RowOptimizer, TableSchema
+from ...proto.optimizers import RowOptimizer
+from ...proto.schema import Init, TableSchema
 
 
 def native_init(init: Init) -> _server.InitSpec:

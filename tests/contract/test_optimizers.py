@@ -1,89 +1,124 @@
 """Each server-side optimizer against torch.optim run on every row alone: a row without a gradient does not move.
 
-The reference keeps one torch parameter and one optimizer per row, as Adam's step count is per row.
+The reference keeps one torch parameter and one optimizer per row, as Adam's step count is per row. Where torch has no
+such optimizer, the reference is a transcription in float64 (tests/support/literal_optimizers.py).
 """
 
+import os
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from literal_optimizers import LiteralRow, McMahanRow
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
+from sparserow.proto.native import optimizer_parameters
+from sparserow.proto.optimizers import (
+    FTRL,
+    LAMB,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lion,
+    RMSprop,
+    RowOptimizer,
+    RowWiseAdagrad,
+)
+from torch import optim
 
 STEPS, KEYS, BATCH = 500, 24, 8
-BORN_LATE = 6  # keys that first appear after step 250
+CREATED_LATE = 6  # keys that first appear after step 250
 LR = 0.05
 INIT = {"kind": "uniform", "a": -0.5, "b": 0.5}
-
-
-class RowWiseAdagrad(torch.optim.Optimizer):
-    """torch has none: one accumulator per row, of the mean squared gradient."""
-
-    def __init__(self, params, lr, eps=1e-10, weight_decay=0.0, initial_accumulator_value=0.0):
-        super().__init__(params, {"lr": lr})
-        self.eps, self.weight_decay, self.sum = eps, weight_decay, initial_accumulator_value
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for param in group["params"]:
-                grad = param.grad + self.weight_decay * param
-                self.sum = self.sum + grad.square().mean()
-                param -= group["lr"] * grad / (self.sum.sqrt() + self.eps)
+EVERY_SHAPE = [(dim, dtype) for dim in (1, 7, 16, 64) for dtype in ("float32", "bfloat16", "float16")]
+SHAPES = [(1, "float32"), (7, "float32"), (64, "float32"), (64, "bfloat16"), (64, "float16")]
+if os.environ.get("SPARSEROW_TEST_FULL"):
+    SHAPES = EVERY_SHAPE
 
 
 @dataclass(frozen=True)
 class Twin:
-    """A native optimizer and what torch calls the same."""
+    """A native optimizer, and its class in torch; None where torch has none."""
 
     name: str
-    native: dict
-    torch_class: type
+    native: RowOptimizer
+    torch_class: type | None = None
     torch_args: dict = field(default_factory=dict)
 
 
+DECAY = {"weight_decay": 0.01}
+DECOUPLED = {"weight_decay": 0.1, "decoupled": True}
 TWINS = [
-    Twin("sgd", {"kind": "sgd"}, torch.optim.SGD),
-    Twin("sgd-decay", {"kind": "sgd", "weight_decay": 0.01}, torch.optim.SGD, {"weight_decay": 0.01}),
-    Twin("momentum", {"kind": "sgd", "momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    Twin("sgd", SGD(), optim.SGD),
+    Twin("sgd-decay", SGD(**DECAY), optim.SGD, DECAY),
+    Twin("sgd-decoupled", SGD(**DECOUPLED)),
+    Twin("momentum", SGD(momentum=0.9), optim.SGD, {"momentum": 0.9}),
     Twin(
         "dampening",
-        {"kind": "sgd", "momentum": 0.8, "dampening": 0.3, "weight_decay": 0.01},
-        torch.optim.SGD,
-        {"momentum": 0.8, "dampening": 0.3, "weight_decay": 0.01},
+        SGD(momentum=0.8, dampening=0.3, **DECAY),
+        optim.SGD,
+        {"momentum": 0.8, "dampening": 0.3, **DECAY},
     ),
-    Twin(
-        "nesterov",
-        {"kind": "sgd", "momentum": 0.9, "nesterov": True},
-        torch.optim.SGD,
-        {"momentum": 0.9, "nesterov": True},
-    ),
-    Twin("adagrad", {"kind": "adagrad"}, torch.optim.Adagrad),
+    Twin("nesterov", SGD(momentum=0.9, nesterov=True), optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    Twin("adagrad", Adagrad(), optim.Adagrad),
     Twin(
         "adagrad-full",
-        {"kind": "adagrad", "initial_accumulator": 0.2, "weight_decay": 0.01, "eps": 1e-6},
-        torch.optim.Adagrad,
-        {"initial_accumulator_value": 0.2, "weight_decay": 0.01, "eps": 1e-6},
+        Adagrad(initial_accumulator=0.2, eps=1e-6, **DECAY),
+        optim.Adagrad,
+        {"initial_accumulator_value": 0.2, "eps": 1e-6, **DECAY},
     ),
-    Twin("rowwise_adagrad", {"kind": "rowwise_adagrad"}, RowWiseAdagrad),
-    Twin(
-        "rowwise_adagrad-full",
-        {"kind": "rowwise_adagrad", "initial_accumulator": 0.2, "weight_decay": 0.01, "eps": 1e-6},
-        RowWiseAdagrad,
-        {"initial_accumulator_value": 0.2, "weight_decay": 0.01, "eps": 1e-6},
-    ),
-    Twin("adam", {"kind": "adam", "eps": 1e-8}, torch.optim.Adam),
+    Twin("adagrad-forgets", Adagrad(accumulator_decay=0.9, **DECOUPLED)),
+    Twin("rowwise_adagrad", RowWiseAdagrad()),
+    Twin("rowwise_adagrad-full", RowWiseAdagrad(initial_accumulator=0.2, eps=1e-6, **DECAY)),
+    Twin("rowwise_adagrad-forgets", RowWiseAdagrad(accumulator_decay=0.9, **DECOUPLED)),
+    Twin("adam", Adam(), optim.Adam),
     Twin(
         "adam-full",
-        {"kind": "adam", "eps": 1e-6, "beta1": 0.8, "beta2": 0.99, "weight_decay": 0.01},
-        torch.optim.Adam,
-        {"eps": 1e-6, "betas": (0.8, 0.99), "weight_decay": 0.01},
+        Adam(eps=1e-6, beta1=0.8, beta2=0.99, **DECAY),
+        optim.Adam,
+        {"eps": 1e-6, "betas": (0.8, 0.99), **DECAY},
     ),
+    Twin("adamw", AdamW(), optim.AdamW),
+    Twin("amsgrad", Adam(amsgrad=True, beta2=0.9), optim.Adam, {"amsgrad": True, "betas": (0.9, 0.9)}),
+    Twin("rmsprop", RMSprop(), optim.RMSprop),
+    Twin("rmsprop-momentum", RMSprop(momentum=0.8, **DECAY), optim.RMSprop, {"momentum": 0.8, **DECAY}),
+    Twin("rmsprop-centered", RMSprop(alpha=0.9, centered=True), optim.RMSprop, {"alpha": 0.9, "centered": True}),
+    Twin(
+        "rmsprop-full",
+        RMSprop(alpha=0.9, eps=1e-6, centered=True, momentum=0.5),
+        optim.RMSprop,
+        {"alpha": 0.9, "eps": 1e-6, "centered": True, "momentum": 0.5},
+    ),
+    Twin("rmsprop-decoupled", RMSprop(**DECOUPLED)),
+    Twin("adadelta", Adadelta(), optim.Adadelta),
+    Twin("adadelta-full", Adadelta(rho=0.8, eps=1e-3, **DECAY), optim.Adadelta, {"rho": 0.8, "eps": 1e-3, **DECAY}),
+    Twin("adadelta-decoupled", Adadelta(**DECOUPLED)),
+    Twin("lion", Lion()),
+    Twin("lion-decay", Lion(weight_decay=0.1)),
+    Twin("lion-coupled", Lion(beta1=0.8, decoupled=False, **DECAY)),
+    Twin("lamb", LAMB()),
+    Twin("lamb-decay", LAMB(weight_decay=0.1)),
+    Twin("lamb-coupled", LAMB(decoupled=False, **DECAY)),
+    Twin("ftrl", FTRL()),
+    Twin("ftrl-l1", FTRL(l1=1.0)),
+    Twin("ftrl-decay", FTRL(beta=0.5, l1=0.5, l2=0.3, **DECAY)),
+    Twin("ftrl-decoupled", FTRL(beta=0.5, l1=0.5, l2=0.3, **DECOUPLED)),
+    Twin("ftrl-group", FTRL(group_lasso=1.0)),
+    Twin("ftrl-full", FTRL(beta=0.5, l1=0.3, l2=0.3, group_lasso=0.5, **DECOUPLED)),
 ]
+BY_NAME = {twin.name: twin for twin in TWINS}
 
 
-def make_store(twin: Twin, dim: int, dtype: str) -> _server.Store:
+def native_of(optimizer: RowOptimizer) -> _server.OptimizerSpec:
+    kind, options = optimizer_parameters(optimizer)
+    return _server.OptimizerSpec(kind=kind, **options)
+
+
+def make_store(twin: Twin, dim: int, dtype: str, init: dict | None = None) -> _server.Store:
     _server.set_error_factory(error_of)
     store = _server.Store()
     schema = _server.TableSchema(
@@ -92,8 +127,8 @@ def make_store(twin: Twin, dim: int, dtype: str) -> _server.Store:
         dim=dim,
         dtype=dtype,
         seed=3,
-        init=_server.InitSpec(**INIT),
-        optimizer=_server.OptimizerSpec(**twin.native),
+        init=_server.InitSpec(**(init or INIT)),
+        optimizer=native_of(twin.native),
     )
     store.create_table(schema)
     return store
@@ -116,11 +151,31 @@ class TorchRows:
         return torch.stack([row.detach() for row in self.rows]).numpy()
 
 
+class LiteralRows:
+    """The reference where torch has no such optimizer, and transcriptions in float32."""
+
+    def __init__(self, twin: Twin, start: np.ndarray, real: type) -> None:
+        is_ftrl = isinstance(twin.native, FTRL) and real is np.float64
+        make = partial(McMahanRow, lr=LR) if is_ftrl else partial(LiteralRow, real=real)
+        self.rows = [make(twin.native, row) for row in start]
+
+    def apply(self, keys: np.ndarray, grads: np.ndarray, lr: float) -> None:
+        for key, grad in zip(keys.tolist(), grads, strict=True):
+            self.rows[key].update(grad, lr)
+
+    def values(self) -> np.ndarray:
+        return np.stack([row.weights for row in self.rows])
+
+
+def reference_of(twin: Twin, start: np.ndarray) -> TorchRows | LiteralRows:
+    return TorchRows(twin, start) if twin.torch_class is not None else LiteralRows(twin, start, np.float64)
+
+
 def batches(dim: int):
     """Keys (some twice in a batch), gradients and learning rate of each step; late keys come in the second half."""
     rng = np.random.default_rng(dim)
     for step in range(STEPS):
-        known = KEYS if step >= STEPS // 2 else KEYS - BORN_LATE
+        known = KEYS if step >= STEPS // 2 else KEYS - CREATED_LATE
         keys = rng.integers(known, size=BATCH).astype(np.uint64)
         if step % 3:
             keys = np.unique(keys)
@@ -128,15 +183,14 @@ def batches(dim: int):
         yield keys, grads, LR * (0.5 if step % 100 > 80 else 1.0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("dim", [1, 7, 16, 64])
+@pytest.mark.parametrize(("dim", "dtype"), SHAPES)
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
 def test_equals_torch_on_each_row_alone(twin, dim, dtype):
     store = make_store(twin, dim, dtype)
     everything = np.arange(KEYS, dtype=np.uint64)
     start, _, found = store.pull(1, everything)
     assert not found.any()
-    reference = TorchRows(twin, start)
+    reference = reference_of(twin, start)
     for keys, grads, lr in batches(dim):
         store.apply(1, keys, grads, lr=lr)
         reference.apply(keys, grads, lr)
@@ -156,6 +210,22 @@ def test_equals_torch_on_each_row_alone(twin, dim, dtype):
     # The mean over all columns averages the walks.
     if dim == 64:
         assert abs((rows - expected).mean()) < 6 * unit * scale * np.sqrt(updates) / np.sqrt(rows.size)
+
+
+@pytest.mark.parametrize("dim", [7, 64])
+@pytest.mark.parametrize(
+    "twin",
+    [each for each in TWINS if "group" not in each.name and each.name != "ftrl-full"],
+    ids=lambda twin: twin.name,
+)
+def test_equals_its_transcription_in_float32(twin, dim):
+    store = make_store(twin, dim, "float32")
+    everything = np.arange(KEYS, dtype=np.uint64)
+    literal = LiteralRows(twin, store.pull(1, everything)[0], np.float32)
+    for keys, grads, lr in batches(dim):
+        store.apply(1, keys, grads, lr=lr)
+        literal.apply(keys, grads, lr)
+    np.testing.assert_allclose(store.pull(1, everything)[0], literal.values(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)

@@ -24,6 +24,7 @@ TableSchema schema_of(OptimizerKind kind) {
   schema.init = {InitKind::kNormal, 0.0f, 1.0f};
   schema.optimizer.kind = kind;
   if (kind == OptimizerKind::kAdam) schema.optimizer.eps = 1e-8f;
+  if (kind == OptimizerKind::kFtrl) schema.optimizer.l1 = 0.5f;
   return schema;
 }
 
@@ -32,7 +33,7 @@ struct Rows {
       : weights(kRows * kDim), state(kRows * flat.state_floats()), update_counts(kRows) {
     std::vector<std::uint64_t> keys{0, 1, 2, 3, 4};
     flat.fill_initial(keys, weights.data());
-    flat.fill_state(kRows, state.data());
+    flat.fill_state(kRows, weights.data(), state.data());
   }
   FlatArrays arrays() { return {weights.data(), state.data(), update_counts.data(), kRows}; }
 
@@ -44,8 +45,9 @@ struct Rows {
 }  // namespace
 
 TEST_CASE("rows of one worker are those of a store") {
-  for (const auto kind :
-       {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
+  for (const auto kind : {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
+                          OptimizerKind::kAdam, OptimizerKind::kRmsprop, OptimizerKind::kAdadelta, OptimizerKind::kLion,
+                          OptimizerKind::kLamb, OptimizerKind::kFtrl}) {
     const auto flat = FlatRows::create(schema_of(kind));
     REQUIRE(flat.is_ok());
     Rows rows(*flat.value());

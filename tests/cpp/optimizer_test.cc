@@ -13,13 +13,27 @@ namespace sparserow {
 namespace {
 
 std::vector<OptimizerSpec> specs() {
-  OptimizerSpec sgd{.kind = OptimizerKind::kSgd, .weight_decay = 0.01f};
-  OptimizerSpec momentum{.kind = OptimizerKind::kSgd, .momentum = 0.9f, .dampening = 0.1f};
-  OptimizerSpec nesterov{.kind = OptimizerKind::kSgd, .momentum = 0.9f, .nesterov = true};
-  OptimizerSpec adagrad{.kind = OptimizerKind::kAdagrad, .initial_accumulator = 0.1f};
-  OptimizerSpec rowwise{.kind = OptimizerKind::kRowWiseAdagrad, .weight_decay = 0.001f};
-  OptimizerSpec adam{.kind = OptimizerKind::kAdam, .eps = 1e-8f};
-  return {sgd, momentum, nesterov, adagrad, rowwise, adam};
+  const OptimizerSpec sgd{.kind = OptimizerKind::kSgd, .weight_decay = 0.01f};
+  const OptimizerSpec momentum{.kind = OptimizerKind::kSgd, .momentum = 0.9f, .dampening = 0.1f};
+  const OptimizerSpec nesterov{.kind = OptimizerKind::kSgd, .momentum = 0.9f, .nesterov = true};
+  const OptimizerSpec adagrad{.kind = OptimizerKind::kAdagrad, .initial_accumulator = 0.1f};
+  const OptimizerSpec forgets{
+      .kind = OptimizerKind::kAdagrad, .weight_decay = 0.01f, .decoupled = true, .accumulator_decay = 0.9f};
+  const OptimizerSpec rowwise{.kind = OptimizerKind::kRowWiseAdagrad, .weight_decay = 0.001f};
+  const OptimizerSpec adam{.kind = OptimizerKind::kAdam, .eps = 1e-8f};
+  const OptimizerSpec amsgrad{
+      .kind = OptimizerKind::kAdam, .weight_decay = 0.01f, .decoupled = true, .eps = 1e-8f, .amsgrad = true};
+  const OptimizerSpec rmsprop{.kind = OptimizerKind::kRmsprop, .eps = 1e-8f};
+  const OptimizerSpec with_momentum{.kind = OptimizerKind::kRmsprop, .momentum = 0.9f, .eps = 1e-8f};
+  const OptimizerSpec centered{.kind = OptimizerKind::kRmsprop, .eps = 1e-8f, .centered = true};
+  const OptimizerSpec both{.kind = OptimizerKind::kRmsprop, .momentum = 0.9f, .eps = 1e-8f, .centered = true};
+  const OptimizerSpec adadelta{.kind = OptimizerKind::kAdadelta, .weight_decay = 0.01f, .eps = 1e-6f};
+  const OptimizerSpec lion{.kind = OptimizerKind::kLion, .weight_decay = 0.1f, .decoupled = true, .beta2 = 0.99f};
+  const OptimizerSpec lamb{.kind = OptimizerKind::kLamb, .weight_decay = 0.1f, .decoupled = true, .eps = 1e-6f};
+  const OptimizerSpec ftrl{.kind = OptimizerKind::kFtrl, .weight_decay = 0.01f, .l1 = 0.2f, .l2 = 0.1f};
+  const OptimizerSpec group{.kind = OptimizerKind::kFtrl, .l1 = 0.1f, .l2 = 0.1f, .group_lasso = 0.2f};
+  return {sgd,           momentum, nesterov, adagrad,  forgets, rowwise, adam, amsgrad, rmsprop,
+          with_momentum, centered, both,     adadelta, lion,    lamb,    ftrl, group};
 }
 
 TableSchema schema_of(std::uint32_t dim, Dtype dtype, const OptimizerSpec& spec) {
@@ -35,7 +49,7 @@ Row make_row(const TableSchema& schema, const Optimizer& optimizer, float start)
   Row row{std::vector<std::byte>(schema.dim * size_of(schema.dtype)), std::vector<float>(optimizer.state_floats())};
   const std::vector<float> weights(schema.dim, start);
   convert_from_float(schema.dtype, weights.data(), row.weights.data(), schema.dim);
-  optimizer.init_state(row.state.data());
+  optimizer.init_state(row.weights.data(), row.state.data());
   return row;
 }
 
@@ -93,6 +107,68 @@ float stored_value(const Row& row, Dtype dtype, std::uint32_t column) {
   float value = 0;
   convert_to_float(dtype, row.weights.data() + column * size_of(dtype), &value, 1);
   return value;
+}
+
+// Rows of a range of weights, with some that are 0, after some training.
+Row make_trained_row(const TableSchema& schema, const Optimizer& optimizer, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.0f, 0.3f);
+  Row row = make_row(schema, optimizer, 0.0f);
+  std::vector<float> weights(schema.dim), grad(schema.dim);
+  for (std::uint32_t i = 0; i < schema.dim; ++i) weights[i] = i % 3 == 0 ? 0.0f : normal(random);
+  convert_from_float(schema.dtype, weights.data(), row.weights.data(), schema.dim);
+  optimizer.init_state(row.weights.data(), row.state.data());
+  for (std::uint32_t step = 1; step <= 10; ++step) {
+    for (float& value : grad) value = normal(random);
+    const RowUpdate update{row.weights.data(), row.state.data(), grad.data(), 5, step};
+    optimizer.apply({&update, 1}, 0.05f, 1.0f);
+  }
+  return row;
+}
+
+TEST_CASE("FTRL: a gradient of zero changes no bit, after a creation, a step, and an assignment") {
+  for (const float group_lasso : {0.0f, 0.2f}) {
+    for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+      for (const std::uint32_t dim : {1u, 17u, 64u}) {
+        const OptimizerSpec spec{.kind = OptimizerKind::kFtrl, .l1 = 0.2f, .l2 = 0.1f, .group_lasso = group_lasso};
+        const TableSchema schema = schema_of(dim, dtype, spec);
+        const auto optimizer = make_optimizer(schema);
+        std::mt19937 random(dim);
+        for (const bool is_assigned : {false, true}) {
+          Row row = make_trained_row(schema, *optimizer, random);
+          if (is_assigned) {
+            std::vector<float> weights(dim, 0.0f);
+            for (std::uint32_t i = 0; i < dim; i += 2) weights[i] = 0.25f * static_cast<float>(i + 1);
+            convert_from_float(dtype, weights.data(), row.weights.data(), dim);
+            optimizer->follow_weights(row.weights.data(), row.state.data());
+          }
+          const std::vector<std::byte> before = row.weights;
+          const std::vector<float> none(dim, 0.0f);
+          for (const float lr : {0.05f, 0.5f, 0.0f, 0.001f}) {
+            const RowUpdate update{row.weights.data(), row.state.data(), none.data(), 5, 11};
+            optimizer->apply({&update, 1}, lr, 1.0f);
+            REQUIRE(row.weights == before);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("FTRL: what an assigned row was before has no part in whether its zeros stay") {
+  const OptimizerSpec spec{.kind = OptimizerKind::kFtrl, .l1 = 1.0f};
+  const TableSchema schema = schema_of(1, Dtype::kFloat32, spec);
+  const auto optimizer = make_optimizer(schema);
+  for (const bool is_followed : {false, true}) {
+    Row row = make_row(schema, *optimizer, 0.0f);
+    const float push = -0.9f, small = -0.2f;  // together beyond l1
+    const RowUpdate first{row.weights.data(), row.state.data(), &push, 5, 1};
+    optimizer->apply({&first, 1}, 0.1f, 1.0f);
+    CHECK(stored_value(row, Dtype::kFloat32, 0) == 0.0f);
+    if (is_followed) optimizer->follow_weights(row.weights.data(), row.state.data());
+    const RowUpdate second{row.weights.data(), row.state.data(), &small, 5, 2};
+    optimizer->apply({&second, 1}, 0.1f, 1.0f);
+    CHECK((stored_value(row, Dtype::kFloat32, 0) == 0.0f) == is_followed);
+  }
 }
 
 // SGD with lr = 1 moves a weight from 0 to -grad: its stored mean over many keys must be -grad, although

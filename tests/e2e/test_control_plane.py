@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import NotFound, SparserowError, Unavailable
-from sparserow.proto.schema import Adagrad, TableSchema
+from sparserow.proto.optimizers import Adagrad
+from sparserow.proto.schema import TableSchema
 from sparserow_process import Launcher, Process, free_port, wait_until
 
 SCHEMA = TableSchema("ads", "user", 8, Adagrad())

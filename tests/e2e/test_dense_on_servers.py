@@ -73,7 +73,7 @@ def test_a_killed_worker_is_given_up_and_the_job_goes_on(launcher, log, tmp_path
         ("train.zero=true", "train.zero: is not possible with train.dense ps"),
         ("train.clip_norm=1", "train.clip_norm: is not possible with train.dense ps"),
         ("train.clip_row_norm=1", "train.clip_row_norm: is not possible with train.dense ps"),
-        ("train.dense_optimizer.kind=adamw", "train.dense_optimizer.kind: adamw is not allowed with train.dense ps"),
+        ("train.dense_optimizer.kind=lion", "train.dense_optimizer.kind: 'lion' is not allowed; allowed: adam, adamw"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(launcher, log, tmp_path, setting, message):

@@ -20,7 +20,8 @@ from sparserow.proto.errors import (
     Unavailable,
     error_of,
 )
-from sparserow.proto.schema import SGD, TableSchema
+from sparserow.proto.optimizers import SGD
+from sparserow.proto.schema import TableSchema
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
 DIM = 4

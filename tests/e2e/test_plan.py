@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main
 from sparserow.deploy.preflight.planning import (
+    PLANNED_OPTIMIZERS,
     CachePlan,
     Load,
     Plan,
@@ -28,6 +29,7 @@ from sparserow.deploy.preflight.planning import (
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.optimizers import SGD, Adam
 from sparserow.worker.layers.table_handle import TableHandle
 
 NEAR = 0.1
@@ -172,16 +174,20 @@ def test_the_last_asked_of_a_law_of_one_draw_are_an_lru_cache() -> None:
 
 
 def test_state_and_dtypes_count() -> None:
-    assert [
-        PlannedTable(1, 10, name).row_bytes for name in ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
-    ] == [
-        40,
-        80,
-        80,
-        44,
-        120,
-    ]
-    assert PlannedTable(1, 7, "sgd", "bfloat16").row_bytes == 16  # 14, padded
+    assert {name: PlannedTable(1, 10, each).row_bytes for name, each in PLANNED_OPTIMIZERS.items()} == {
+        "sgd": 40,
+        "momentum": 80,
+        "adagrad": 80,
+        "rowwise_adagrad": 44,
+        "adam": 120,
+        "rmsprop": 80,
+        "adadelta": 120,
+        "lion": 80,
+        "lamb": 120,
+        "ftrl": 120,
+        "amsgrad": 160,
+    }
+    assert PlannedTable(1, 7, SGD(), "bfloat16").row_bytes == 16  # 14, padded
 
 
 def test_shards_hold_the_rows() -> None:
@@ -202,7 +208,7 @@ def test_shards_hold_the_rows() -> None:
         ({"--rows": "many"}, "--rows: 'many'"),
         ({"--rows": "0"}, "--rows: 0 is not allowed"),
         ({"--skew": "9"}, "--skew: 9.0 is not allowed; allowed: [0.0, 4.0]"),
-        ({"--optimizer": "lion"}, "--optimizer: 'lion' is not allowed; allowed: sgd, momentum"),
+        ({"--optimizer": "adamax"}, "--optimizer: 'adamax' is not allowed; allowed: sgd, momentum"),
         ({"--dtype": "int8"}, "--dtype: 'int8'"),
         ({"--memory-budget": "1MiB"}, "--memory-budget: 1048576 is not allowed"),
         ({"--workers": "0"}, "--workers: 0 is not allowed"),
@@ -243,7 +249,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_placement_auto_depends_on_bytes_and_traffic() -> None:
-    table = PlannedTable(1_000_000, 16, "adam", skew=1.0)
+    table = PlannedTable(1_000_000, 16, Adam(), skew=1.0)
     load = Load(10_000, workers=4)
     made = plan_on_devices(table, load, device_bytes=1 << 30)
     assert made.rank_bytes == 250_000 * 4 * (16 + 32 + 1)

@@ -17,9 +17,10 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.tensor_file import decode, encode
 from sparserow.proto.errors import DataLoss
+from sparserow.proto.optimizers import SGD
 from sparserow.proto.published.dense import read_dense, write_dense
 from sparserow.proto.published.registry import ModelRegistry
-from sparserow.proto.schema import SGD, TableSchema
+from sparserow.proto.schema import TableSchema
 from sparserow.serving import versions as served_models
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.versions import ModelsOptions, ServedModels

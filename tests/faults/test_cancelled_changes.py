@@ -16,7 +16,8 @@ from restart_scene import Scene, status_of
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded
-from sparserow.proto.schema import SGD, Constant, TableSchema
+from sparserow.proto.optimizers import SGD
+from sparserow.proto.schema import Constant, TableSchema
 from sparserow.proto.schema_message import message_of_schema
 from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
 from sparserow.ps_server.coordinator.service import CoordinatorService

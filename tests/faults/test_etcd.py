@@ -21,7 +21,8 @@ from sparserow.proto import etcd_pb2
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import NotLeader
-from sparserow.proto.schema import SGD, TableSchema
+from sparserow.proto.optimizers import SGD
+from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.storage.etcd import EtcdAddress, EtcdSeat
 from sparserow_process import Launcher, free_port, stop, wait_until
 

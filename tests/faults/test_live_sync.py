@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
-from sparserow.proto.schema import SGD, TableSchema, Uniform
+from sparserow.proto.optimizers import SGD
+from sparserow.proto.schema import TableSchema, Uniform
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.live_sync import NO_THRESHOLD, Follower, FollowOptions, ThresholdOptions
 from sparserow.serving.loaded_version import LoadedVersion, ServedTable, with_tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from sparserow.proto.checkpoint.tensor_file import Tensor
+from sparserow.proto.optimizers import SGD
 from sparserow.proto.published.manifest import (
     MANIFEST,
     SLOTS,
@@ -13,7 +14,7 @@ from sparserow.proto.published.manifest import (
 )
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.published.row_parts import write_rows, write_tensors
-from sparserow.proto.schema import SGD, TableSchema, Uniform
+from sparserow.proto.schema import TableSchema, Uniform
 
 SLOT_COUNT = 64
 DIM = 6

@@ -16,7 +16,8 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
 from sparserow.proto.errors import DataLoss
-from sparserow.proto.schema import SGD, TableSchema
+from sparserow.proto.optimizers import SGD
+from sparserow.proto.schema import TableSchema
 
 SCHEMA = TableSchema("n", "t", 4, SGD(), id=7, version=1)
 

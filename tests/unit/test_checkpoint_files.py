@@ -23,7 +23,8 @@ from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.checkpoint.tensor_file import Tensor, decode, encode
 from sparserow.proto.config.checkpoint_config import CheckpointConfig
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from sparserow.proto.schema import Adagrad, TableSchema
+from sparserow.proto.optimizers import Adagrad
+from sparserow.proto.schema import TableSchema
 from sparserow.worker.checkpoint.state_tree import encode_tree
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_checkpoints import TrainingCheckpoints

@@ -9,26 +9,39 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.coordinators import parse_address
 from sparserow.proto.errors import InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import error_of_status, status_of_error
-from sparserow.proto.schema import (
+from sparserow.proto.optimizers import (
+    FTRL,
+    LAMB,
+    OPTIMIZERS,
     SGD,
+    Adadelta,
     Adagrad,
     Adam,
-    Constant,
-    Normal,
-    RowPolicy,
+    AdamW,
+    Lion,
+    RMSprop,
     RowWiseAdagrad,
-    TableSchema,
-    Uniform,
-    XavierNormal,
-    XavierUniform,
 )
+from sparserow.proto.schema import Constant, Normal, RowPolicy, TableSchema, Uniform, XavierNormal, XavierUniform
 from sparserow.proto.schema_message import message_of_schema, schema_of_message
 
-OPTIMIZERS = [SGD(0.0, momentum=0.9, nesterov=True), Adagrad(eps=1e-7), RowWiseAdagrad(weight_decay=0.1), Adam(beta2=0)]
+EXAMPLES = [
+    SGD(0.0, momentum=0.9, nesterov=True),
+    Adagrad(eps=1e-7, decoupled=True),
+    Adagrad(accumulator_decay=0.5),
+    RowWiseAdagrad(weight_decay=0.1, accumulator_decay=0.25),
+    Adam(beta2=0),
+    AdamW(amsgrad=True),
+    RMSprop(alpha=0.5, momentum=0.25, centered=True),
+    Adadelta(rho=0.25, weight_decay=0.5),
+    Lion(beta2=0.5, decoupled=False),
+    LAMB(beta1=0.5, weight_decay=0.25),
+    FTRL(beta=0.5, l1=0.25, l2=0.125, group_lasso=2.0, weight_decay=0.5, decoupled=True),
+]
 INITS = [Constant(), Uniform(-1, 1), Normal(0.5, 0), XavierUniform(2**40), XavierNormal(7, gain=2.5)]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("optimizer", EXAMPLES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("init", INITS, ids=lambda value: type(value).__name__)
 def test_schemas_survive_the_wire(optimizer, init) -> None:
     schema = TableSchema(
@@ -36,6 +49,17 @@ def test_schemas_survive_the_wire(optimizer, init) -> None:
     )
     wire = message_of_schema(schema).SerializeToString()
     assert schema_of_message(pb.TableSchema.FromString(wire)) == schema
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_of_an_older_program_has_the_defaults_of_newer_options(kind: str) -> None:
+    """Checkpoints and the coordinator's state hold such messages."""
+    schema = TableSchema("a", "t", 4, OPTIMIZERS[kind](decoupled=False))
+    wire = message_of_schema(schema).SerializeToString()
+    inner = getattr(pb.TableSchema.FromString(wire).optimizer, kind)
+    newer = {"decoupled", "accumulator_decay", "amsgrad"} & {field.name for field, _ in inner.ListFields()}
+    assert newer == set(), "a default is not written, so that an older program reads the message as ever"
+    assert schema_of_message(pb.TableSchema.FromString(wire)).optimizer == schema.optimizer
 
 
 @pytest.mark.parametrize(

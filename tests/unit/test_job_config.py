@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ from sparserow.proto.config.elastic_config import ElasticConfig
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.placement_config import refusal_of_devices
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
+from sparserow.proto.schema import TableSchema
+from sparserow.ps_server.coordinator.state.registry import first_difference
 
 BASE = ["data.train=a.tsv", "data.test=[b.tsv, c.tsv]", "model.kind=dlrm"]
+TABLE = TableSchema("n", "t", 4, SGD())
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 
 
@@ -72,10 +77,20 @@ def test_a_run_begins_again_as_often_as_its_section_says():
             "train.dense_optimizer.kind: 'lion' is not allowed; allowed: adam, adamw",
         ),
         (
-            "train.row_optimizer={kind: ftrl}",
-            "train.row_optimizer.kind: 'ftrl' is not allowed; allowed: adagrad, adam, rowwise_adagrad, sgd",
+            "train.row_optimizer={kind: adamax}",
+            "train.row_optimizer.kind: 'adamax' is not allowed; allowed: adadelta, adagrad, adam, ftrl, lamb, lion, ",
         ),
-        ("train.row_optimizer={kind: adam, momentum: 0.9}", "train.row_optimizer.momentum: unknown key"),
+        (
+            "train.row_optimizer={kind: adam, momentum: 0.9}",
+            "train.row_optimizer.momentum: unknown key; known keys: kind, lr, weight_decay, decoupled, beta1, ",
+        ),
+        ("train.row_optimizer={kind: rmsprop, alpha: 1}", "train.row_optimizer.alpha: 1 is not allowed"),
+        ("train.row_optimizer={kind: ftrl, beta: 0}", "train.row_optimizer.beta: 0 is not allowed"),
+        ("train.row_optimizer={kind: ftrl, l1: -1}", "train.row_optimizer.l1: -1 is not allowed"),
+        (
+            "train.row_optimizer={kind: adagrad, accumulator_decay: 0}",
+            "train.row_optimizer.accumulator_decay: 0 is not allowed",
+        ),
         ("data.on_bad_line=log", "data.on_bad_line: 'log' is not allowed; allowed: error, skip"),
         ("data.train=[]", "data.train: .* is not allowed; allowed: a path or URL, or a sequence of them"),
         ("data.format=avro", "data.format: 'avro' is not allowed; allowed: criteo, csv, parquet, orc, arrow, jsonl"),
@@ -92,12 +107,23 @@ def test_refusals(assignment, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["adam", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", ["adam", "rowwise_adagrad", "rmsprop", "ftrl"])
 def test_local_backend_has_only_torchs_row_optimizers(kind):
     sets = [*BASE, f"train.row_optimizer={{kind: {kind}}}"]
     load_config(JobConfig, None, sets)
     words = f"torch has no {kind} for single rows; allowed in train.row_optimizer.kind: sgd"
     with pytest.raises(InvalidArgument, match=words):
+        load_config(JobConfig, None, [*sets, "model.backend=local"])
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [("weight_decay: 0.1", "0.0 with model.backend local"), ("accumulator_decay: 0.5", "1.0 with")],
+)
+def test_local_backend_has_no_options_that_torch_lacks(option, allowed):
+    sets = [*BASE, f"train.row_optimizer={{kind: adagrad, {option}}}"]
+    load_config(JobConfig, None, sets)
+    with pytest.raises(InvalidArgument, match=rf"train\.row_optimizer\.{option.split(':')[0]}: .* allowed: {allowed}"):
         load_config(JobConfig, None, [*sets, "model.backend=local"])
 
 
@@ -193,7 +219,35 @@ def test_prefetch_that_is_allowed(assignments):
     assert load_config(JobConfig, None, [*BASE, *assignments]).train.prefetch >= 3
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_row_optimizers_have_the_defaults_of_their_schema(kind):
+    job = load_config(JobConfig, None, [*BASE, f"train.row_optimizer={{kind: {kind}}}"])
+    made, schema = job.train.row_optimizer.row_optimizer(), OPTIMIZERS[kind]()
+    assert first_difference(replace(TABLE, optimizer=made), replace(TABLE, optimizer=schema)) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("adam", Adam(0.5, weight_decay=0.1)),
+        ("adamw", AdamW(0.5, weight_decay=0.1)),
+        ("adagrad", Adagrad(0.5, weight_decay=0.1)),
+        ("sgd", SGD(0.5, weight_decay=0.1)),
+    ],
+)
+def test_a_dense_tower_on_servers_has_the_same_optimizer(kind, wanted):
+    section = f"train.dense_optimizer={{kind: {kind}, lr: 0.5, weight_decay: 0.1}}"
+    job = load_config(JobConfig, None, [*BASE, "train.dense=ps", section])
+    assert job.train.dense_optimizer.row_optimizer() == wanted
+
+
+def test_ftrl_on_devices_is_refused_by_name():
+    ftrl = "train.row_optimizer={kind: ftrl}"
+    with pytest.raises(InvalidArgument, match=r"placement: 'device' .*servers with optimizer ftrl"):
+        load_config(JobConfig, None, [*BASE, ftrl, "tables={a: {placement: device}}"])
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_row_optimizers_reach_the_table_schema(kind):
     job = load_config(JobConfig, None, [*BASE, f"train.row_optimizer={{kind: {kind}, lr: 0.25}}"])
     made = job.train.row_optimizer.row_optimizer()

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from sparserow.cpp_ext import _server
+from sparserow.cpp_ext import _client, _server
 from sparserow.proto.names import id_of_name
-from sparserow.proto.schema import (
-    DTYPES,
+from sparserow.proto.native import schema_parameters
+from sparserow.proto.optimizers import (
+    FTRL,
+    LAMB,
+    OPTIMIZERS,
     SGD,
+    Adadelta,
     Adagrad,
     Adam,
-    Constant,
-    Normal,
+    Lion,
+    RMSprop,
+    RowOptimizer,
     RowWiseAdagrad,
-    TableSchema,
-    Uniform,
-    XavierNormal,
-    XavierUniform,
 )
+from sparserow.proto.schema import DTYPES, Constant, Normal, TableSchema, Uniform, XavierNormal, XavierUniform
 from sparserow.ps_server.shard.native_schema import native_init, native_optimizer, native_schema
 
 
@@ -30,7 +32,13 @@ from sparserow.ps_server.shard.native_schema import native_init, native_optimize
         (SGD(0.5, momentum=0.75, dampening=0.5), "sgd"),
         (Adagrad(0.5, eps=0.125, initial_accumulator=0.25, weight_decay=0.5), "adagrad"),
         (RowWiseAdagrad(0.5, eps=0.125, initial_accumulator=0.25, weight_decay=0.5), "rowwise_adagrad"),
-        (Adam(0.5, beta1=0.5, beta2=0.75, eps=0.125, weight_decay=0.25), "adam"),
+        (Adagrad(0.5, eps=0.125, accumulator_decay=0.5, decoupled=True), "adagrad"),
+        (Adam(0.5, beta1=0.5, beta2=0.75, eps=0.125, weight_decay=0.25, decoupled=True, amsgrad=True), "adam"),
+        (RMSprop(0.5, alpha=0.5, eps=0.125, momentum=0.25, centered=True), "rmsprop"),
+        (Adadelta(0.5, rho=0.5, eps=0.125, weight_decay=0.25), "adadelta"),
+        (Lion(0.5, beta1=0.5, beta2=0.75, weight_decay=0.25), "lion"),
+        (LAMB(0.5, beta1=0.5, beta2=0.75, eps=0.125, decoupled=False), "lamb"),
+        (FTRL(0.5, beta=0.5, l1=0.25, l2=0.125, group_lasso=2.0, weight_decay=0.25, decoupled=True), "ftrl"),
     ],
 )
 def test_hyper_parameters_arrive(optimizer, kind: str) -> None:
@@ -39,6 +47,24 @@ def test_hyper_parameters_arrive(optimizer, kind: str) -> None:
     for field in dataclasses.fields(optimizer):
         if field.name != "lr":
             assert getattr(native, field.name) == getattr(optimizer, field.name)
+
+
+LAYOUTS = [
+    *(each() for each in OPTIMIZERS.values()),
+    SGD(momentum=0.5),
+    Adam(amsgrad=True),
+    RMSprop(momentum=0.5),
+    RMSprop(centered=True),
+    RMSprop(momentum=0.5, centered=True),
+    FTRL(group_lasso=1.0),
+]
+
+
+@pytest.mark.parametrize("optimizer", LAYOUTS, ids=lambda value: value.state_layout)
+def test_both_languages_count_the_state_alike(optimizer: RowOptimizer) -> None:
+    for dim in (1, 7, 64):
+        schema = TableSchema("ads", "user", dim, optimizer, id=7)
+        assert _client.FlatRows(**schema_parameters(schema)).state_floats == optimizer.state_floats(dim)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,18 @@ PARAMETER = [nn.Parameter(torch.zeros(3))]
          sr.Adagrad(0.2, eps=1e-6, initial_accumulator=0.5, weight_decay=0.1)),
         (optim.Adam(PARAMETER, lr=0.2, betas=(0.8, 0.9), fused=False), sr.Adam(0.2, beta1=0.8, beta2=0.9)),
         (optim.Adam(PARAMETER, lr=torch.tensor(0.25)), sr.Adam(0.25)),
+        (optim.Adam(PARAMETER, amsgrad=True), sr.Adam(amsgrad=True)),
+        (sr.AdamW, sr.Adam(weight_decay=0.01, decoupled=True)),
+        (sr.AdamW(0.5, amsgrad=True), sr.Adam(0.5, weight_decay=0.01, decoupled=True, amsgrad=True)),
+        (optim.AdamW, sr.AdamW()),
+        (optim.AdamW(PARAMETER, lr=0.5, weight_decay=0.25), sr.AdamW(0.5, weight_decay=0.25)),
+        (optim.RMSprop, sr.RMSprop()),
+        (optim.RMSprop(PARAMETER, lr=0.5, alpha=0.75, eps=1e-6, momentum=0.5, centered=True, weight_decay=0.1),
+         sr.RMSprop(0.5, alpha=0.75, eps=1e-6, momentum=0.5, centered=True, weight_decay=0.1)),
+        (optim.Adadelta, sr.Adadelta()),
+        (partial(optim.Adadelta, rho=0.5, eps=1e-3, weight_decay=0.1),
+         sr.Adadelta(rho=0.5, eps=1e-3, weight_decay=0.1)),
+        (sr.FTRL, sr.FTRL()),
     ],
 )  # fmt: skip
 def test_a_counterpart_has_the_options_of_torch(given: Any, wanted: Any) -> None:
@@ -48,12 +60,12 @@ class Own(optim.SGD):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (optim.AdamW, r"torch\.optim\.AdamW has no counterpart on the servers; allowed: sr\.SGD, .*\.Adam"),
-        (optim.AdamW(PARAMETER), r"torch\.optim\.AdamW has no counterpart"),
+        (optim.NAdam, r"torch\.optim\.NAdam has no counterpart on the servers; allowed: sr\.SGD, .*\.Adam"),
+        (optim.NAdam(PARAMETER), r"torch\.optim\.NAdam has no counterpart"),
         (optim.SparseAdam, r"SparseAdam has no counterpart"),
         (Own, r"Own has no counterpart"),
         (Own(PARAMETER), r"Own has no counterpart"),
-        (optim.Adam(PARAMETER, amsgrad=True), r"Adam with amsgrad=True has no counterpart"),
+        (optim.AdamW(PARAMETER, maximize=True), r"AdamW with maximize=True has no counterpart"),
         (optim.Adagrad(PARAMETER, lr_decay=0.1), r"Adagrad with lr_decay=0\.1 has no counterpart"),
         (partial(optim.SGD, maximize=True), r"SGD with maximize=True has no counterpart"),
         (partial(optim.SGD, lr=-1.0), r"torch\.optim\.SGD: Invalid learning rate"),
@@ -99,10 +111,31 @@ def test_rows_train_as_torch_trains_them() -> None:
             optimizer.zero_grad()
             session.step()
         torch.testing.assert_close(far.eval().item(torch.arange(200)), local.item.weight.detach())
-        with pytest.raises(sr.InvalidArgument, match=r"distribute\.optimizer: torch\.optim\.RMSprop"):
-            sr.distribute(Model(), session, optimizer=optim.RMSprop, min_rows=100)
-        other = {"item": sr.Table(optimizer=optim.RMSprop)}
-        with pytest.raises(sr.InvalidArgument, match=r"distribute: tables\['item'\]\.optimizer: torch\.optim\.RMSprop"):
+        with pytest.raises(sr.InvalidArgument, match=r"distribute\.optimizer: torch\.optim\.Adamax"):
+            sr.distribute(Model(), session, optimizer=optim.Adamax, min_rows=100)
+        other = {"item": sr.Table(optimizer=optim.Adamax)}
+        with pytest.raises(sr.InvalidArgument, match=r"distribute: tables\['item'\]\.optimizer: torch\.optim\.Adamax"):
             sr.distribute(Model(), session, optimizer=optim.SGD, min_rows=100, tables=other)
-        with pytest.raises(sr.InvalidArgument, match=r"create_table\.optimizer: torch\.optim\.RMSprop"):
-            session.create_table("new", dim=4, optimizer=optim.RMSprop)
+        with pytest.raises(sr.InvalidArgument, match=r"create_table\.optimizer: torch\.optim\.Adamax"):
+            session.create_table("new", dim=4, optimizer=optim.Adamax)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sr.Adam(beta1=1.0), r"Adam\.beta1: 1\.0 is not allowed; allowed: \[0, 1\)"),
+        (lambda: sr.AdamW(weight_decay=-1.0), r"Adam\.weight_decay: -1\.0 is not allowed; allowed: >= 0"),
+        (lambda: sr.SGD(decoupled="yes"), r"SGD\.decoupled: 'yes' is not allowed; allowed: True, False"),
+        (lambda: sr.SGD(lr="fast"), r"SGD\.lr: 'fast' is not allowed; allowed: a finite number"),
+        (lambda: sr.Adagrad(accumulator_decay=0.0), r"Adagrad\.accumulator_decay: 0\.0 .*; allowed: \(0, 1\]"),
+        (lambda: sr.RMSprop(alpha=1.5), r"RMSprop\.alpha: 1\.5 is not allowed; allowed: \[0, 1\)"),
+        (lambda: sr.Adadelta(eps=0.0), r"Adadelta\.eps: 0\.0 is not allowed; allowed: > 0"),
+        (lambda: sr.Lion(lr=float("nan")), r"Lion\.lr: nan is not allowed"),
+        (lambda: sr.LAMB(eps=float("inf")), r"LAMB\.eps: inf is not allowed"),
+        (lambda: sr.FTRL(beta=0.0), r"FTRL\.beta: 0\.0 is not allowed; allowed: > 0"),
+        (lambda: sr.FTRL(group_lasso=-0.5), r"FTRL\.group_lasso: -0\.5 is not allowed; allowed: >= 0"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name(make: Any, words: str) -> None:
+    with pytest.raises(sr.InvalidArgument, match=rf"^{words}"):
+        make()

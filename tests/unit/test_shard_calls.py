@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import FailedPrecondition
-from sparserow.proto.schema import SGD, TableSchema
+from sparserow.proto.optimizers import SGD
+from sparserow.proto.schema import TableSchema
 from sparserow.proto.shard_protocol import SHARD_PROTOCOL
 from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions

@@ -53,6 +53,23 @@ BAD = [
     ("optimizer.beta1", {"optimizer": {"kind": "sgd", "beta1": 0.5}}),
     ("optimizer.beta2", {"optimizer": {"kind": "adam", "beta2": -0.1}}),
     ("optimizer.beta2", {"optimizer": {"kind": "rowwise_adagrad", "beta2": 0.5}}),
+    ("optimizer.accumulator_decay", {"optimizer": {"kind": "adagrad", "accumulator_decay": 0.0}}),
+    ("optimizer.accumulator_decay", {"optimizer": {"kind": "adam", "accumulator_decay": 0.5}}),
+    ("optimizer.amsgrad", {"optimizer": {"kind": "lamb", "amsgrad": True}}),
+    ("optimizer.alpha", {"optimizer": {"kind": "rmsprop", "alpha": 1.0}}),
+    ("optimizer.alpha", {"optimizer": {"kind": "adadelta", "alpha": 0.5}}),
+    ("optimizer.centered", {"optimizer": {"kind": "adam", "centered": True}}),
+    ("optimizer.rho", {"optimizer": {"kind": "adadelta", "rho": math.nan}}),
+    ("optimizer.rho", {"optimizer": {"kind": "rmsprop", "rho": 0.5}}),
+    ("optimizer.beta", {"optimizer": {"kind": "ftrl", "beta": 0.0}}),
+    ("optimizer.beta", {"optimizer": {"kind": "lion", "beta": 0.5}}),
+    ("optimizer.l1", {"optimizer": {"kind": "ftrl", "l1": -1.0}}),
+    ("optimizer.l1", {"optimizer": {"kind": "sgd", "l1": 1.0}}),
+    ("optimizer.l2", {"optimizer": {"kind": "ftrl", "l2": math.inf}}),
+    ("optimizer.l2", {"optimizer": {"kind": "adam", "l2": 1.0}}),
+    ("optimizer.group_lasso", {"optimizer": {"kind": "ftrl", "group_lasso": -0.5}}),
+    ("optimizer.group_lasso", {"optimizer": {"kind": "adagrad", "group_lasso": 0.5}}),
+    ("optimizer.eps", {"optimizer": {"kind": "ftrl", "eps": 0.5}}),
 ]
 
 
@@ -66,8 +83,14 @@ def test_a_bad_field_is_refused_by_name(store, field, change):
 def test_unknown_names_list_the_allowed_ones(store):
     with pytest.raises(InvalidArgument, match="allowed: float32, bfloat16, float16"):
         schema(dtype="float64")
-    with pytest.raises(InvalidArgument, match="allowed: sgd, adagrad, rowwise_adagrad, adam"):
-        schema(optimizer={"kind": "lion"})
+    with pytest.raises(InvalidArgument, match=r"allowed: sgd, adagrad, rowwise_adagrad, adam, rmsprop, .*, ftrl"):
+        schema(optimizer={"kind": "adamax"})
+    with pytest.raises(InvalidArgument, match="OptimizerSpec: 'gamma' is not allowed; allowed: momentum, dampening, "):
+        schema(optimizer={"kind": "adam", "gamma": 0.5})
+    with pytest.raises(
+        InvalidArgument, match=r"rho: 0\.5 .*, as adam has no such option; it has weight_decay, .*beta1"
+    ):
+        store.create_table(schema(optimizer={"kind": "adam", "rho": 0.5}))
     with pytest.raises(InvalidArgument, match="allowed: constant, uniform"):
         schema(init={"kind": "zeros"})
 
@@ -84,6 +107,7 @@ DIFFERENT = [
     ("optimizer.kind", {"optimizer": {"kind": "adagrad"}}),
     ("optimizer.momentum", {"optimizer": {"momentum": 0.5}}),
     ("optimizer.weight_decay", {"optimizer": {"weight_decay": 0.5}}),
+    ("optimizer.decoupled", {"optimizer": {"decoupled": True}}),
 ]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError
 from ...proto.native import optimizer_parameters
+from ...proto.optimizers import OPTIMIZERS, RowOptimizer
 from ..device_tables.device_tables import DeviceTables
 from ..device_tables.rank_rows import RankRows
 from ..device_tables.share import Share
@@ -39,17 +40,28 @@ def _tables_of(session: Session) -> DeviceTables | None:
 
 
 def _part_of(rows: RankRows) -> Part:
-    kind, parameters = optimizer_parameters(rows.schema.optimizer)
     return {
         "table_id": rows.share.table_id,
         "num_rows": rows.share.num_rows,
         "ranks": rows.share.world,
         "dim": rows.schema.dim,
-        "optimizer": {"kind": kind, **parameters},
+        "optimizer": _facts_of(rows.schema.optimizer),
         "weights": rows.weights,
         "state": rows.state,
         "update_counts": rows.update_counts,
     }
+
+
+def _facts_of(optimizer: RowOptimizer) -> dict[str, Any]:
+    """Returns the kind of an optimizer and its options, without the learning rate."""
+    kind, options = optimizer_parameters(optimizer)
+    return {"kind": kind, **options}
+
+
+def _saved_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the facts of a saved optimizer; an option that its program did not know has its default."""
+    kind = OPTIMIZERS.get(facts["kind"])
+    return facts if kind is None else {**_facts_of(kind()), **facts}
 
 
 @dataclass(frozen=True)
@@ -180,23 +192,25 @@ def _share_of(part: Part) -> Share:
 
 
 def _new_rows(table: RankRows, name: str, parts: Sequence[Part], wanted: Wanted) -> _NewRows:
-    kind, parameters = optimizer_parameters(table.schema.optimizer)
-    facts = {"num_rows": table.share.num_rows, "dim": table.schema.dim, "optimizer": {"kind": kind, **parameters}}
+    saved = {**parts[0], "optimizer": _saved_facts(parts[0]["optimizer"])}
+    facts = {
+        "num_rows": table.share.num_rows,
+        "dim": table.schema.dim,
+        "optimizer": _facts_of(table.schema.optimizer),
+    }
     keeps_state = True
     for what, value in facts.items():
-        if parts[0][what] == value:
+        if saved[what] == value:
             continue
         if what == "optimizer" and wanted.reset_optimizer:
             keeps_state = False
             continue
         raise FailedPrecondition(
-            f"restore: table {name} of {wanted.where} has {what} {parts[0][what]}, and this session's has {value}"
+            f"restore: table {name} of {wanted.where} has {what} {saved[what]}, and this session's has {value}"
             + ("; reset_optimizer=True begins with fresh state" if what == "optimizer" else "")
         )
     weights, state = torch.empty(table.weights.shape), table.state.cpu().clone()
     counts = torch.zeros(table.update_counts.shape, dtype=torch.int32)
-    if not keeps_state:
-        state = table.fresh_state()
     for rank, part in enumerate(parts):
         keys = _share_of(part).keys_of(rank)
         is_mine = table.share.owners(keys) == table.rank
@@ -205,4 +219,6 @@ def _new_rows(table: RankRows, name: str, parts: Sequence[Part], wanted: Wanted)
         if keeps_state:
             state[rows] = part["state"][is_mine]
             counts[rows] = part["update_counts"][is_mine]
+    if not keeps_state:
+        state = table.fresh_state(weights)
     return _NewRows(table, weights, state, counts)

@@ -104,8 +104,9 @@ class RankRows:
         for begin in range(0, rows, _FILL_ROWS):
             part = keys[begin : begin + _FILL_ROWS]
             end = begin + len(part)
-            self.weights[begin:end] = torch.from_numpy(self._native.initial(part)).to(device)
-            self.state[begin:end] = torch.from_numpy(self._native.initial_state(len(part))).to(device)
+            initial = self._native.initial(part)
+            self.weights[begin:end] = torch.from_numpy(initial).to(device)
+            self.state[begin:end] = torch.from_numpy(self._native.initial_state(initial)).to(device)
         if zeros is not None:
             self.set_weights(torch.tensor([zeros]), torch.zeros(1, schema.dim))
 
@@ -114,9 +115,11 @@ class RankRows:
         """The memory of the rows, in bytes."""
         return sum(each.numel() * each.element_size() for each in (self.weights, self.state, self.update_counts))
 
-    def fresh_state(self) -> Tensor:
-        """Returns the state of the rows before their first update, on the host."""
-        return torch.from_numpy(self._native.initial_state(self.weights.shape[0]))
+    def fresh_state(self, weights: Tensor) -> Tensor:
+        """Returns the state that rows of these weights, (rows, dim) float32 on the host, have before their first
+        update, on the host.
+        """
+        return torch.from_numpy(self._native.initial_state(weights.numpy()))
 
     def read(self, keys: Tensor) -> Tensor:
         """Returns the weights of keys of this rank, (n, dim) float32."""

@@ -21,33 +21,34 @@ from ...proto.schema import Constant, Init, Normal, Uniform
 _KINDS: tuple[type[nn.Embedding] | type[nn.EmbeddingBag], ...] = (nn.Embedding, nn.EmbeddingBag)
 # The attribute of a layer made under deferred() that holds the initial distribution of its weight.
 INIT_ATTRIBUTE = "_sparserow_deferred_init"
-_DEFAULT = Normal(0.0, 1.0)  # torch's own
 # In-place calls that do not change a weight's values.
 _HARMLESS = frozenset({"requires_grad_", "detach_"})
 
 
 def deferred_init(module: nn.Module) -> Init | None:
-    """Returns the initial distribution of a layer made under :func:`deferred`; None for any other layer."""
+    """Returns the distribution that a layer's weight was initialised with under :func:`deferred`.
+
+    It is None for a layer that was made elsewhere, and where only the layer's own constructor has initialised it.
+    """
     init: Init | None = module.__dict__.get(INIT_ATTRIBUTE)
     return init
 
 
 def tied_init(layers: Sequence[nn.Module]) -> Init | None:
-    """Returns the initial distribution of layers that share one weight; None when it is not a deferred one.
+    """Returns the distribution that layers which share one weight were initialised with under :func:`deferred`.
 
-    It is that which was named for one of them; torch's default counts when none was.
+    It is None where only their own constructors have initialised them.
 
     Raises:
         FailedPrecondition: the layers were initialised in different ways, so that it is not known which one counts.
     """
-    inits = [init for init in map(deferred_init, layers) if init is not None]
-    named = {init for init in inits if init != _DEFAULT}
+    named = {init for init in map(deferred_init, layers) if init is not None}
     if len(named) > 1:
         raise FailedPrecondition(
             "deferred: layers that share one table were initialised differently: "
             f"{' and '.join(sorted(map(repr, named)))}; name a distribution with Table(init=...) in distribute"
         )
-    return next(iter(named), inits[0] if inits else None)
+    return next(iter(named), None)
 
 
 @contextmanager
@@ -119,13 +120,12 @@ class _InitNotes(TorchFunctionMode):
 
     @contextmanager
     def layer(self, module: nn.Embedding | nn.EmbeddingBag) -> Iterator[None]:
-        """Surrounds the constructor of a layer; afterwards the layer is known and has torch's default distribution."""
+        """Surrounds the constructor of a layer; afterwards the layer is known."""
         self._in_constructor = True
         try:
             yield
         finally:
             self._in_constructor = False
-        module.__dict__[INIT_ATTRIBUTE] = _DEFAULT
         self._layers[_storage(module.weight)] = module
 
     def __torch_function__(

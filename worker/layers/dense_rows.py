@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, typed_error
-from ...proto.schema import Constant, RowOptimizer, TableSchema
+from ...proto.optimizers import RowOptimizer
+from ...proto.schema import Constant, TableSchema
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
 from ..session.table import TableRows

@@ -15,7 +15,8 @@ from rich.progress import Progress
 from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
-from ...proto.schema import Normal, RowPolicy, Table, TableSchema
+from ...proto.optimizers import starts_at_zero
+from ...proto.schema import Constant, Normal, RowPolicy, Table, TableSchema
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
 from ..session.tensor_group import on_leader
@@ -183,13 +184,16 @@ def plan_tables(
         matching = [pattern for pattern in tables if fnmatch.fnmatchcase(name, pattern)]
         is_used.update(dict.fromkeys(matching, True))
         table = tables[matching[0]] if matching else Table()
+        chosen = own.get(matching[0], default) if matching else default
         schema = TableSchema(
             namespace=session.namespace,
             name=name,
             dim=layer.embedding_dim,
-            optimizer=own.get(matching[0], default) if matching else default,
+            optimizer=chosen,
             dtype=table.dtype or "float32",
-            init=table.init or tied_init([each.layer for each in group.layers]) or Normal(0.0, 1.0),
+            init=table.init
+            or tied_init([each.layer for each in group.layers])
+            or (Constant() if starts_at_zero(chosen) else Normal(0.0, 1.0)),
             seed=table.seed or 0,
             policy=table.policy,
         )

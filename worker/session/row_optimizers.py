@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from ...proto.schema import SGD, Adagrad, Adam, RowOptimizer, RowWiseAdagrad
+from ...proto.optimizers import OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop, RowOptimizer
 
 OptimizerLike: TypeAlias = RowOptimizer | torch.optim.Optimizer | type | functools.partial[Any]
 
-_OURS = (SGD, Adagrad, RowWiseAdagrad, Adam)
+_OURS = tuple(OPTIMIZERS.values())
 # Options of torch's optimizers that choose an implementation and do not change the result.
 _HOW = ("foreach", "fused", "capturable", "differentiable")
 
@@ -23,9 +23,9 @@ def row_optimizer_of(given: Any, where: str) -> RowOptimizer:
     """Returns the row optimizer that the servers run for the optimizer that a user gives.
 
     Args:
-        given: a row optimizer of this package, or its class, which is then made with its defaults. Or
-            ``torch.optim.SGD``, ``Adagrad`` or ``Adam``, as a class, as a ``functools.partial`` of the class, or as
-            an instance that has not stepped. The options of a partial or an instance are taken over.
+        given: a row optimizer of this package, or its class, which is then made with its defaults. Or an optimizer of
+            ``torch.optim`` that has a counterpart, as a class, as a ``functools.partial`` of the class, or as an
+            instance that has not stepped. The options of a partial or an instance are taken over.
         where: the argument's name in error texts.
 
     Raises:
@@ -34,8 +34,9 @@ def row_optimizer_of(given: Any, where: str) -> RowOptimizer:
     """
     if isinstance(given, _OURS):
         return given
-    if isinstance(given, type) and issubclass(given, _OURS):
-        return given()
+    if given is AdamW or (isinstance(given, type) and issubclass(given, _OURS)):
+        made_here: RowOptimizer = given()
+        return made_here
     made = _made(given, where)
     if type(made) not in _COUNTERPARTS:
         raise InvalidArgument(f"{where}: {_name(given)} has no counterpart on the servers; allowed: {_allowed()}")
@@ -100,11 +101,30 @@ def _adagrad(options: dict[str, Any]) -> RowOptimizer:
 
 def _adam(options: dict[str, Any]) -> RowOptimizer:
     beta1, beta2 = options.pop("betas")
+    flags = {"amsgrad": bool(options.pop("amsgrad")), "decoupled": bool(options.pop("decoupled_weight_decay"))}
     lr, eps, decay = _take(options, "lr", "eps", "weight_decay")
-    return Adam(lr, beta1=float(beta1), beta2=float(beta2), eps=eps, weight_decay=decay)
+    return Adam(lr, beta1=float(beta1), beta2=float(beta2), eps=eps, weight_decay=decay, **flags)
 
 
-_COUNTERPARTS = {torch.optim.SGD: _sgd, torch.optim.Adagrad: _adagrad, torch.optim.Adam: _adam}
+def _rmsprop(options: dict[str, Any]) -> RowOptimizer:
+    is_centered = bool(options.pop("centered"))
+    lr, alpha, eps, momentum, decay = _take(options, "lr", "alpha", "eps", "momentum", "weight_decay")
+    return RMSprop(lr, alpha=alpha, eps=eps, momentum=momentum, centered=is_centered, weight_decay=decay)
+
+
+def _adadelta(options: dict[str, Any]) -> RowOptimizer:
+    lr, rho, eps, decay = _take(options, "lr", "rho", "eps", "weight_decay")
+    return Adadelta(lr, rho=rho, eps=eps, weight_decay=decay)
+
+
+_COUNTERPARTS = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adadelta: _adadelta,
+}
 
 
 def _name(given: Any) -> str:
@@ -114,5 +134,5 @@ def _name(given: Any) -> str:
 
 
 def _allowed() -> str:
-    ours = ", ".join(f"sr.{kind.__name__}" for kind in _OURS)
+    ours = ", ".join(f"sr.{kind.__name__}" for kind in (*_OURS, AdamW))
     return f"{ours}, " + ", ".join(f"torch.optim.{kind.__name__}" for kind in _COUNTERPARTS)

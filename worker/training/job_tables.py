@@ -16,7 +16,8 @@ from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ...proto.schema import Table, Uniform
+from ...proto.optimizers import starts_at_zero
+from ...proto.schema import Constant, Init, Table, Uniform
 from ..data.sources.feature_columns import feature_set
 from ..layers.distribute import layers_of_tables
 from ..row_files.keyed_rows import import_table
@@ -127,11 +128,8 @@ class JobTables:
             choose: chooses the placement of tables with placement auto; None: they are on the servers.
         """
         job, seed = self._job, self._job.train.seed
-        initial = None
-        if not isinstance(job.model, OwnModelConfig):
-            initial = Uniform(-job.model.init_scale, job.model.init_scale)
         given = {
-            self._pattern_of(name): (table.placement, table.options(initial, seed))
+            self._pattern_of(name): (table.placement, table.options(self._initial(table), seed))
             for name, table in job.tables.items()
         }
         chosen: dict[str, Table] = {}
@@ -152,8 +150,19 @@ class JobTables:
                 pattern: replace(table, placement="device" if placement == "device" else "servers")
                 for pattern, (placement, table) in given.items()
             },
-            **({"*": Table(init=initial, seed=seed)} if self._has_other_tables(given) else {}),
+            **({"*": Table(init=self._initial(None), seed=seed)} if self._has_other_tables(given) else {}),
         }
+
+    def _initial(self, table: TableConfig | None) -> Init | None:
+        """Returns the initial rows of a table whose section gives none; None means those of the model's layer."""
+        model = self._job.model
+        if isinstance(model, OwnModelConfig):
+            return None
+        own = None if table is None else table.optimizer
+        optimizer = self._job.train.row_optimizer if own is None else own
+        if "init_scale" not in model.model_fields_set and starts_at_zero(optimizer.row_optimizer()):
+            return Constant()
+        return Uniform(-model.init_scale, model.init_scale)
 
     def _has_other_tables(self, patterns: Iterable[str]) -> bool:
         names = [table.path for table in self._tables]

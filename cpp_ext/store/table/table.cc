@@ -53,8 +53,10 @@ std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t suffix, std::uint64
   if (scratch != nullptr) {
     initial_rows.fill(key, scratch);
     convert_from_float(schema.dtype, scratch, row.weights(), schema.dim);
+  } else {
+    std::memset(row.weights(), 0, row_bytes(schema.dtype, schema.dim));
   }
-  optimizer->init_state(row.state(layout));
+  optimizer->init_state(row.weights(), row.state(layout));
   std::fill_n(row.stamps(layout), schema.policy.stamps(), 0u);
   if (is_tiered) stripes[stripe]->slab.meta(id).reset(RowMeta::kChanged);
   return id;

@@ -91,7 +91,8 @@ class Table {
   // Before many absent rows are added (row_index.h).
   void make_room(std::uint32_t stripe, std::span<const std::uint64_t> suffixes);
   // Adds an absent row with its initial weights and state, update count 0 and version 0 (the caller sets it).
-  // RowIndex::kNone when the system has no memory. scratch: (dim); null: the caller sets the weights.
+  // RowIndex::kNone when the system has no memory. scratch: (dim); null: they are zeros, and the caller sets
+  // them.
   [[nodiscard]] std::uint32_t add(std::uint32_t stripe, std::uint64_t suffix, std::uint64_t key, float* scratch);
   // Adds an absent row as the SSD has it. RowIndex::kNone when the system has no memory.
   [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image);

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint import manifest as files
 from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
-from ....proto.schema import SGD, TableSchema
+from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
 from ..state.registry import Registry, first_difference
 
@@ -106,21 +106,19 @@ def _target(
             f"restore: table {present.full_name} has {field_name} {now!r}, the checkpoint has {then!r}; rows cannot be "
             "carried over; leave the table out, or give it another name"
         )
-    if _state_of(present) != _state_of(saved) and not reset_optimizer:
+    now, then = present.optimizer.state_layout, saved.optimizer.state_layout
+    if now != then and not reset_optimizer:
         raise FailedPrecondition(
-            f"restore: table {present.full_name} has optimizer {_state_of(present)}, the checkpoint "
-            f"has {_state_of(saved)}; the optimizer state is reset only with reset_optimizer"
+            f"restore: table {present.full_name} has optimizer {now}, the checkpoint has {then}; the optimizer state "
+            "is reset only with reset_optimizer"
         )
-    return present, _state_of(present) != _state_of(saved)
+    return present, now != then
 
 
 def rows_differ(present: TableSchema, saved: TableSchema) -> bool:
     """Whether rows of one schema do not fit the other schema."""
-    return (present.dim, present.dtype, _state_of(present)) != (saved.dim, saved.dtype, _state_of(saved))
+    return _row_facts(present) != _row_facts(saved)
 
 
-def _state_of(schema: TableSchema) -> str:
-    """Returns a name for the layout of the optimizer's state."""
-    optimizer = schema.optimizer
-    has_momentum = isinstance(optimizer, SGD) and optimizer.momentum != 0
-    return type(optimizer).__name__ + (" with momentum" if has_momentum else "")
+def _row_facts(schema: TableSchema) -> tuple[int, str, str]:
+    return schema.dim, schema.dtype, schema.optimizer.state_layout
