@@ -27,6 +27,9 @@ enum class OptimizerKind : std::uint8_t {
 inline constexpr std::string_view kOptimizerNames[] = {
     "sgd", "adagrad", "rowwise_adagrad", "adam", "rmsprop", "adadelta", "lion", "lamb", "ftrl"};
 
+// The float32 values of state that an optimizer has for each column, at most.
+inline constexpr std::uint32_t kMostStatePerColumn = 3;
+
 // The learning rate is not here: it travels with each commit. An option that a kind does not have keeps its default.
 // optimizer_options() says which kinds have an option, and what is allowed.
 struct OptimizerSpec {

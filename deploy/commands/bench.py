@@ -24,6 +24,7 @@ class Benchmark(str, Enum):
     """
 
     engine = "engine"
+    optimizers = "optimizers"
     wire = "wire"
     lookup = "lookup"
     tls = "tls"

@@ -85,6 +85,14 @@ TEST_CASE("every instruction set gives the same bits") {
   }
 }
 
+TEST_CASE("no optimizer has more state for a column than pages of rows expect") {
+  for (const OptimizerSpec& spec : specs()) {
+    for (const std::uint32_t dim : {1u, 64u}) {
+      CHECK(make_optimizer(schema_of(dim, Dtype::kFloat32, spec))->state_floats() <= kMostStatePerColumn * dim);
+    }
+  }
+}
+
 TEST_CASE("a group is applied in order: the second update of a row sees the first") {
   for (const OptimizerSpec& spec : specs()) {
     const TableSchema schema = schema_of(16, Dtype::kFloat32, spec);

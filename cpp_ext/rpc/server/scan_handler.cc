@@ -50,8 +50,7 @@ Outcome ScanHandler::plan() {
   if (scan->max_rows == 0) {
     return Outcome::refused(not_allowed("scan.max_rows", 0, ">= 1"));
   }
-  // State of the optimizers has at most two floats per column.
-  const std::uint32_t row_bytes = 20 + 12 * dim_;
+  const std::uint32_t row_bytes = 20 + 4 * (1 + kMostStatePerColumn) * dim_;
   scan_ = *scan;
   page_rows_ = std::clamp(kMaxScanBytes / row_bytes, 1u, scan->max_rows);
   page_bytes_ = std::uint64_t{page_rows_} * row_bytes;

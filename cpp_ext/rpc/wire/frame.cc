@@ -271,7 +271,7 @@ Result<ScanPageView> parse_scan_page(std::span<const std::byte> payload) {
   const std::uint64_t n = view.page.n;
   const std::uint64_t dim = view.page.dim;
   const std::uint64_t state = view.page.state_floats;
-  if (dim > kMaxDim || state > std::uint64_t{4} * kMaxDim || view.page.reserved != 0) {
+  if (dim > kMaxDim || state > std::uint64_t{kMostStatePerColumn} * kMaxDim || view.page.reserved != 0) {
     return bad("SCAN_PAGE section: dim " + std::to_string(dim) + ", state_floats " + std::to_string(state));
   }
   const std::uint64_t expected = sizeof(ScanPagePayload) + n * 16 + padded8(n * 4) + n * dim * 4 + n * state * 4;

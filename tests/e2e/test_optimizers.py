@@ -1,0 +1,121 @@
+"""Every optimizer on a running cluster: saved and restored, read in pages, and its first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sparserow as sr
+import torch
+from sparserow.proto.optimizers import OPTIMIZERS
+from torch import nn, optim
+
+DIM, KEYS = 4, np.arange(50, dtype=np.uint64)
+EVERY = {
+    **{kind: each() for kind, each in OPTIMIZERS.items()},
+    "adamw": sr.AdamW(),
+    "amsgrad": sr.Adam(amsgrad=True),
+    "rmsprop-full": sr.RMSprop(momentum=0.5, centered=True),
+    "ftrl-group": sr.FTRL(l1=0.2, group_lasso=0.1),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[sr.LocalCluster]:
+    with sr.local_cluster(shards=2) as cluster:
+        yield cluster
+
+
+def push(session: sr.Session, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for name in EVERY:
+        session.table(name).push(KEYS, random.standard_normal((len(KEYS), DIM), np.float32), lr=0.05)
+
+
+def weights(session: sr.Session) -> np.ndarray:
+    return np.stack([session.table(name).pull(KEYS) for name in EVERY])
+
+
+def test_a_restore_goes_on_as_if_nothing_had_been(cluster: sr.LocalCluster, tmp_path: Path) -> None:
+    with sr.connect(cluster.address, "saved", staleness=None, rank=0, world_size=1) as session:
+        for name, optimizer in EVERY.items():
+            session.create_table(name, dim=DIM, optimizer=optimizer, init=sr.Uniform(-0.5, 0.5))
+        for seed in range(3):
+            push(session, seed)
+        sr.save(session, str(tmp_path))
+        push(session, 3)
+        expected = weights(session)
+        push(session, 4)
+        assert not np.array_equal(weights(session), expected)
+        sr.restore(session, str(tmp_path))
+        push(session, 3)
+        np.testing.assert_array_equal(weights(session), expected)
+        exported = str(tmp_path / "rows.parquet")
+        sr.export_table(session, "lamb", exported)
+        sr.import_table(session, "lion", exported)
+        np.testing.assert_array_equal(session.table("lion").pull(KEYS), session.table("lamb").pull(KEYS))
+
+        session.core.catalog.drop_table("saved", "adam")
+        session.create_table("adam", dim=DIM, optimizer=sr.Adam(amsgrad=True), init=sr.Uniform(-0.5, 0.5))
+        words = r"has optimizer Adam with amsgrad, the checkpoint has Adam; .*reset_optimizer"
+        with pytest.raises(sr.FailedPrecondition, match=words):
+            sr.restore(session, str(tmp_path))
+        sr.restore(session, str(tmp_path), reset_optimizer=True)
+        push(session, 3)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.given = nn.Embedding(200, DIM), nn.Embedding(200, DIM)
+        self.set = nn.Embedding(200, DIM)
+        nn.init.uniform_(self.set.weight, -0.5, 0.5)
+
+
+def test_with_l1_rows_begin_at_zero_unless_they_are_given(cluster: sr.LocalCluster) -> None:
+    given = {"given": sr.Table(init=sr.Constant(2.0))}
+    for namespace, optimizer, usual in (
+        ("l1", sr.FTRL(l1=1.0), sr.Constant(0.0)),
+        ("group", sr.FTRL(group_lasso=1.0), sr.Constant(0.0)),
+        ("l2", sr.FTRL(l2=1.0), sr.Normal(0.0, 1.0)),
+    ):
+        with sr.connect(cluster.address, namespace, staleness=None, rank=0, world_size=1) as session:
+            with sr.deferred(min_rows=100):
+                model = Model()
+            sr.distribute(model, session, optimizer=optimizer, min_rows=100, tables=given)
+            inits = {schema.name: schema.init for schema in session.core.catalog.list_tables(namespace)}
+            assert inits == {"plain": usual, "given": sr.Constant(2.0), "set": sr.Uniform(-0.5, 0.5)}
+            assert session.create_table("own", dim=DIM, optimizer=optimizer).schema.init == sr.Constant(0.0)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.item, self.tower = nn.Embedding(200, DIM), nn.Linear(DIM, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.tower(self.item(ids)).square().sum()
+
+
+def test_a_dense_tower_on_servers_trains_as_torchs_adamw(cluster: sr.LocalCluster) -> None:
+    torch.manual_seed(7)
+    local = Net()
+    with sr.connect(cluster.address, "tower", rank=0, world_size=1) as session:
+        far = Net()
+        far.load_state_dict(local.state_dict())
+        sr.distribute(far, session, optimizer=optim.SGD, min_rows=100)
+        sr.dense_on_servers(far, session, optimizer=optim.AdamW)
+        optimizers = optim.SGD(local.item.parameters()), optim.AdamW(local.tower.parameters())
+        for step in range(5):
+            ids = torch.arange(step, 100 + step)
+            for model in (local, far):
+                model(ids).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            session.step()
+        far.eval()(torch.arange(3))  # reads the newest parameters
+        torch.testing.assert_close(far.tower.weight, local.tower.weight)
+        assert (far.tower.weight - local.tower.weight).abs().max() < 1e-6
