@@ -16,13 +16,13 @@ struct FtrlColumn {
   float residual;   // z, where the weight is 0
   float proximity;  // beta + sqrt(n)
 
-  float curvature(const KernelParams& params, float multiplier) const noexcept {
+  [[gnu::always_inline]] float curvature(const KernelParams& params, float multiplier) const noexcept {
     return proximity + params.lr * (params.l2 + multiplier);
   }
-  float sign() const noexcept { return weight < 0.0f ? -1.0f : 1.0f; }
+  [[gnu::always_inline]] float sign() const noexcept { return weight < 0.0f ? -1.0f : 1.0f; }
 
   // The new weight: one that keeps its sign, else one of the other sign, else 0.
-  float moved(const KernelParams& params, float multiplier, float before) const noexcept {
+  [[gnu::always_inline]] float moved(const KernelParams& params, float multiplier, float before) const noexcept {
     const bool is_zero = weight == 0.0f;
     const float step = params.lr / curvature(params, multiplier);
     const float slope = is_zero ? grad + residual : grad + (multiplier - before) * weight;
@@ -32,8 +32,8 @@ struct FtrlColumn {
   }
 
   // z after the gradient; meant for a column whose new weight is 0.
-  float next_residual(const KernelParams& params, float before) const noexcept {
-    const float pull = weight * (proximity / params.lr + (params.l2 + before)) + sign() * params.l1;
+  [[gnu::always_inline]] float next_residual(const KernelParams& params, float before) const noexcept {
+    const float pull = weight * (proximity * (1.0f / params.lr) + (params.l2 + before)) + sign() * params.l1;
     return weight == 0.0f ? grad + residual : grad - pull;
   }
 };
@@ -73,7 +73,7 @@ struct FtrlKernel {
 // norm / |w(norm)| = 1, whose left side is concave and nearly linear (More & Sorensen 1983).
 struct GroupFtrlKernel {
   static constexpr int kMostIterations = 20;
-  static constexpr float kPrecision = 1e-7f;  // of the norm
+  static constexpr float kSmallChange = 3e-4f;  // of the norm; Newton's next change would be about its square
 
   template <class Weights>
   static void update(const RowUpdate& row, const KernelParams& params) noexcept {
@@ -84,7 +84,7 @@ struct GroupFtrlKernel {
     const Rounding rounding(params, row);
     const Decay decay(params);
     const float scale = params.grad_scale;
-    const auto column = [=](std::uint32_t i) {
+    const auto column = [=](std::uint32_t i) __attribute__((always_inline)) {
       const float stored = Weights::load(weights[i]);
       return FtrlColumn{decay.gradient(grads[i] * scale, stored), decay.weight(stored), residuals[i],
                         params.beta + __builtin_sqrtf(sums[i])};
@@ -107,11 +107,13 @@ struct GroupFtrlKernel {
     const bool is_zero = pull <= params.lr * limit;
     const float multiplier =
         is_zero ? 0.0f : limit / norm_after(params, column, norm_before, before, limit, pull - params.lr * limit);
+    const float kept = is_zero ? 0.0f : 1.0f;
+    const float band = is_zero ? __builtin_inff() : params.l1;  // of residuals: a row that is 0 keeps all of z
     for (std::uint32_t i = 0; i < params.dim; ++i) {
       const FtrlColumn each = column(i);
-      const float moved = is_zero ? 0.0f : each.moved(params, multiplier, before);
-      const float rest = each.next_residual(params, before);
-      residuals[i] = moved != 0.0f ? ftrl_residual_of(moved, params.l1) : (is_zero ? rest : clamped(rest, params.l1));
+      const float moved = kept * each.moved(params, multiplier, before);
+      const float rest = clamped(each.next_residual(params, before), band);
+      residuals[i] = moved == 0.0f ? rest : ftrl_residual_of(moved, params.l1);
       weights[i] = Weights::store(moved, rounding, i);
     }
   }
@@ -119,28 +121,30 @@ struct GroupFtrlKernel {
  private:
   // The norm of the new row. `excess` is lr times what the pull has beyond the limit, and is positive.
   template <class Column>
-  static float norm_after(const KernelParams& params, const Column& column, float norm_before, float before,
-                          float limit, float excess) noexcept {
-    float steepest = 0.0f;
-    for (std::uint32_t i = 0; i < params.dim; ++i) {
+  static float norm_after(const KernelParams& params, Column column, float norm_before, float before, float limit,
+                          float excess) noexcept {
+    const float steepness = __builtin_sqrtf(sum_columns(params.dim, [=](std::uint32_t i) {
       const float curvature = column(i).curvature(params, 0.0f);
-      steepest = curvature > steepest ? curvature : steepest;
-    }
-    const float least = 0.5f * excess / steepest;  // the half is for rounding
-    float norm = norm_before > 0.0f ? norm_before : least;
+      return curvature * curvature;
+    }));
+    const float least = 0.5f * excess / steepness;  // no column is as steep, and the half is for rounding
+    float norm = norm_before > 0.0f ? norm_before : least * __builtin_sqrtf(static_cast<float>(params.dim));
     for (int iteration = 0; iteration < kMostIterations; ++iteration) {
       const float multiplier = limit / norm;
-      const auto moved = [&](std::uint32_t i) { return column(i).moved(params, multiplier, before); };
-      const float squares = sum_columns(params.dim, [&](std::uint32_t i) { return moved(i) * moved(i); });
-      const float bent = sum_columns(params.dim, [&](std::uint32_t i) {
+      const float squares = sum_columns(params.dim, [=](std::uint32_t i) {
+        const float moved = column(i).moved(params, multiplier, before);
+        return moved * moved;
+      });
+      const float bent = sum_columns(params.dim, [=](std::uint32_t i) {
         const FtrlColumn each = column(i);
-        return moved(i) * moved(i) * (each.curvature(params, 0.0f) / each.curvature(params, multiplier));
+        const float moved = each.moved(params, multiplier, before);
+        return moved * moved * (each.curvature(params, 0.0f) / each.curvature(params, multiplier));
       });
       const float change = (__builtin_sqrtf(squares) - norm) * (squares / bent);
       const float next = norm + change;
       norm = next > least ? next : least;
       const float size = change < 0.0f ? -change : change;
-      if (!(size > kPrecision * norm)) break;
+      if (!(size > kSmallChange * norm)) break;
     }
     return norm;
   }

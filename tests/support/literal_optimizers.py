@@ -151,7 +151,7 @@ class LiteralRow:
         own = weights - step * np.where(is_zero, slope + l1, slope)
         other = weights - step * (slope - np.where(is_zero, l1, sign * real(2) * l1))
         moved = np.where(sign * own > 0, own, np.where(sign * other < 0, other, real(0)))
-        pull = weights * (proximity / real(lr) + l2) + sign * l1
+        pull = weights * (proximity * (real(1) / real(lr)) + l2) + sign * l1
         rest = np.clip(np.where(is_zero, grad + self.state[1], grad - pull), -l1, l1)
         self.state[1] = np.where(moved == 0, rest, -np.sign(moved) * l1)
         return moved
