@@ -69,7 +69,7 @@ struct FtrlKernel {
 };
 
 // With group lasso (Yuan & Lin 2006; with L1: Simon et al. 2013) a row is 0 while |soft(z, l1)|_2 <= group_lasso
-// sqrt(dim), the condition of Ni et al. 2019. Beyond it, the row's norm solves |w(norm)| = norm, by Newton's method on
+// sqrt(dim). Beyond it, the row's norm solves |w(norm)| = norm, by Newton's method on
 // norm / |w(norm)| = 1, whose left side is concave and nearly linear (More & Sorensen 1983).
 struct GroupFtrlKernel {
   static constexpr int kMostIterations = 20;
@@ -104,7 +104,7 @@ struct GroupFtrlKernel {
       const float force = each.moved(params, before, before) * each.curvature(params, before);
       return force * force;
     }));  // lr |soft(z, l1)|
-    const bool is_zero = pull <= params.lr * limit;
+    const bool is_zero = !(pull > params.lr * limit);
     const float multiplier =
         is_zero ? 0.0f : limit / norm_after(params, column, norm_before, before, limit, pull - params.lr * limit);
     const float kept = is_zero ? 0.0f : 1.0f;

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...cpp_ext import _server
-from ...proto.optimizers import FTRL, RMSprop, RowOptimizer
+from ...proto.optimizers import FTRL, OPTIMIZERS, SGD, Adam, RMSprop, RowOptimizer
 from ...ps_server.shard.native_schema import native_optimizer
-from ..preflight.planning import PLANNED_OPTIMIZERS
 from .harness import MIN_REPETITIONS, Contender, Figure, median, pinned_to_one_cpu, time_in_turns
 
 LIMIT = 4.0  # times the flat loop
@@ -22,7 +21,9 @@ GROUP_LIMIT = 16.0  # the norm of a row is found in several passes over it
 _TABLE, _LR, _EPS = 1, 0.01, 1e-10
 _FLOAT = 4  # bytes
 MEASURED: dict[str, RowOptimizer] = {
-    **PLANNED_OPTIMIZERS,
+    **{kind: optimizer() for kind, optimizer in OPTIMIZERS.items()},
+    "sgd, momentum": SGD(momentum=0.9),
+    "adam, amsgrad": Adam(amsgrad=True),
     "rmsprop, centered, momentum": RMSprop(centered=True, momentum=0.9),
     "ftrl, L1": FTRL(l1=1.0),
     "ftrl, L1, group lasso": FTRL(l1=0.1, group_lasso=0.1),

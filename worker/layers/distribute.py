@@ -58,16 +58,16 @@ def distribute(
     Args:
         model: the model; it must not itself be an embedding.
         session: the session from :func:`connect`.
-        optimizer: the row optimizer of tables that have none of their own; the servers run it. One of ``sr.SGD``,
-            ``sr.Adagrad``, ``sr.RowWiseAdagrad`` and ``sr.Adam``, or an optimizer of ``torch.optim`` that has a
-            counterpart: the class, a ``functools.partial`` of it, or an instance that has not stepped.
+        optimizer: the row optimizer of tables that have none of their own; the servers run it. One of this package,
+            such as ``sr.Adagrad(lr=0.05)`` (docs/optimizers.md lists them), or an optimizer of ``torch.optim`` that has
+            a counterpart: the class, a ``functools.partial`` of it, or an instance that has not stepped.
         min_rows: layers with fewer rows stay local and dense.
         tables: options by ``fnmatch`` pattern on the path; the first pattern that matches counts. None: no options.
         exclude: ``fnmatch`` patterns on the path of layers that stay local, whatever their size.
         carry_weights: whether rank 0 sends the layers' present weights to tables that are new. A table that exists
             keeps its rows. Nothing is sent for a layer made under :func:`deferred`, or with a ``Table.init`` of its
             own. False: rows begin as the table's ``init`` says, else as the layer's distribution does, which is
-            normal(0, 1) unless a deferred layer was initialised otherwise.
+            normal(0, 1) unless a deferred layer was initialised otherwise; with L1 or group lasso it is zeros.
         bind: the paths of the layers that read one table, by the name of the table. They have equally many rows and
             columns, and the first one gives the rows that the table begins with. None: a table is named after its
             layer.
