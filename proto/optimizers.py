@@ -55,7 +55,7 @@ _RANGES = MappingProxyType({
 def _is_number(value: object, *, is_flag: bool) -> bool:
     if is_flag or isinstance(value, bool):
         return is_flag and isinstance(value, bool)
-    return isinstance(value, Real) and math.isfinite(value) and abs(value) <= MAX_FLOAT32
+    return isinstance(value, Real) and abs(float(value)) <= MAX_FLOAT32  # neither NaN nor infinity
 
 
 class _Options:
