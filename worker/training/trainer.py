@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from dataclasses import asdict
 from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +18,6 @@ from ..checkpoint.save import Stateful, absolute
 from ..data import StepBatch
 from ..data.leased import EpochScore, LeasedReader
 from ..layers.gather_tables import gather_tables
-from ..metrics.binary import auc
 from ..models import Tower
 from ..prefetch.device_batches import DeviceBatches
 from ..publish.program_export import ProgramSource
@@ -37,6 +33,7 @@ from .job_readers import open_readers
 from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
 from .progressive import ProgressiveMetrics
+from .recent_samples import RecentSamples
 from .run_identity import RunIdentity
 from .task_outputs import TaskOutputs
 from .told_epochs import ToldEpochs
@@ -46,30 +43,7 @@ from .training_device import out_of_memory
 from .training_report import EpochResult, Observer, TrainResult
 from .training_step import StepResult, TrainingStep
 
-_OBSERVED_SAMPLES = 20_000
 _OBSERVE_EVERY_SEC = 0.5
-
-
-class _Recent:
-    """The loss and the AUC over about the last 20,000 samples of this rank."""
-
-    def __init__(self) -> None:
-        self._parts: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float, int]] = deque()
-        self._samples = 0
-
-    def add(self, result: StepResult, samples: int) -> None:
-        self._parts.append((result.logits.numpy(), result.labels.numpy(), result.loss, samples))
-        self._samples += samples
-        while self._samples - self._parts[0][3] >= _OBSERVED_SAMPLES:
-            self._samples -= self._parts.popleft()[3]
-
-    def figures(self) -> tuple[float, float]:
-        """Returns (loss, AUC); both are NaN before the first sample."""
-        if not self._samples:
-            return float("nan"), float("nan")
-        logits, labels, losses, samples = zip(*self._parts, strict=True)
-        mean = float(np.average(losses, weights=samples))
-        return mean, auc(np.concatenate(logits), np.concatenate(labels))
 
 
 class Trainer:
@@ -355,7 +329,7 @@ class Trainer:
         self._model.train()
         if self._leased is not None:
             self._leased.begin_at(epoch, lambda: leased_epochs.trained(self._progress))
-        recent, progress = _Recent(), self._progress
+        recent, progress = RecentSamples(), self._progress
         began = observed = time.perf_counter()
         seconds_before = progress.seconds
         batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
