@@ -343,6 +343,12 @@ class JobConfig(StrictModel):
         ):
             if is_set:
                 raise InvalidArgument(f"train.{name}: is not possible with train.dense ps; allowed: ddp")
+        for name, table in self.tables.items():
+            if table.weights is not None:
+                raise InvalidArgument(
+                    f"tables.{name}.weights: is not possible with train.dense ps, where workers do not wait for each "
+                    "other; fill the table before (sparserow table import), and leave weights out"
+                )
         return self
 
     @model_validator(mode="after")

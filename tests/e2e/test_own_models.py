@@ -282,6 +282,7 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets:
         (["tables.brand={weights: a.parquet}"], "tables.brand: weights: has no effect without frozen"),
         (["tables.brand.optimizer={kind: sgd}"], "tables.brand: optimizer: has no effect with frozen"),
         (["tables.brand.max_rows=5"], "tables.brand: frozen: excludes options of admission"),
+        (["train.dense=ps", "train.staleness=2"], "tables.brand.weights: is not possible with train.dense ps"),
         (["train.parallel={fsdp: true}"], "train.parallel: is not possible with model.class"),
     ],
 )
