@@ -243,8 +243,7 @@ void bind_session(py::module_& module) {
             raise_if_error(self.bind({std::move(name), table_id, schema_version, dim, num_rows, lr, cached, frozen}));
           },
           Unlocked(), py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
-          py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true,
-          py::arg("frozen") = false)
+          py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true, py::arg("frozen") = false)
       .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
       .def(
           "keep_device_rows",

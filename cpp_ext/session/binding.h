@@ -46,10 +46,10 @@ class Binding {
 
   [[nodiscard]] const BindingSpec& spec() const noexcept { return spec_; }
 
-  // Rows of ids. train, unless the table is frozen: by the step's clock, remembered until the step ends; within a NoGradScope they are kept in a
-  // bounded part instead, from which a later lookup of the step takes them. Otherwise a read without clock that
-  // changes nothing. InvalidArgument names the table and the id; FailedPrecondition after close, fork
-  // or between seal and the step's end; else what the shards say.
+  // Rows of ids. train, unless the table is frozen: by the step's clock, remembered until the step ends; within a
+  // NoGradScope they are kept in a bounded part instead, from which a later lookup of the step takes them. Otherwise a
+  // read without clock that changes nothing. InvalidArgument names the table and the id; FailedPrecondition after
+  // close, fork or between seal and the step's end; else what the shards say.
   Result<Lookup> lookup(const IdsRef& ids, bool train);
   // Opens the sums for ids that were looked up in this step. FailedPrecondition when one was not.
   Result<StagedSums> stage(const IdsRef& ids);

@@ -45,6 +45,6 @@ def features_of_job(job: JobConfig) -> tuple[Feature, ...]:
                 "table of its own"
             )
         for setting, column in columns.roles.items():
-            if column in feature.columns:
+            if column in feature.columns and setting != "data.columns.group":
                 raise InvalidArgument(f"features.{feature.name}: reads {column!r}, which is {setting}")
     return made

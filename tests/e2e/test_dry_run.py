@@ -14,11 +14,22 @@ import pytest
 from sparserow.deploy.cli import main
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.config.model_config import OwnModelConfig
 from sparserow.worker.data import ReadOptions, write_click_log
 from sparserow.worker.data.sources import fit_features, open_reader
 
 JOBS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "jobs").glob("*.yaml"))
 ADULT = "39, Private, 77516, Bachelors, 13, Divorced, Sales, Unmarried, White, Male, 2174, 0, 40, Cuba, <=50K\n"
+
+
+ZOO = ("wide_deep", "dcn", "autoint", "din", "mmoe", "sasrec", "two_tower")
+
+
+def clicks() -> pa.Table:
+    rows = {"click": [0, 1], "price": [1.5, 20.0], "age": [30, 40], "user": [1, 2], "item": ["a", "b"]}
+    lists = {"history": [["a", "c"], ["b"]], "candidates": [["a", "b"], ["b", "c"]]}
+    others = {"buy": [0, 1], "position": [0, 1], "country": ["DE", "US"]}
+    return pa.table({**rows, **lists, **others, "at": pa.array([0, 3600], pa.timestamp("s"))})
 
 
 def made_data(folder: Path, job: str) -> list[str]:
@@ -30,9 +41,10 @@ def made_data(folder: Path, job: str) -> list[str]:
     elif job in ("parquet", "features"):
         for path in (train, test):
             (path / "day=2024-01-03").mkdir(parents=True)
-            rows = {"click": [0, 1], "price": [1.5, 20.0], "age": [30, 40], "user": [1, 2], "item": ["a", "b"]}
-            table = pa.table({**rows, "country": ["DE", "US"], "at": pa.array([0, 3600], pa.timestamp("s"))})
-            pa.parquet.write_table(table, path / "day=2024-01-03" / "part.parquet")
+            pa.parquet.write_table(clicks(), path / "day=2024-01-03" / "part.parquet")
+    elif job in ZOO:
+        for path in (train, test):
+            pa.parquet.write_table(clicks(), path)
     else:
         log = write_click_log(folder, rows=500, test_rows=100)
         train, test = Path(log.train), Path(log.test)
@@ -58,13 +70,20 @@ def test_every_job_of_the_project_passes(job: Path, tmp_path: Path, capsys: pyte
     tensors = {each["name"]: each for each in told["tensors"]}
     tables = {each["name"]: each for each in told["tables"]}
     for name, table in tables.items():
-        assert table["rows"] <= config.model.table_rows.get(name, config.model.rows)
+        if not isinstance(config.model, OwnModelConfig):
+            assert table["rows"] <= config.model.table_rows.get(name, config.model.rows)
         assert table["is_on_servers"] == (table["rows"] >= config.model.min_rows)
         assert table["bytes"] == table["rows"] * table["row_bytes"] > 0
         assert name in shown
     assert told["dense_parameters"] > 100
     assert told["pull_bytes"] > 0
     assert told["unique_keys"] >= len(tables) / 2
+    if isinstance(config.model, OwnModelConfig):
+        assert sum(table["rows"] for table in tables.values()) == sum(config.model.args["rows"].values()) + sum(
+            config.model.args.get("wide", {}).values()
+        )
+        assert {name.partition(".")[0] for name in tensors if "label" not in name} - {"groups"} == set(config.features)
+        return
     features = fit_features(config.data)
     reader = open_reader(config.data, "train", features, ReadOptions(batch_size=config.train.batch_size))
     batch = next(iter(reader))

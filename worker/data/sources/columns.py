@@ -114,11 +114,12 @@ def roles_of(schema: ColumnsSchema) -> ColumnRoles:
         InvalidArgument: a column has two roles.
     """
     numeric = tuple(dict.fromkeys([*schema.numeric, *schema.buckets]))
-    names = [*schema.roles.values(), *numeric, *schema.categorical]
+    roles = [column for setting, column in schema.roles.items() if setting != "data.columns.group"]
+    names = [*roles, *numeric, *schema.categorical]  # the group may be an input as well
     for name in names:
         if names.count(name) > 1:
             raise InvalidArgument(
-                f"data.columns: column {name} has two roles; allowed: one of label, sample_weight, group, categorical, "
+                f"data.columns: column {name} has two roles; allowed: one of label, sample_weight, categorical, "
                 "or numeric and buckets"
             )
     spec = FeatureSpec(
