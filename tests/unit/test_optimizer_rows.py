@@ -5,14 +5,22 @@ Their arithmetic is compared with torch and the papers in tests/contract/test_op
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sparserow.cpp_ext import _server
+from sparserow.proto.config.config import load_config
+from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import error_of
-from sparserow.proto.optimizers import FTRL, OPTIMIZERS, SGD, Adam, RMSprop, RowOptimizer
+from sparserow.proto.native import optimizer_parameters
+from sparserow.proto.optimizers import FTRL, OPTIMIZERS, SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowWiseAdagrad
+from sparserow.proto.schema import Constant, Init, Uniform
 from sparserow.ps_server.shard.native_schema import native_optimizer
+from sparserow.worker.checkpoint.device_parts import saved_facts
+from sparserow.worker.training.job_tables import JobTables
+from torch import nn
 
 TABLE, DIM, KEYS = 1, 8, 3_000
 EVERY = [
@@ -121,6 +129,38 @@ def test_a_gradient_of_zero_changes_no_bit_of_ftrl(optimizer: FTRL, how: str, dt
     store.apply(TABLE, np.arange(KEYS, dtype=np.uint64), np.full((KEYS, DIM), 1e-6, np.float32), lr=0.05)
     if dtype == "float32":
         np.testing.assert_allclose(weights_of(store), before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), RowWiseAdagrad(), Adam()], ids=lambda each: each.kind)
+def test_a_part_of_a_device_table_that_an_older_program_saved_has_the_same_optimizer(optimizer: RowOptimizer) -> None:
+    kind, options = optimizer_parameters(optimizer)
+    newer = {"decoupled", "accumulator_decay", "amsgrad"}
+    saved = {"kind": kind, **{name: value for name, value in options.items() if name not in newer}}
+    assert saved_facts(saved) == {"kind": kind, **options}
+    assert saved_facts({**saved, "weight_decay": 0.5}) != {"kind": kind, **options}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (["train.row_optimizer={kind: ftrl, l1: 1}"], Constant(0.0)),
+        (["train.row_optimizer={kind: ftrl, group_lasso: 1}"], Constant(0.0)),
+        (["train.row_optimizer={kind: ftrl, l2: 1}"], Uniform(-0.01, 0.01)),
+        (["train.row_optimizer={kind: ftrl, l1: 1}", "model.init_scale=0.5"], Uniform(-0.5, 0.5)),
+        (["tables={a: {optimizer: {kind: ftrl, l1: 1}}}"], Constant(0.0)),
+        (["tables={a: {optimizer: {kind: adam}}}", "train.row_optimizer={kind: ftrl, l1: 1}"], Uniform(-0.01, 0.01)),
+    ],
+)
+def test_a_job_with_l1_begins_with_zeros_unless_it_says_a_scale(settings: list[str], wanted: Init) -> None:
+    base = ["data.train=a", "data.test=b", "model.kind=dlrm", "model.min_rows=1"]
+    job = load_config(JobConfig, None, [*base, *settings])
+    model = nn.Module()
+    model.tables = nn.ModuleDict({"a": nn.Embedding(200, DIM)})
+    holder = nn.Module()
+    holder.embeddings = model
+    options = JobTables(job, holder).options(None)
+    table = next(each for pattern, each in options.items() if fnmatch.fnmatchcase("embeddings.tables.a", pattern))
+    assert table.init == wanted
 
 
 def test_zeros_that_are_assigned_forget_the_gradients_before_them() -> None:

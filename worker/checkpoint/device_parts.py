@@ -58,7 +58,7 @@ def _facts_of(optimizer: RowOptimizer) -> dict[str, Any]:
     return {"kind": kind, **options}
 
 
-def _saved_facts(facts: dict[str, Any]) -> dict[str, Any]:
+def saved_facts(facts: dict[str, Any]) -> dict[str, Any]:
     """Returns the facts of a saved optimizer; an option that its program did not know has its default."""
     kind = OPTIMIZERS.get(facts["kind"])
     return facts if kind is None else {**_facts_of(kind()), **facts}
@@ -192,7 +192,7 @@ def _share_of(part: Part) -> Share:
 
 
 def _new_rows(table: RankRows, name: str, parts: Sequence[Part], wanted: Wanted) -> _NewRows:
-    saved = {**parts[0], "optimizer": _saved_facts(parts[0]["optimizer"])}
+    saved = {**parts[0], "optimizer": saved_facts(parts[0]["optimizer"])}
     facts = {
         "num_rows": table.share.num_rows,
         "dim": table.schema.dim,
