@@ -7,6 +7,7 @@ from .named_batch import NamedBatch, NamedPart
 from .reader import ClickReader, ReadOptions, StepBatch
 from .source import PlannedFile
 from .synthetic import SyntheticLog, write_click_log
+from .synthetic_sales import SalesLog, write_sales_log
 
 __all__ = [
     "BadLine",
@@ -18,7 +19,9 @@ __all__ = [
     "NamedPart",
     "PlannedFile",
     "ReadOptions",
+    "SalesLog",
     "StepBatch",
     "SyntheticLog",
     "write_click_log",
+    "write_sales_log",
 ]

@@ -16,7 +16,7 @@ from ...proto.config.tasks_config import Task
 from ...proto.errors import InvalidArgument
 from ..data import Batch, ClickReader, NamedPart, StepBatch
 from ..metrics.grouped import GroupedScores
-from ..metrics.losses import LOSSES
+from ..metrics.losses import LOSSES, in_batch_softmax
 from ..metrics.task_metrics import BinaryMetrics, ErrorMetrics, RankMetrics
 from .process_group import WorkerGroup
 from .task_outputs import TaskOutputs
@@ -107,9 +107,22 @@ class _Scores:
                     groups = self._groups.setdefault(task.name, GroupedScores())
                     groups.add(part.groups.cpu().numpy(), scores, labels)
                 continue
+            if task.loss == "in_batch_softmax":
+                self._add_in_batch(task, metrics, outputs[task.name], part)
+                continue
             loss = len(part) * float(LOSSES[task.loss](outputs[task.name], part.label(task.label), None))
-            is_own = task.loss == "in_batch_softmax"
-            metrics.add(scores, np.arange(len(part)) if is_own else labels.astype(np.int64), loss)
+            metrics.add(scores, labels.astype(np.int64), loss)
+
+    @staticmethod
+    def _add_in_batch(task: Task, metrics: RankMetrics, output: Tensor, part: Batch | NamedPart) -> None:
+        """Adds a matrix of scores; samples of the same item, where it is known, are no candidates of each other."""
+        items = None if task.item is None else part.tensors[task.item]
+        assert items is None or isinstance(items, Tensor)
+        loss = len(part) * float(in_batch_softmax(output, part.label(task.label), items=items))
+        if items is not None:
+            is_other = (items[:, None] == items) & ~torch.eye(len(items), dtype=torch.bool, device=items.device)
+            output = output.masked_fill(is_other.to(output.device), -math.inf)
+        metrics.add(output.cpu().numpy(), np.arange(len(part)), loss)
 
     def evaluation(self, group: WorkerGroup) -> Evaluation:
         """Returns the metrics over all ranks, which all call it."""

@@ -1,0 +1,52 @@
+"""Job files of the zoo train on the synthetic log of sales; SASRec learns the rule by which items follow each other."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from sparserow.worker.data import SalesLog, write_sales_log
+from sparserow_process import Launcher
+
+JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
+METRICS = {
+    "wide_deep": "label.auc",
+    "dcn": "label.auc",
+    "autoint": "label.auc",
+    "din": "label.gauc",
+    "mmoe": "buy.auc",
+    "two_tower": "click.ndcg@10",
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> SalesLog:
+    folder = tmp_path_factory.mktemp("sales")
+    return write_sales_log(folder, rows=8_000, test_rows=1_000, users=500, items=200, history=6, candidates=10, seed=6)
+
+
+def trained(launcher: Launcher, log: SalesLog, job: str, result: Path, *sets: str) -> dict[str, float]:
+    """The metrics of the last epoch of a job."""
+    options = [f"data.train={log.train}", f"data.test={log.test}", "train.batch_size=128", "cluster.shards=1", *sets]
+    words = [word for each in options for word in ("--set", each)]
+    run = launcher.start("train", str(JOBS / f"{job}.yaml"), *words, "--json", str(result))
+    assert run.popen.wait(300) == 0, run.err
+    metrics: dict[str, float] = json.loads(result.read_text())["history"][-1]["metrics"]
+    return metrics
+
+
+def test_sasrec_learns_which_item_follows(launcher: Launcher, log: SalesLog, tmp_path: Path) -> None:
+    sizes = ("model.args.dim=16", "model.args.max_len=8", "model.args.candidates=10", "train.dense_optimizer.lr=0.003")
+    metrics = trained(launcher, log, "sasrec", tmp_path / "result.json", "train.epochs=3", *sizes)
+    assert 0.6 < metrics["next.hit_rate@1"] < log.hit_rate + 0.05, "0.1 is chance"
+
+
+@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.parametrize("job", METRICS)
+def test_every_job_trains_and_measures_its_tasks(launcher: Launcher, log: SalesLog, tmp_path: Path, job: str) -> None:
+    metrics = trained(launcher, log, job, tmp_path / "result.json")
+    assert math.isfinite(metrics[METRICS[job]])
