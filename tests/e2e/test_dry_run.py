@@ -11,11 +11,12 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 from sparserow.deploy.cli import main
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.model_config import OwnModelConfig
-from sparserow.worker.data import ReadOptions, write_click_log
+from sparserow.worker.data import Batch, ReadOptions, write_click_log
 from sparserow.worker.data.sources import fit_features, open_reader
 
 JOBS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "jobs").glob("*.yaml"))
@@ -57,6 +58,23 @@ def run(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
+def check_named_tensors(config: JobConfig, batch: Batch, tensors: dict[str, Any]) -> None:
+    """The tensors of a dry run are those of the reader: shapes, dtypes, and the first keys."""
+    named = {name: values for name, values in batch.tensors.items() if isinstance(values, torch.Tensor)}
+    for name, values in batch.tensors.items():
+        if not isinstance(values, torch.Tensor):
+            named |= {f"{name}.values": values[0], f"{name}.offsets": values[1]}
+    columns = config.data.columns
+    assert columns is not None
+    beside = [f"labels {name}" for name in columns.labels] or ["labels"]
+    assert set(tensors) == {*named, *beside, *(["groups"] if columns.group else [])}
+    for name, tensor in named.items():
+        assert tensors[name]["shape"] == list(tensor.shape)
+        assert tensors[name]["dtype"] == str(tensor.dtype).removeprefix("torch.")
+        if tensor.dtype == torch.int64:
+            assert tensors[name]["example"] == ", ".join(str(value) for value in tensor[:2].tolist())
+
+
 @pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
 def test_every_job_of_the_project_passes(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets, result = made_data(tmp_path, job.stem), tmp_path / "dry.json"
@@ -70,7 +88,10 @@ def test_every_job_of_the_project_passes(job: Path, tmp_path: Path, capsys: pyte
     tensors = {each["name"]: each for each in told["tensors"]}
     tables = {each["name"]: each for each in told["tables"]}
     for name, table in tables.items():
-        if not isinstance(config.model, OwnModelConfig):
+        if isinstance(config.model, OwnModelConfig):
+            part, feature = name.split(".tables.")  # the wide part of a model has tables of its own
+            assert table["rows"] == config.model.args["wide" if part == "wide" else "rows"][feature]
+        else:
             assert table["rows"] <= config.model.table_rows.get(name, config.model.rows)
         assert table["is_on_servers"] == (table["rows"] >= config.model.min_rows)
         assert table["bytes"] == table["rows"] * table["row_bytes"] > 0
@@ -78,17 +99,14 @@ def test_every_job_of_the_project_passes(job: Path, tmp_path: Path, capsys: pyte
     assert told["dense_parameters"] > 100
     assert told["pull_bytes"] > 0
     assert told["unique_keys"] >= len(tables) / 2
-    if isinstance(config.model, OwnModelConfig):
-        assert sum(table["rows"] for table in tables.values()) == sum(config.model.args["rows"].values()) + sum(
-            config.model.args.get("wide", {}).values()
-        )
-        assert {name.partition(".")[0] for name in tensors if "label" not in name} - {"groups"} == set(config.features)
-        return
     features = fit_features(config.data)
     reader = open_reader(config.data, "train", features, ReadOptions(batch_size=config.train.batch_size))
     batch = next(iter(reader))
     samples = told["samples"]
     assert samples == len(batch)
+    if isinstance(config.model, OwnModelConfig):
+        check_named_tensors(config, batch, tensors)
+        return
     for name, tensor in (("dense", batch.dense), ("sparse", batch.sparse), ("labels", batch.labels)):
         assert tensors[name]["shape"] == list(tensor.shape)
         assert tensors[name]["dtype"] == str(tensor.dtype).removeprefix("torch.")

@@ -98,6 +98,7 @@ def write_sales_log(
     """
     for name, value, least in (
         ("rows", rows, 1),
+        ("test_rows", 1 if test_rows is None else test_rows, 1),
         ("users", users, 1),
         ("items", items, 2 * KINDS),
         ("history", history, 0),
