@@ -30,7 +30,18 @@ def is_past(reader: LeasedReader, *, is_last: bool) -> bool:
     return was_tested(reader) or (reader.came_late and not is_last)
 
 
-def known_result(reader: LeasedReader, epoch: int, world: int) -> EpochResult | None:
+def metrics_of(task: str, auc: float, log_loss: float) -> dict[str, float]:
+    """Returns the metrics of an epoch that the coordinator keeps, by ``TASK.METRIC``; {} for an epoch without a test.
+
+    Args:
+        task: the name of the task that is shown.
+        auc: its AUC on the test files.
+        log_loss: its log loss on the test files, in nats.
+    """
+    return {} if math.isnan(log_loss) else {f"{task}.auc": auc, f"{task}.log_loss": log_loss}
+
+
+def known_result(reader: LeasedReader, epoch: int, world: int, task: str) -> EpochResult | None:
     """Returns the result of the epoch that ended last, as the coordinator reports it.
 
     Args:
@@ -38,6 +49,7 @@ def known_result(reader: LeasedReader, epoch: int, world: int) -> EpochResult | 
         epoch: the number of the epoch.
         world: the present number of workers. ``samples_per_sec`` is their mean rate times this number, unless the
             epoch was tested and so has a rate.
+        task: the name of the task that is shown.
 
     Returns:
         The result, with NaN as ``test_auc`` when the epoch was not tested; None when the coordinator has no sums.
@@ -48,7 +60,8 @@ def known_result(reader: LeasedReader, epoch: int, world: int) -> EpochResult | 
     sums, tested = end.trained, end.tested
     loss = sums.loss_sum / max(sums.measured, 1)
     if tested is not None:
-        return EpochResult(epoch, loss, sums.samples, tested.samples_per_sec, tested.auc, tested.log_loss)
+        metrics = metrics_of(task, tested.auc, tested.log_loss)
+        return EpochResult(epoch, loss, sums.samples, tested.samples_per_sec, tested.auc, tested.log_loss, metrics)
     rate = sums.samples * world / sums.seconds if sums.seconds else 0.0
     return EpochResult(epoch, loss, sums.samples, rate, math.nan, math.nan)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import cast
 
 import torch
@@ -263,7 +263,11 @@ class Trainer:
             self._backend.settle(is_end=True)  # then the model is that at the end of the run
         if leased is None:
             return [self._told[epoch]]
-        known = leased_epochs.known_result(leased, epoch, self._group.world) if self._group.rank == 0 else None
+        known = (
+            leased_epochs.known_result(leased, epoch, self._group.world, self._shown_task)
+            if self._group.rank == 0
+            else None
+        )
         if known is None:
             return []
         if not leased_epochs.was_tested(leased):
@@ -271,6 +275,10 @@ class Trainer:
         if is_last:
             leased_epochs.tell_all_done(epoch)
         return [known]
+
+    @property
+    def _shown_task(self) -> str:
+        return "" if self._outputs.shown is None else self._outputs.shown.name
 
     def _keep_told(self, results: list[EpochResult]) -> None:
         """Writes the results to the folder of checkpoints, so that a restarted worker 0 has them."""
@@ -285,6 +293,8 @@ class Trainer:
             counts = self._group.rank == 0  # the result of worker 0 covers the samples of all workers
             if counts:
                 self._leased.tell_tested(EpochScore(result.samples_per_sec, result.test_auc, result.test_log_loss))
+                kept = leased_epochs.metrics_of(self._shown_task, result.test_auc, result.test_log_loss)
+                result = replace(result, metrics=kept)  # a worker that is restarted knows no others
         self._keep_told([result])
         self._observer.epoch(result)  # after it was kept, so that a killed worker reports an epoch at most once
         return [result] if counts else []
@@ -401,7 +411,7 @@ class Trainer:
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
         rate, loss = total / seconds if seconds else 0.0, loss_sum / max(samples, 1)
         if self._leased is not None:
-            known = leased_epochs.known_result(self._leased, epoch, self._group.world)
+            known = leased_epochs.known_result(self._leased, epoch, self._group.world, self._shown_task)
             if known is not None:
                 total, rate, loss = known.samples, known.samples_per_sec, known.train_loss
         if not self._group.meets and self._group.rank != 0:
