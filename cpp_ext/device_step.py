@@ -54,11 +54,12 @@ class FoundLookup:
 
 @dataclass(frozen=True)
 class _HostCopy:
-    """A run of device memory whose values are on the host as well."""
+    """A run of device memory whose values are on the host as well; it is kept, so that no other tensor gets it."""
 
     begin: int
     end: int
     host: Tensor
+    there: Tensor
 
 
 class StepOnDevice:
@@ -144,18 +145,20 @@ class StepOnDevice:
             self._offered[train].append(send_pack(self._link, self.stores, native))
 
     def end_evaluation(self) -> None:
-        """Forgets the packs that were offered to an evaluation's forward."""
+        """Forgets the packs that were offered to an evaluation's forward, and this thread's copies on the host."""
         self._offered[False] = []
+        self._copies.clear()
 
     def keep_host_copy(self, there: Tensor, host: Tensor) -> None:
-        """Remembers, for this thread and until the step ends, that a device tensor has a copy on the host.
+        """Remembers, for this thread and until the step or the evaluation's forward ends, a device tensor's copy on
+        the host.
 
         Args:
             there: the tensor on the device.
             host: the same values on the host, with the same strides.
         """
         begin = self.link(there.device).address(there)
-        self._copies.append(_HostCopy(begin, begin + _extent(there) * there.element_size(), host))
+        self._copies.append(_HostCopy(begin, begin + _extent(there) * there.element_size(), host, there))
 
     def host_of(self, tensor: Tensor, link: DeviceLink) -> Tensor:
         """The ids of a lookup on the host, int64 and contiguous: a copy that is known, or one that is made now."""
