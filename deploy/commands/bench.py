@@ -40,6 +40,7 @@ class Benchmark(str, Enum):
     scale = "scale"
     gpu = "gpu"
     reader = "reader"
+    zoo = "zoo"
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:

@@ -23,7 +23,7 @@ JOBS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "jobs").glob("*.
 ADULT = "39, Private, 77516, Bachelors, 13, Divorced, Sales, Unmarried, White, Male, 2174, 0, 40, Cuba, <=50K\n"
 
 
-ZOO = ("wide_deep", "dcn", "autoint", "din", "mmoe", "sasrec", "two_tower")
+ZOO = ("dlrm", "deepfm", "wide_deep", "dcn", "autoint", "din", "mmoe", "sasrec", "two_tower")
 
 
 def clicks() -> pa.Table:

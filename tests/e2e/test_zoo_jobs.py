@@ -14,6 +14,8 @@ from sparserow_process import Launcher
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 METRICS = {
+    "dlrm": "label.auc",
+    "deepfm": "label.auc",
     "wide_deep": "label.auc",
     "dcn": "label.auc",
     "autoint": "label.auc",
