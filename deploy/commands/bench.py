@@ -41,6 +41,7 @@ class Benchmark(str, Enum):
     gpu = "gpu"
     reader = "reader"
     zoo = "zoo"
+    own_model = "own_model"
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:
