@@ -304,6 +304,10 @@ class MergePlan:
     @property
     def unmatched(self) -> list[str]: ...
     @property
+    def parts(self) -> list[tuple[str, int, str, int, int, int]]:
+        """(binding, root, "whole", "select" or "narrow", dimension, start, length) of each part."""
+
+    @property
     def roots(self) -> list[int]: ...
 
 class LookupTrace:

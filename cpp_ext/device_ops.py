@@ -148,7 +148,7 @@ def stage_all(
     out, left = [torch.zeros(1, device=device)], list(places)
     for i, lookup in enumerate(lookups):
         place = left.pop(0) if lookup.mode == math.MAX else None
-        if grads[i].numel() == 0:
+        if grads[i].shape == (0,):  # no gradient reached the lookup; that of an empty batch has two dimensions
             if wants[i]:
                 out.append(torch.zeros_like(weights[i]))
             continue

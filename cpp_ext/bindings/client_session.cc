@@ -87,6 +87,11 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::RowReader> shards, st
 }
 
 // The plan of a batch whose author named the ids: every binding's ids are a tensor of their own.
+const char* kind_name(MergeEntry::Kind kind) {
+  if (kind == MergeEntry::Kind::kWhole) return "whole";
+  return kind == MergeEntry::Kind::kSelect ? "select" : "narrow";
+}
+
 MergePlan plan_of_names(const std::vector<std::string>& names) {
   MergePlan plan;
   for (const std::string& name : names) {
@@ -170,6 +175,15 @@ void bind_merge(py::module_& module) {
       .def(py::init(&plan_of_names), py::arg("names"))
       .def_property_readonly("size", [](const MergePlan& plan) { return plan.entries.size(); })
       .def_readonly("unmatched", &MergePlan::unmatched)
+      .def_property_readonly("parts",
+                             [](const MergePlan& plan) {
+                               py::list parts;
+                               for (const MergeEntry& entry : plan.entries) {
+                                 parts.append(py::make_tuple(entry.binding, entry.root, kind_name(entry.kind),
+                                                             entry.dim, entry.start, entry.length));
+                               }
+                               return parts;
+                             })
       .def_property_readonly("roots", [](const MergePlan& plan) {
         std::vector<std::uint32_t> roots;
         for (const MergeEntry& entry : plan.entries) roots.push_back(entry.root);

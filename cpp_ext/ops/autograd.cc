@@ -131,6 +131,15 @@ std::vector<at::Tensor> call_gather_all(const AllLookups& all, const at::Tensor&
       .call(all.ids, all.offsets, all.weights, anchor, all.tables, all.options, train);
 }
 
+std::vector<int64_t> versions_of(const variable_list& tensors) {
+  std::vector<int64_t> versions;
+  for (const at::Tensor& tensor : tensors) versions.push_back(tensor.is_inference() ? 0 : tensor._version());
+  return versions;
+}
+
+// One node for all lookups of a forward behaves as a node for each would: a backward may reach some of them, and a
+// later one the others. So its tensors are not freed with the graph; what is freed is the anchor, which tells that a
+// backward has run whose graph was not retained.
 struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
   // wanted: the weights whose gradients are wanted, in order of the lookups.
   static variable_list forward(AutogradContext* context, const AllLookups& all, const at::Tensor& anchor,
@@ -142,7 +151,10 @@ struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
     saved.insert(saved.end(), all.weights.begin(), all.weights.end());
     const variable_list places(out.begin() + n, out.end());
     saved.insert(saved.end(), places.begin(), places.end());
-    context->save_for_backward(std::move(saved));
+    context->save_for_backward({anchor});
+    context->saved_data["versions"] = versions_of(saved);
+    context->saved_data["tensors"] = std::move(saved);
+    context->saved_data["staged"] = std::vector<int64_t>(all.ids.size(), 0);
     context->mark_non_differentiable(places);
     context->set_materialize_grads(false);  // a lookup that no gradient reaches creates no row
     context->saved_data["device"] = anchor.device();
@@ -157,14 +169,19 @@ struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     auto& saved = context->saved_data;
     const auto n = static_cast<std::size_t>(saved["n"].toInt());
-    const variable_list tensors = context->get_saved_variables();
+    const variable_list tensors = saved["tensors"].toTensorVector();
+    if (versions_of(tensors) != saved["versions"].toIntVector()) {
+      raise({Code::kFailedPrecondition,
+             "backward: ids, offsets or weights of a lookup were changed in place since the forward"});
+    }
+    note_staged(context, grads);
     const auto part = [&](std::size_t begin, std::size_t size) {
       return variable_list(tensors.begin() + static_cast<std::ptrdiff_t>(begin),
                            tensors.begin() + static_cast<std::ptrdiff_t>(begin + size));
     };
     grads.resize(n);
     for (std::size_t i = 0; i < n; ++i) {
-      if (!grads[i].defined()) grads[i] = at::empty({0}, tensors[i].options().dtype(at::kFloat));
+      if (!grads[i].defined()) grads[i] = at::empty({0}, tensors[i].options().dtype(at::kFloat));  // is_absent()
     }
     const std::vector<int64_t> options = saved["options"].toIntVector();
     const std::vector<int64_t> wants = saved["wants"].toIntVector();
@@ -174,6 +191,21 @@ struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
     made[0] = made[0].to(saved["device"].toDevice());
     made.insert(made.begin(), at::Tensor());  // of the lookups
     return made;
+  }
+
+ private:
+  // Marks the lookups that these gradients reach; torch's error where one was reached before by a backward that did not
+  // retain the graph.
+  static void note_staged(AutogradContext* context, const variable_list& grads) {
+    std::vector<int64_t> staged = context->saved_data["staged"].toIntVector();
+    bool is_again = false;
+    for (std::size_t i = 0; i < staged.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      is_again = is_again || staged[i] != 0;
+      staged[i] = 1;
+    }
+    if (is_again) (void)context->get_saved_variables();  // raises when they are freed
+    context->saved_data["staged"] = std::move(staged);
   }
 };
 

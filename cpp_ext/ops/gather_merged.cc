@@ -28,6 +28,9 @@ std::vector<at::Tensor> rows_of_all(const MergedLookups& merged, const std::vect
   return out;
 }
 
+// Whether no gradient reached a lookup. The gradient of a lookup without ids has more dimensions.
+bool is_absent(const at::Tensor& grad) { return grad.dim() == 1 && grad.numel() == 0; }
+
 }  // namespace
 
 std::vector<at::Tensor> gather_merged(at::TensorList ids, at::TensorList offsets, at::TensorList weights,
@@ -54,24 +57,27 @@ std::vector<at::Tensor> stage_all(at::TensorList grads, at::TensorList ids, at::
   if (grads.size() != merged.size() || wants.size() != merged.size()) {
     raise(not_allowed("stage_all: number of grads", grads.size(), std::to_string(merged.size())));
   }
-  std::vector<at::Tensor> out{anchor_grad(grads[0])};
-  std::size_t place = 0;
-  for (std::size_t i = 0; i < merged.size(); ++i) {
+  std::vector<at::Tensor> weights_grads(merged.size());
+  std::size_t place = places.size();
+  // The last lookup comes first, as autograd reaches the nodes of single lookups: sums of one table have equal bits.
+  for (std::size_t i = merged.size(); i-- > 0;) {
     const int64_t dim = merged.option(i, kMergedDim);
     const bool is_max = merged.option(i, kMergedMode) == kBagMax;
-    const at::Tensor argmax = is_max ? places[place++] : at::Tensor();
-    if (grads[i].numel() == 0) {
-      if (wants[i] != 0) out.push_back(at::zeros_like(*merged.weights(i)));
+    const at::Tensor argmax = is_max ? places[--place] : at::Tensor();
+    if (is_absent(grads[i])) {
+      if (wants[i] != 0) weights_grads[i] = at::zeros_like(*merged.weights(i));
       continue;
     }
     if (!merged.is_bag(i)) {
       stage_rows(*merged.wanted()[i].binding, merged.host(i), grads[i], dim, merged.option(i, kMergedPadding));
       continue;
     }
-    at::Tensor weights_grad =
-        stage_bags(*merged.wanted()[i].binding, merged.bags(i), {grads[i], merged.weights(i), argmax}, dim,
-                   merged.option(i, kMergedMode), wants[i] != 0);
-    if (wants[i] != 0) out.push_back(std::move(weights_grad));
+    weights_grads[i] = stage_bags(*merged.wanted()[i].binding, merged.bags(i), {grads[i], merged.weights(i), argmax},
+                                  dim, merged.option(i, kMergedMode), wants[i] != 0);
+  }
+  std::vector<at::Tensor> out{anchor_grad(grads[0])};
+  for (std::size_t i = 0; i < merged.size(); ++i) {
+    if (wants[i] != 0) out.push_back(std::move(weights_grads[i]));
   }
   return out;
 }

@@ -39,6 +39,19 @@ def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def test_an_empty_batch_reaches_the_tables() -> None:
+    with sr.InProcessCluster(shards=2).connect("empty") as session:
+        model = model_of(session)
+        lookups = [model.one, model.two]
+        ids = [torch.empty(0, dtype=torch.int64)] * 2
+        options = [number for layer in lookups for number in layer.lookup_options()]
+        tables = "\n".join(layer.binding for layer in lookups)
+        rows = ops.gather_all(ids, ids, ids, model.one.anchor, tables, options, True)
+        assert [each.shape for each in rows] == [(0, DIM), (0, 3)]
+        sum(each.sum() for each in rows).backward()
+        session.step()  # it refuses a step in which no backward reached a table
+
+
 def model_of(session: sr.Session) -> Net:
     torch.manual_seed(0)
     return sr.distribute(Net(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, typed_error
 from ..session.tensor_group import TensorGroup
+from .rows_ahead import rows_made_ahead
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
@@ -102,26 +103,30 @@ class DistributedLayer(nn.Module):
         if f"{prefix}{EXTRA_STATE}" in missing_keys:
             missing_keys.remove(f"{prefix}{EXTRA_STATE}")
 
-    def _gather_on_device(
-        self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None, *, options: tuple[int, int]
-    ) -> Tensor:
+    def lookup_options(self, *, has_offsets: bool = False, has_weights: bool = False) -> list[int]:
+        """Returns the numbers that ``gather_all`` takes for a lookup of this layer (cpp_ext/ops/merged_lookups.h)."""
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        return [self.embedding_dim, *self._bag_options(padding), int(has_offsets), int(has_weights)]
+
+    def _bag_options(self, padding: int) -> tuple[int, int, int]:
+        """Returns the mode of bags, or -1 for rows of ids, the padding, and whether offsets include the last."""
+        return -1, padding, 0
+
+    def _gather_on_device(self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Rows on the anchor's device, by the op that serves any number of lookups.
 
         Args:
             ids: on the host, or on the device.
             offsets: of bags; None: there are none.
             weights: of the ids; None: there are none.
-            options: (mode of the bags or -1 for rows of ids, whether the offsets include the last).
         """
-        padding = -1 if self.padding_idx is None else self.padding_idx
-        has = (int(offsets is not None), int(weights is not None))
         rows: Tensor = ops.gather_all(
             [ids],
             [ids if offsets is None else offsets],
             [ids if weights is None else weights],
             self._anchor_of_now(),
             self.binding,
-            [self.embedding_dim, options[0], padding, options[1], *has],
+            self.lookup_options(has_offsets=offsets is not None, has_weights=weights is not None),
             self._is_trained,
         )[0]
         return rows
@@ -181,7 +186,8 @@ class DistributedEmbedding(DistributedLayer):
             out = self._rows(input)
         else:
             try:
-                out = self._rows(input)
+                made = rows_made_ahead(self, input)
+                out = self._rows(input) if made is None else made
             except (RuntimeError, ValueError) as error:
                 raise typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
@@ -193,7 +199,7 @@ class DistributedEmbedding(DistributedLayer):
 
     def _own_rows(self, ids: Tensor) -> Tensor:
         if self.anchor.device.type != "cpu":
-            return self._gather_on_device(ids, options=(-1, 0))
+            return self._gather_on_device(ids)
         padding = -1 if self.padding_idx is None else self.padding_idx
         rows: Tensor = ops.gather(
             ids, self._anchor_of_now(), self.binding, self.embedding_dim, padding, self._is_trained
@@ -261,7 +267,8 @@ class DistributedEmbeddingBag(DistributedLayer):
             out = self._pool(input, offsets, weights)
         else:
             try:
-                out = self._pool(input, offsets, weights)
+                made = rows_made_ahead(self, input, offsets, weights)
+                out = self._pool(input, offsets, weights) if made is None else made
             except (RuntimeError, ValueError) as error:
                 raise typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
@@ -279,10 +286,12 @@ class DistributedEmbeddingBag(DistributedLayer):
             self.tensor_group, lambda: self._own_pool(ids, offsets, weights), (bags, self.embedding_dim)
         )
 
+    def _bag_options(self, padding: int) -> tuple[int, int, int]:
+        return self._mode_number, padding, int(self.include_last_offset)
+
     def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.anchor.device.type != "cpu":
-            options = (self._mode_number, int(self.include_last_offset))
-            return self._gather_on_device(ids, offsets, weights, options=options)
+            return self._gather_on_device(ids, offsets, weights)
         padding = -1 if self.padding_idx is None else self.padding_idx
         pooled: Tensor = ops.gather_bag(
             ids,

@@ -1,16 +1,17 @@
-"""Merges the lookups of a forward into one pull, with a plan that is learnt from the first batch.
+"""Merges the lookups of a forward into one pull and one op, with a plan that is learnt from the first batch.
 
 The first forward after ``distribute`` is traced. Each lookup's ids are matched by memory to a tensor of the batch: the
 tensor itself, or one index or range of one of its dimensions. Views and casts are matched too (id_expressions.py).
 From then on a hook pulls the rows for the batch's tensors before the forward begins, with one frame per shard for all
-tables. Results do not depend on the plan: a lookup that finds rows missing pulls them itself and is counted. The next
-forward is then traced again, a bounded number of times.
+tables, and rows_ahead.py makes the rows of those lookups that train. Results do not depend on the plan: a lookup that
+finds rows missing pulls them itself and is counted. The next forward is then traced again, a bounded number of times.
 ``torch.compile`` does not trace hooks, so a compiled model pulls once per lookup.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..data.batch_tensors import id_tensors
 from ..id_trace.forward_trace import ForwardTrace
 from ..id_trace.id_expressions import Expression, IdSources, Root, TracedIds, descriptions
 from ..session.session import Session
+from .rows_ahead import Forward, LookupRecord, RowsAhead, begin_forward, end_forward
 
 _MAX_TRACES = 8
 _FORWARDS_PER_MISS = 10  # with misses more often than this, the last trace uses only the batch's own tensors
@@ -44,6 +46,7 @@ class ForwardPull:
         self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._sources: IdSources | None = None
+        self._ahead: RowsAhead | None = None
         self._forward: _TracedForward | None = None
         self._traces = 0
         self._forwards_ahead = 0
@@ -66,23 +69,31 @@ class ForwardPull:
         """Is the hook before a forward: pulls by the plan, or begins a trace when there is no plan yet."""
         if torch.compiler.is_compiling():
             return
+        begin_forward(module, None)
         self._watch(module)
         batch = (args, kwargs)
-        sources = self._sources
+        sources, made = self._sources, None
         if sources is not None and sources.plan.size > 0:
             with nullcontext() if self._group is None else suppress(Exception):  # a lookup fails then, and tells them
-                self._pull_by(sources, batch, train=module.training)
+                made = self._pull_by(sources, batch, train=module.training)
         if sources is None or self._requests.is_any:
             self._begin_trace(batch)
+            forward = self._forward
+            made = None if forward is None or not forward.arguments.is_of_this_thread else forward.record
+        begin_forward(module, made)
 
-    def _pull_by(self, sources: IdSources, batch: Any, *, train: bool) -> None:
-        """Pulls what the batch's lookups need; where the model is on a device, sends their rows there in one copy."""
+    def _pull_by(self, sources: IdSources, batch: Any, *, train: bool) -> Forward | None:
+        """Pulls what the batch's lookups need; where the model is on a device, sends their rows there in one copy.
+
+        Returns the rows that were made for the layers on the host; None where each of them makes its own.
+        """
         step, with_gradient = self._on_device, torch.is_grad_enabled()
         tensors = sources.tensors(batch, step.copy_on_host) if step.is_used else sources.tensors(batch)
         roots = descriptions(tensors)
         self._native.pull_merged(sources.plan, roots, train, with_gradient=with_gradient)
         if step.is_used and not step.is_prefetched and (with_gradient or not train):
             step.send_and_offer(self._native.pack_merged(sources.plan, roots, train), train=train)
+        return self._ahead.make(tensors, batch) if train and self._ahead is not None else None
 
     def _begin_trace(self, batch: Any) -> None:
         """Begins the trace of a forward, unless a forward of another thread is being traced.
@@ -106,6 +117,7 @@ class ForwardPull:
         del args, kwargs, output
         if torch.compiler.is_compiling():
             return
+        end_forward(module)
         forward = self._forward
         if forward is not None and forward.arguments.is_of_this_thread:
             self._forward = None
@@ -125,7 +137,7 @@ class ForwardPull:
         is_poor = self._forwards_missed * _FORWARDS_PER_MISS > self._forwards_ahead
         if self._traces == _MAX_TRACES and is_poor:
             traced = []
-        self._sources = forward.sources(traced)
+        self._sources, self._ahead = forward.learnt(traced, lambda: self._native.step)
         self._missed_before = self._native.lookups_missed
 
     def _count_misses(self) -> None:
@@ -142,14 +154,20 @@ class _TracedForward:
     """A forward whose lookups are traced from the construction of this object on."""
 
     def __init__(self, native: _client.NativeSession, batch: Any) -> None:
+        self._batch = batch
         self._ids: list[tuple[Expression, Tensor]] = [(Root(path), tensor) for path, tensor in id_tensors(batch)]
-        self._lookups = native.start_trace()
+        self._lookups, self.record = native.start_trace(), LookupRecord()
         self.arguments = ForwardTrace(batch)
         self.arguments.__enter__()
 
-    def sources(self, traced: list[TracedIds]) -> IdSources:
-        """Returns the plan of ids to pull ahead: first ids in the batch's memory, then ids computed from it."""
-        return IdSources(self._lookups, [*self._ids, *((found.expression, found.ids) for found in traced)])
+    def learnt(self, traced: list[TracedIds], step_of: Callable[[], int]) -> tuple[IdSources, RowsAhead]:
+        """Returns the plan of ids to pull ahead, and the plan of rows to make ahead.
+
+        Ids in the batch's memory come first, then ids computed from it.
+        """
+        pairs = [*self._ids, *((found.expression, found.ids) for found in traced)]
+        sources = IdSources(self._lookups, pairs)
+        return sources, RowsAhead(self.record.calls, sources, [tensor for _, tensor in pairs], self._batch, step_of)
 
 
 class _NoMergedPull:

@@ -1,0 +1,301 @@
+"""Makes the rows of all lookups of a forward by one op, before the forward begins, and hands them to its layers.
+
+The lookups are learnt from the forward that :class:`ForwardPull` traces: which layer looked which ids up, and
+which part of the batch these were. From then on one ``gather_all`` makes the rows of all lookups, as one node of
+autograd, and a layer takes its own when it is called with the same ids. Results do not depend on it: a layer that is
+called with other ids, or in another state, looks them up itself.
+
+Lookups with weights, in eval mode, without gradient, or of layers on a device make rows of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...cpp_ext import torch_ops as ops
+from ..data.batch_tensors import Path, id_tensors, tensor_at
+
+if TYPE_CHECKING:
+    from ..id_trace.id_expressions import IdSources
+    from .embedding import DistributedLayer
+
+_LEAST_LOOKUPS = 2
+_Made: TypeAlias = tuple[Tensor, int, Tensor | None, int, Tensor]  # ids and offsets with their versions, and rows
+_of_thread = threading.local()
+
+
+class Forward(Protocol):
+    """What a layer asks, during a forward, for the rows of a lookup."""
+
+    def rows(self, layer: DistributedLayer, ids: Tensor, offsets: Tensor | None, *, has_weights: bool) -> Tensor | None:
+        """Returns the rows of a lookup, or pooled rows; None when the layer is to look them up itself."""
+
+
+def rows_made_ahead(
+    layer: DistributedLayer, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor | None:
+    """Returns the rows that were made for a lookup before this thread's forward; None when there are none.
+
+    Args:
+        layer: the layer that is called.
+        ids, offsets, weights: the arguments of the call.
+    """
+    forwards = _forwards()
+    forward = forwards[-1][1] if forwards else None
+    return None if forward is None else forward.rows(layer, ids, offsets, has_weights=weights is not None)
+
+
+def begin_forward(owner: object, forward: Forward | None) -> None:
+    """Has the layers that this thread calls ask a forward for their rows, until :func:`end_forward`.
+
+    Args:
+        owner: the module whose forward begins; what an interrupted forward of it has left is forgotten.
+        forward: what the layers ask; None: they look all rows up themselves.
+    """
+    _of_thread.forwards = [each for each in _forwards() if each[0] is not owner]
+    _of_thread.forwards.append((owner, forward))
+
+
+def end_forward(owner: object) -> None:
+    """Ends what :func:`begin_forward` began for ``owner``, where it is the newest of this thread."""
+    forwards = _forwards()
+    if forwards and forwards[-1][0] is owner:
+        forwards.pop()
+
+
+def _forwards() -> list[tuple[object, Forward | None]]:
+    forwards: list[tuple[object, Forward | None]] = getattr(_of_thread, "forwards", [])
+    return forwards
+
+
+@dataclass(frozen=True)
+class _Call:
+    layer: DistributedLayer
+    ids: Tensor
+    offsets: Tensor | None
+
+
+class LookupRecord:
+    """Notes which layers look which ids up in a forward; a layer gets no rows of it.
+
+    Attributes:
+        calls: the calls so far whose rows could be made ahead.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+    def rows(self, layer: DistributedLayer, ids: Tensor, offsets: Tensor | None, *, has_weights: bool) -> Tensor | None:
+        """Returns None, after it has noted the lookup."""
+        if not has_weights and _is_eligible(layer):
+            self.calls.append(_Call(layer, ids.detach(), None if offsets is None else offsets.detach()))
+        return None
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A lookup to make ahead: its layer, the part of the batch that its ids are, and where its offsets are."""
+
+    layer: weakref.ref[DistributedLayer]
+    root: int
+    kind: str
+    dim: int
+    start: int
+    length: int
+    offsets: Path | None
+
+    def ids_of(self, root: Tensor) -> Tensor:
+        if self.kind == "whole":
+            return root
+        if self.kind == "select":
+            return root.select(self.dim, self.start)
+        return root.narrow(self.dim, self.start, self.length)
+
+
+class RowsAhead:
+    """The lookups of a model's forward whose rows are made by one op.
+
+    Args:
+        calls: the lookups of a traced forward.
+        sources: the plan that was learnt from it.
+        roots: the tensors of that forward that the plan's roots stood for.
+        batch: the batch of that forward.
+        step_of: returns the number of the session's step.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[_Call],
+        sources: IdSources,
+        roots: Sequence[Tensor | None],
+        batch: Any,
+        step_of: Callable[[], int],
+    ) -> None:
+        self._step_of = step_of
+        self._all: tuple[str, list[int]] | None = None  # of all planned lookups
+        offsets = [(path, tensor) for path, tensor in id_tensors(batch)]
+        self._planned: list[_Planned] = []
+        for call in calls:
+            path = None
+            if call.offsets is not None:
+                path = next((path for path, tensor in offsets if _is_same(tensor, call.offsets)), None)
+                if path is None:
+                    continue
+            for binding, root, kind, dim, start, length in sources.plan.parts:
+                planned = _Planned(weakref.ref(call.layer), root, kind, dim, start, length, path)
+                tensor = roots[root]
+                if binding == call.layer.binding and tensor is not None and _fits(planned, tensor, call.ids):
+                    self._planned.append(planned)
+                    break
+
+    def make(self, roots: Sequence[tuple[Tensor | None, Tensor | None]], batch: Any) -> MadeRows | None:
+        """Makes the rows for a batch; returns None where they are fewer than two lookups, or a lookup has an error.
+
+        Args:
+            roots: for each root of the plan, the tensor as the lookups see it, first of a pair.
+            batch: the batch.
+        """
+        if len(self._planned) < _LEAST_LOOKUPS or not torch.is_grad_enabled() or _is_transformed():
+            return None
+        layers: list[DistributedLayer] = []
+        ids: list[Tensor] = []
+        offsets: list[Tensor | None] = []
+        for planned in self._planned:
+            layer, root = planned.layer(), roots[planned.root][0]
+            if layer is None or root is None or not _is_eligible(layer):
+                continue
+            bags = None if planned.offsets is None else tensor_at(batch, planned.offsets)
+            if bags is None and planned.offsets is not None:
+                continue
+            try:
+                ids.append(planned.ids_of(root))
+            except (RuntimeError, IndexError):  # a batch of another shape
+                continue
+            layers.append(layer)
+            offsets.append(bags)
+        if len(ids) < _LEAST_LOOKUPS:
+            return None
+        try:
+            rows = ops.gather_all(
+                ids,
+                [each if bags is None else bags for each, bags in zip(ids, offsets, strict=True)],
+                ids,  # no lookup has weights
+                layers[0].anchor,
+                *self._described(layers, offsets),
+                True,
+            )
+        except (RuntimeError, ValueError):  # the layer whose lookup fails tells it
+            return None
+        return MadeRows(layers, ids, offsets, rows, self._step_of)
+
+    def _described(self, layers: Sequence[DistributedLayer], offsets: Sequence[Tensor | None]) -> tuple[str, list[int]]:
+        """Returns the names of the tables and the options of lookups, as ``gather_all`` takes them."""
+        if self._all is not None and len(layers) == len(self._planned):
+            return self._all
+        options = [
+            layer.lookup_options(has_offsets=bags is not None) for layer, bags in zip(layers, offsets, strict=True)
+        ]
+        described = "\n".join([layer.binding for layer in layers]), list(chain.from_iterable(options))
+        if len(layers) == len(self._planned):
+            self._all = described
+        return described
+
+
+class MadeRows:
+    """The rows of a forward, each handed out once.
+
+    Args:
+        layers: the layer of each lookup.
+        ids: the ids of each lookup.
+        offsets: the offsets of the bags of each lookup; None where it has none.
+        rows: the rows of each lookup, and maybe more behind them.
+        step_of: returns the number of the session's step; rows of an earlier step are not handed out.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DistributedLayer],
+        ids: Sequence[Tensor],
+        offsets: Sequence[Tensor | None],
+        rows: Sequence[Tensor],
+        step_of: Callable[[], int],
+    ) -> None:
+        self._step_of, self._step = step_of, step_of()
+        self._rows: dict[DistributedLayer, list[_Made]] = {}
+        for layer, *made in zip(layers, ids, map(_version_of, ids), offsets, map(_version_of, offsets), rows):  # noqa: B905
+            self._rows.setdefault(layer, []).append(tuple(made))
+
+    def rows(self, layer: DistributedLayer, ids: Tensor, offsets: Tensor | None, *, has_weights: bool) -> Tensor | None:
+        """Returns the rows of a lookup; None when none were made for it, or its state differs.
+
+        Under hooks of saved tensors, such as those of activation checkpointing, a part of the forward may be computed
+        again in the backward. So the layer looks its rows up itself, both times.
+        """
+        left = self._rows.get(layer)
+        if not left or has_weights or not layer.training or not torch.is_grad_enabled():
+            return None
+        if _has_hooks() or self._step_of() != self._step:
+            return None
+        for place, (made_of, version, bags, bags_version, rows) in enumerate(left):
+            if not _holds(ids, made_of, version) or (offsets is None) != (bags is None):
+                continue
+            if offsets is None or bags is None or _holds(offsets, bags, bags_version):
+                del left[place]
+                return rows
+        return None
+
+
+def _is_eligible(layer: DistributedLayer) -> bool:
+    """Whether lookups of a layer belong to the session's step, are made by this rank and stay on the host."""
+    return (
+        layer.training
+        and not layer.is_frozen
+        and layer.tensor_group is None
+        and not layer.is_on_devices
+        and layer.anchor.requires_grad
+        and layer.anchor.device.type == "cpu"
+    )
+
+
+def _has_hooks() -> bool:
+    """Whether this thread has hooks of saved tensors, such as those of activation checkpointing."""
+    hooks: object | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None
+
+
+def _is_transformed() -> bool:
+    """Whether this forward may be computed again, as under activation checkpointing, or is transformed or traced."""
+    is_transformed: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
+    return is_transformed or _has_hooks()
+
+
+def _fits(planned: _Planned, root: Tensor, ids: Tensor) -> bool:
+    try:
+        return _is_same(planned.ids_of(root), ids)
+    except (RuntimeError, IndexError):
+        return False
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same part of the same memory."""
+    return one.dtype == other.dtype and one.is_set_to(other)
+
+
+def _version_of(tensor: Tensor | None) -> int:
+    """The number of in-place changes of a tensor so far; 0 where torch does not count them."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _holds(given: Tensor, made: Tensor, version: int) -> bool:
+    """Whether a tensor has the values that another one had when the rows were made."""
+    if given.dtype != made.dtype or _version_of(made) != version:
+        return False
+    return given.is_set_to(made) or (given.shape == made.shape and torch.equal(given, made))
