@@ -30,13 +30,12 @@ def placements_of(job: JobConfig, group: WorkerGroup, local_world: int) -> Choos
         group: this worker and its peers.
         local_world: the number of workers that share this machine's memory.
     """
-    optimizer = job.train.row_optimizer.row_optimizer()
     load = Load(job.train.batch_size * job.train.accumulate, group.world)
 
     def choose(tables: Sequence[OpenTable]) -> Collection[str]:
         memory, used, chosen = _memory_of(group.device, local_world), 0, []
         for table in sorted(tables, key=lambda each: (each.rows * each.dim, each.path)):
-            planned = PlannedTable(table.rows, table.dim, optimizer)
+            planned = PlannedTable(table.rows, table.dim, table.optimizer, table.dtype)
             there = plan_on_devices(planned, load, device_bytes=memory, used_bytes=used)
             log.info("table %s: placement %s, as %s", table.path, there.placement, there.reason)
             if there.placement == "device":

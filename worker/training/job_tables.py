@@ -16,7 +16,7 @@ from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ...proto.optimizers import starts_at_zero
+from ...proto.optimizers import RowOptimizer, starts_at_zero
 from ...proto.schema import Constant, Init, Table, Uniform
 from ..data.sources.feature_columns import feature_set
 from ..layers.distribute import layers_of_tables
@@ -33,11 +33,15 @@ class OpenTable:
         path: the path of its layer, which is the name of the table.
         rows: the number of rows.
         dim: the number of columns.
+        optimizer: the optimizer of its rows.
+        dtype: the dtype of its rows.
     """
 
     path: str
     rows: int
     dim: int
+    optimizer: RowOptimizer
+    dtype: str
 
 
 # Returns the paths of those tables that are to be on devices; every worker calls it and gets the same.
@@ -70,7 +74,7 @@ class JobTables:
             )
         # The layers themselves are not kept, as their weights are stale once they are distributed.
         firsts = {table.name: table.layers[0].layer for table in layers}
-        self._tables = [OpenTable(name, each.num_embeddings, each.embedding_dim) for name, each in firsts.items()]
+        self._tables = [self._open(name, each.num_embeddings, each.embedding_dim) for name, each in firsts.items()]
         if job.data.features:
             check_key_counts(feature_set(job.data.features), {table.path: table.rows for table in self._tables})
         for table in layers:
@@ -78,6 +82,12 @@ class JobTables:
             if config is not None and config.frozen:
                 for placed in table.layers:
                     placed.layer.weight.requires_grad_(False)
+
+    def _open(self, name: str, rows: int, dim: int) -> OpenTable:
+        config = self._config_of(name)
+        own = None if config is None else config.optimizer
+        optimizer = (self._job.train.row_optimizer if own is None else own).row_optimizer()
+        return OpenTable(name, rows, dim, optimizer, "float32" if config is None else config.dtype)
 
     def _pattern_of(self, name: str) -> str:
         """Returns the pattern of table names for a key of the section ``tables``, which names columns or tables."""
@@ -149,6 +159,7 @@ class JobTables:
             **{
                 pattern: replace(table, placement="device" if placement == "device" else "servers")
                 for pattern, (placement, table) in given.items()
+                if pattern not in chosen  # a key that is the name of a table
             },
             **({"*": Table(init=self._initial(None), seed=seed)} if self._has_other_tables(given) else {}),
         }
