@@ -29,7 +29,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: setup demo test test-py test-cpp test-full test-gpu lint format sanitize docs clean
+.PHONY: setup demo test test-py test-cpp test-full test-gpu bench lint format sanitize docs clean
 setup: $(VENV)/.stamp-native
 
 build/.stamp-apt:
@@ -83,6 +83,10 @@ sanitize: setup
 test-full: setup build/.stamp-apt-tests
 	@$(MAKE) test-cpp FUZZ_FRAMES=1000000
 	@SPARSEROW_TEST_FULL=1 $(PYTEST) $(ARGS) tests
+
+# Every benchmark but the longest, three rounds; it goes on where it was interrupted.
+bench: setup
+	@$(PY) -m sparserow.deploy.cli bench all --json build/bench.json --plot build/bench.svg $(ARGS)
 
 # Tests of what runs on a GPU, in an environment of their own with a build of torch for CUDA; TORCH_PIP says where it is:
 #   make test-gpu TORCH_PIP="--index-url URL"

@@ -146,8 +146,8 @@ def machine_line() -> str:
 
 
 def write_json(path: Path, figures: Sequence[Figure]) -> None:
-    """Writes the figures as ``[{metric, value, unit, limit, ratio}, ...]``."""
-    keys = ("metric", "value", "unit", "limit", "ratio")
+    """Writes the figures as ``[{metric, value, unit, limit, ratio, higher_is_better}, ...]``."""
+    keys = ("metric", "value", "unit", "limit", "ratio", "higher_is_better")
     rows = [{key: value for key, value in asdict(figure).items() if key in keys} for figure in figures]
     path.write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -16,7 +16,7 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
     assert len(rows) == 16
-    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
+    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio", "higher_is_better"} for row in rows)
     named = {row["metric"].split(":")[0]: row for row in rows}
     assert 0 < named["bytes of a save after 1 % of the rows changed"]["ratio"] < 0.5
     assert named["save"]["ratio"] > 0

@@ -15,7 +15,7 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
         main(["bench", "engine", "--quick", "--json", str(path)])
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
-    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
+    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio", "higher_is_better"} for row in rows)
     metrics = " ".join(row["metric"] for row in rows)
     assert "pull" in metrics
     assert "push" in metrics

@@ -30,7 +30,7 @@ def test_quick_run_writes_the_agreed_rows(launcher, tmp_path, name, measured):
     bench = launcher.start("bench", name, "--quick", "--json", str(path))
     assert bench.popen.wait(600) == 0, bench.err
     rows = json.loads(path.read_text())
-    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
+    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio", "higher_is_better"} for row in rows)
     assert all(row["limit"] is None for row in rows)  # the quick form judges nothing
     assert all(row["value"] >= 0 for row in rows if "since" not in row["metric"])  # memory may have shrunk since
     metrics = " ".join(row["metric"] for row in rows)

@@ -17,7 +17,7 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
     assert len(rows) == 27
-    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio"} for row in rows)
+    assert all(set(row) == {"metric", "value", "unit", "limit", "ratio", "higher_is_better"} for row in rows)
     shares = [row["value"] for row in rows if row["unit"] == "share"]
     assert 0 < shares[1] < shares[0] < 1  # uniform keys miss more often
     assert sum(row["ratio"] is not None for row in rows) == 8

@@ -16,6 +16,7 @@ SHELL = [block for block in BLOCKS if block.language == ""]
 NOT_RUN = {
     "README.md: make demo": "it builds the native core; tests of the demo run `sparserow demo` itself",
     "docs/admission.md: $ sparserow table sweep": "the output is of a table of 9 million rows",
+    "docs/benchmarks.md: sparserow bench": "takes hours; tests/bench runs the small sizes",
     "docs/checkpoints.md: sparserow train": "alternatives in a line, and HOST:PORT",
     "docs/checkpoints.md: /ckpt/save": "a list of files",
     "docs/own-models.md: sparserow train": "tests/e2e/test_own_models.py runs the first in a folder of its own",
