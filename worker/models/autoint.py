@@ -93,6 +93,11 @@ class AutoInt(nn.Module):
         self.last = nn.Linear(fields * widths[-1], 1)
         self.deep = mlp([fields * dim, *hidden, 1], dropout) if hidden else None
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns the logits of samples, (B) float32, for the features by name.
 

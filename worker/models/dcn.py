@@ -69,6 +69,11 @@ class DCN(nn.Module):
         behind = hidden[-1] if hidden else width
         self.last = nn.Linear(behind if self.is_stacked else width + behind, 1)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns the logits of samples, (B) float32, for the features by name.
 

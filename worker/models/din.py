@@ -80,6 +80,11 @@ class DIN(nn.Module):
         self.attention = mlp([4 * self.item, *attention, 1], activation=nn.PReLU)
         self.deep = mlp([self.item + self.embeddings.width(self.profile), *hidden, 1], dropout, activation=nn.PReLU)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns the logits of samples, (B) float32.
 

@@ -55,6 +55,11 @@ class FeatureDeepFM(nn.Module):
         self.number_fields = nn.Parameter(torch.empty(len(numbers), dim + 1).uniform_(-init_scale, init_scale))
         self.deep = mlp([len(numbers) + len(self.embeddings.names) * dim, *hidden, 1], dropout)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns the logits of samples, (B) float32, for the features by name.
 

@@ -60,6 +60,11 @@ class FeatureDLRM(nn.Module):
         self.pairs: Tensor
         self.top = mlp([pairs.shape[1] + (dim if numbers else 0), *top, 1], dropout)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns the logits of samples, (B) float32, for the features by name.
 

@@ -66,6 +66,11 @@ class MMoE(nn.Module):
         self.gates = nn.ModuleList(nn.Linear(width, experts, bias=False) for _ in tasks)
         self.towers = nn.ModuleList(mlp([expert[-1], *tower, 1], dropout) for _ in tasks)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> dict[str, Tensor]:
         """Returns the logits of samples by task, each (B) float32.
 

@@ -74,6 +74,11 @@ class SASRec(nn.Module):
         self.blocks = nn.Sequential(*(CausalBlock(dim, heads, dropout) for _ in range(blocks)))
         self.norm = nn.LayerNorm(dim)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns logits: (B, candidates) float32 for lists of candidates, else (B, B) for the next items of the batch.
 

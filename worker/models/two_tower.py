@@ -74,6 +74,11 @@ class TwoTower(nn.Module):
             {side: mlp([self.embeddings.width(names), *hidden, out], dropout) for side, names in self.features.items()}
         )
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns the score of each user with each item of the batch, (B, B) float32.
 

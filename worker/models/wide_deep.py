@@ -62,6 +62,11 @@ class WideDeep(nn.Module):
             raise ValueError(f"wide: {error}") from None
         self.deep = mlp([self.embeddings.width(), *hidden, 1], dropout)  # its last layer has the b of the equation
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return tuple(dict.fromkeys((*self.embeddings.features, *self.wide.features)))
+
     def forward(self, **tensors: Feature) -> Tensor:
         """Returns the logits of samples, (B) float32.
 
@@ -71,6 +76,6 @@ class WideDeep(nn.Module):
         Raises:
             ValueError: a feature is missing, not read or of another kind.
         """
-        check_features(tensors, [*self.embeddings.features, *self.wide.features])
+        check_features(tensors, self.reads)
         logits: Tensor = self.wide.flat(tensors).sum(dim=1) + self.deep(self.embeddings.flat(tensors)).squeeze(1)
         return logits

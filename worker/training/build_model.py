@@ -9,16 +9,21 @@ from ...proto.config.model_config import DeepFmConfig, DlrmConfig, ModelConfig, 
 from ...proto.errors import InvalidArgument, not_allowed
 from ..data import FeatureSpec
 from ..data.sources import check_files, feature_spec
+from ..layers.deferred import deferred
 from ..models import DLRM, DeepFM
 from . import own_model
+from .job_tables import JobTables
 
 
 def check_data(job: JobConfig) -> None:
     """Checks, before anything is started for a job, that the files exist and have what the model needs.
 
+    A model of one's own is built once for it, without its tables.
+
     Raises:
         NotFound, InvalidArgument, DataLoss: see :func:`~sparserow.worker.data.sources.check_files`,
-            :func:`table_rows` and :func:`input_names`.
+            :func:`table_rows`, :func:`input_names`, :func:`build_model` and
+            :class:`~sparserow.worker.training.job_tables.JobTables`.
     """
     check_files(job.data, "test")
     spec, model = feature_spec(job.data), job.model
@@ -30,6 +35,10 @@ def check_data(job: JobConfig) -> None:
                 raise not_allowed(
                     f"tasks.{task.name}.item", task.item, f"a feature of keys: {', '.join(spec.sparse_names)}"
                 )
+        with deferred(min_rows=1):
+            made = build_model(model, spec, sparse=False)
+        if model.backend == "ps":
+            JobTables(job, made)
     else:
         table_rows(model, spec)
 
@@ -76,6 +85,7 @@ def build_model(config: ModelConfig, features: FeatureSpec, *, sparse: bool) -> 
     """
     if isinstance(config, OwnModelConfig):
         model = own_model.make(config)
+        own_model.check_reads(config, model, input_names(config, features) or ())
         own_model.tie_tables(config, model)
         return model
     rows = table_rows(config, features)

@@ -7,13 +7,13 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from ...proto.config.model_config import OwnModelConfig
-from ...proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument, not_allowed
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kinds import Feature
 from .. import models
@@ -124,6 +124,38 @@ def inputs_of(config: OwnModelConfig, features: Sequence[str]) -> tuple[str, ...
             f"{', '.join(taken) or 'none'}. Leave the feature out, or give forward an argument for it"
         )
     return tuple(taken)
+
+
+def check_reads(config: OwnModelConfig, model: nn.Module, features: Sequence[str]) -> None:
+    """Checks the features that a model says it reads, by an attribute ``reads`` with their names.
+
+    A forward with ``**tensors`` names none of them, so that its signature cannot be checked (:func:`inputs_of`).
+
+    Args:
+        config: the section ``model`` of the job.
+        model: the model. One without such an attribute is not checked.
+        features: the names of the features of the data.
+
+    Raises:
+        InvalidArgument: the model reads something else than features, or leaves one out; or ``reads`` has no names.
+    """
+    reads: Any = getattr(model, "reads", None)
+    if reads is None:
+        return
+    if isinstance(reads, str) or not isinstance(reads, Iterable) or not all(isinstance(name, str) for name in reads):
+        raise not_allowed(f"model.class: the attribute reads of {config.class_}", reads, "a tuple of names, or None")
+    names = tuple(reads)
+    for name in names:
+        if name not in features:
+            raise InvalidArgument(
+                f"model.args: {config.class_} reads {name!r}, which is no feature{_told(name, features)}"
+            )
+    unused = [name for name in features if name not in names]
+    if unused:
+        raise InvalidArgument(
+            f"model.args: {config.class_} does not read the feature {unused[0]!r}; it reads: "
+            f"{', '.join(names) or 'none'}. Leave the feature out, or name it in model.args"
+        )
 
 
 def tie_tables(config: OwnModelConfig, model: nn.Module) -> None:
