@@ -34,7 +34,7 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Read one batch and show its tensors, the tables and a step, without a cluster; train nothing.",
+            help="Read one batch, try the forward on it, show tensors, tables and a step; train nothing.",
         ),
     ] = False,
     trace_file: Annotated[

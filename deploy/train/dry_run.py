@@ -16,12 +16,14 @@ from ...proto.config.table_config import TableConfig
 from ...proto.features.jagged import Jagged
 from ...proto.optimizers import RowOptimizer
 from ...worker.data.features import fit
+from ...worker.data.lines_to_batch import batch_of
 from ...worker.data.sources import check_files, feature_spec, find_files, first_samples
 from ...worker.layers.deferred import deferred
 from ...worker.layers.distribute import layers_of_tables
 from ...worker.layers.layer_swap import TableLayers
-from ...worker.training.build_model import build_model, input_names
+from ...worker.training.build_model import build_model, check_data, input_names
 from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
+from .dry_forward import TRIED_SAMPLES, try_forward
 
 if TYPE_CHECKING:
     from ...worker.data.features import Features
@@ -107,15 +109,19 @@ class DryRun:
 def dry_run(job: JobConfig) -> DryRun:
     """Reads the beginning of the training data, and computes what the job will take. No process is started.
 
+    The model's forward and the losses of its tasks run once, on these samples and small tables of zeros.
+
     Args:
         job: the job.
 
     Raises:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file cannot be read, or lacks a column.
         BadLine: the beginning of the data is malformed.
+        InvalidArgument: the model does not fit the data, or its forward or a loss fails.
     """
     spec = feature_spec(job.data)
     lines = first_samples(job.data, "train")
+    check_data(job)
     batch = lines.take(slice(0, job.train.batch_size))
     features = fit(spec, [lines])
     with deferred(min_rows=1):
@@ -124,14 +130,17 @@ def dry_run(job: JobConfig) -> DryRun:
     tables = tuple(_table(job, table) for table in layers)
     local = {id(placed.layer.weight) for table in layers for placed in table.layers}
     keys, pulled, pushed = _step(job, tables)
+    dense = sum(p.numel() for p in model.parameters() if id(p) not in local)
+    names = input_names(job.model, spec)
+    try_forward(job, model, names, batch_of(features, batch.take(slice(0, TRIED_SAMPLES))))
     return DryRun(
         job=job.name,
         samples=len(batch),
         train_files=len(find_files(job.data, "train")),
         test_files=len(check_files(job.data, "test")),
-        tensors=_tensors(features, batch, input_names(job.model, spec)),
+        tensors=_tensors(features, batch, names),
         tables=tables,
-        dense_parameters=sum(p.numel() for p in model.parameters() if id(p) not in local),
+        dense_parameters=dense,
         unique_keys=keys,
         pull_bytes=pulled,
         push_bytes=pushed,

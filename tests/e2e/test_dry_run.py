@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.model_config import OwnModelConfig
 from sparserow.worker.data import Batch, ReadOptions, write_click_log
 from sparserow.worker.data.sources import fit_features, open_reader
+from sparserow.worker.layers.deferred import deferred
+from sparserow.worker.training import own_model
 
 JOBS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "jobs").glob("*.yaml"))
 ADULT = "39, Private, 77516, Bachelors, 13, Divorced, Sales, Unmarried, White, Male, 2174, 0, 40, Cuba, <=50K\n"
@@ -139,3 +142,124 @@ def test_it_says_where_tables_are(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
     assert run(str(job), *sets, "--dry-run", "--set=train.staleness=1") == 1
     assert "tables.C1.placement: 'device' is not allowed" in capsys.readouterr().err
+
+
+DIN_ARGS = "model.args={rows: {user: 100, item: 100}, history: {clicked: item}, numbers: [age, price]}"
+
+
+@pytest.mark.parametrize(
+    ("job", "sets", "message"),
+    [
+        ("din", [DIN_ARGS], "model.args: DIN reads 'clicked', which is no feature; there are: "),
+        (
+            "din",
+            ["model.args.numbers=[age, pric]"],
+            "model.args: DIN reads 'pric', which is no feature; nearest: price",
+        ),
+        ("din", ["model.args.numbers=[age]"], "model.args: DIN does not read the feature 'price'; it reads: user"),
+        ("mmoe", ["model.args.rows={usr: 9, item: 9}"], "model.args: MMoE reads 'usr', which is no feature; nearest"),
+        ("wide_deep", ["model.args.wide={itm: 9}"], "model.args: WideDeep reads 'itm', which is no feature; nearest"),
+        ("two_tower", ["model.args.item=[]"], r"model.args: TwoTower refuses them: item=[] is not allowed"),
+        ("two_tower", ["model.tables={items: [item]}"], "model.tables.items: the model has no embedding layer 'item'"),
+        ("two_tower", ["features.item.table=itms"], "features.item.table: there is no table 'itms'"),
+    ],
+)
+def test_what_a_model_does_not_read_is_refused_before_a_cluster_starts(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    job: str,
+    sets: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr("sparserow.deploy.launch.local_cluster.start_local", lambda *_, **__: pytest.fail("a cluster"))
+    given = [*made_data(tmp_path, job), *(f"--set={each}" for each in sets)]
+    for options in (["--dry-run"], [], ["--set=train.workers=2"]):
+        assert run(str(JOBS[0].parent / f"{job}.yaml"), *given, *options) == 1
+        assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("job", "sets", "message"),
+    [
+        ("mmoe", ["model.args.tasks=[click, bought]"], "forward returned outputs for click, bought; the tasks are"),
+        ("sasrec", ["model.args.candidates=1"], "ValueError: features: a list of 'candidates' is too long"),
+        (
+            "sasrec",
+            ["tasks.next.loss=bce", "metrics={}"],
+            "tasks.next: forward returned (2, 20) for 2 samples; allowed with loss bce",
+        ),
+        ("din", ["features.history={kind: id, column: item}"], "features: 'history' has one value a sample"),
+        ("sasrec", ["features.candidates.modulo=null", "tables={}"], "ok"),
+    ],
+)
+def test_a_dry_run_tries_the_forward_and_the_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str, sets: list[str], message: str
+) -> None:
+    given = [*made_data(tmp_path, job), *(f"--set={each}" for each in sets)]
+    code = run(str(JOBS[0].parent / f"{job}.yaml"), *given, "--dry-run")
+    assert (code == 0) == (message == "ok")
+    assert message == "ok" or message in capsys.readouterr().err.replace("\n", " ")
+
+
+OWN = """
+from torch import nn
+
+class Mine(nn.Module):
+    reads = {reads}
+
+    def __init__(self):
+        super().__init__()
+        self.user = nn.Embedding(1000, 4)
+        self.score = nn.Linear(4, 1)
+
+    def forward(self, **tensors):
+        return self.score(self.user(tensors["user"])).squeeze(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("reads", "sets", "message"),
+    [
+        ("('user',)", [], ""),
+        ("None", [], ""),
+        ("('usr',)", [], "model.args: mine_{n}:Mine reads 'usr', which is no feature; nearest: user"),
+        ("'user'", [], "model.class: the attribute reads of mine_{n}:Mine: 'user' is not allowed; allowed: a tuple"),
+        ("None", ["features.user.modulo=null"], "model: layer 'user' looks up the id "),
+        (
+            "None",
+            ["features={buyer: {kind: id, column: user}}"],
+            "the forward of mine_{n}:Mine fails .* KeyError: 'user'",
+        ),
+    ],
+)
+def test_a_class_of_ones_own_says_what_it_reads(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    reads: str,
+    sets: list[str],
+    message: str,
+) -> None:
+    number = tmp_path.name.rpartition("_")[2]  # a module is imported once in a process
+    (tmp_path / f"mine_{number}.py").write_text(OWN.replace("{reads}", reads))
+    monkeypatch.syspath_prepend(tmp_path)
+    given = [
+        *made_data(tmp_path, "din"),
+        f"--set=model={{class: 'mine_{number}:Mine', min_rows: 10}}",
+        "--set=features={user: {kind: id, modulo: 1000}}",
+        *(f"--set={each}" for each in sets),
+    ]
+    code = run(str(JOBS[0].parent / "din.yaml"), *given, "--dry-run")
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert (code == 0) == (not message), told
+    assert not message or re.search(message.replace("{n}", number), told), told
+
+
+def test_every_model_of_the_zoo_says_what_it_reads() -> None:
+    for job in (path for path in JOBS if path.stem in ZOO):
+        config = load_config(JobConfig, job, ["data.train=a", "data.test=b"])
+        assert isinstance(config.model, OwnModelConfig)
+        with deferred(min_rows=1):
+            model = own_model.make(config.model)
+        assert set(model.reads) == set(config.features), job.stem

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from ...proto.errors import InvalidArgument, not_allowed
@@ -25,6 +24,7 @@ from .batch import Batch
 from .dealing import Dealing, Interval
 from .features import Features
 from .line_decoder import Lines
+from .lines_to_batch import batch_of
 from .named_batch import NamedBatch
 from .negatives import NegativeSampling
 from .part_reader import PartReader, Samples
@@ -374,14 +374,5 @@ class ClickReader:
         return self._transformed(samples.lines.take(np.flatnonzero(kept)))
 
     def _transformed(self, lines: Lines) -> StepBatch:
-        features = self._features
-        batch = Batch(
-            torch.from_numpy(features.dense(lines)),
-            torch.from_numpy(features.sparse(lines)),
-            torch.from_numpy(lines.labels),
-            tuple(tuple(torch.from_numpy(part) for part in lists.parts) for lists in lines.lists),
-            None if lines.weights is None else torch.from_numpy(lines.weights),
-            None if lines.groups is None else torch.from_numpy(lines.groups),
-            features.spec.names,
-        )
+        batch = batch_of(self._features, lines)
         return batch if self._made is None else self._made(batch)

@@ -1,0 +1,88 @@
+"""Tries the forward of a job's model and the losses of its tasks, on a few samples and small local tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...proto.config.job import JobConfig
+from ...proto.config.model_config import OwnModelConfig
+from ...proto.errors import InvalidArgument
+from ...worker.data import Batch, NamedBatch
+from ...worker.training.task_outputs import TaskOutputs
+
+TRIED_SAMPLES = 256
+_ROWS = 16  # of a stand-in for a table
+
+
+def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, batch: Batch) -> None:
+    """Runs the forward in eval mode and the losses once. Tables that were never allocated read as zeros.
+
+    Args:
+        job: the job.
+        model: its model, built under ``deferred``; it cannot be used afterwards.
+        names: the features that the model takes by name; None: it takes matrices.
+        batch: some samples.
+
+    Raises:
+        InvalidArgument: the forward fails, looks up an id that its table does not have, or returns what does not fit
+            the tasks; or a label does not fit its loss.
+    """
+    outputs = TaskOutputs(job.all_tasks)
+    outputs.check(batch)
+    part = batch if names is None else NamedBatch.of(batch, names, len(batch)).micro_batches[0]
+    _use_small_tables(model)
+    positional, named = part.arguments
+    try:
+        with torch.no_grad():
+            out = model.eval()(*positional, **named)
+    except InvalidArgument:
+        raise
+    except Exception as error:  # the code of a model may raise anything
+        told = job.model.class_ if isinstance(job.model, OwnModelConfig) else job.model.kind
+        raise InvalidArgument(
+            f"model: the forward of {told} fails on the first samples: {type(error).__name__}: {error}"
+        ) from error
+    outputs.loss(outputs.of(out, len(part)), part)
+
+
+def _use_small_tables(model: nn.Module) -> None:
+    """Gives layers whose rows were never allocated a few rows, which all ids of the layer share."""
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.weight.is_meta:
+            rows = layer.num_embeddings
+            layer.weight = nn.Parameter(torch.zeros(min(rows, _ROWS), layer.embedding_dim), requires_grad=False)
+            layer.padding_idx = None
+            layer.register_forward_pre_hook(_Folded(path, rows), with_kwargs=True)
+
+
+class _Folded:
+    """A forward hook that checks the ids of a layer, and takes them modulo the rows of its stand-in.
+
+    Args:
+        path: the path of the layer.
+        rows: the number of rows of its table.
+    """
+
+    def __init__(self, path: str, rows: int) -> None:
+        self._path, self._rows = path, rows
+
+    def __call__(
+        self, layer: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        del layer
+        if positional:
+            return (self._folded(positional[0]), *positional[1:]), named
+        return positional, {**named, "input": self._folded(named["input"])}
+
+    def _folded(self, ids: Tensor) -> Tensor:
+        wrong = ids[(ids < 0) | (ids >= self._rows)]
+        if len(wrong):
+            raise InvalidArgument(
+                f"model: layer {self._path!r} looks up the id {int(wrong[0])}, which its table does not have; allowed: "
+                f"0 to {self._rows - 1} (modulo of the feature, or ids % {self._rows} in forward)"
+            )
+        return torch.remainder(ids, min(self._rows, _ROWS))

@@ -1,0 +1,27 @@
+"""Makes a batch of decoded lines."""
+
+from __future__ import annotations
+
+import torch
+
+from .batch import Batch
+from .features import Features
+from .line_decoder import Lines
+
+
+def batch_of(features: Features, lines: Lines) -> Batch:
+    """Returns the samples of lines as the tensors that a model reads.
+
+    Args:
+        features: the transforms, with their statistics.
+        lines: the lines.
+    """
+    return Batch(
+        torch.from_numpy(features.dense(lines)),
+        torch.from_numpy(features.sparse(lines)),
+        torch.from_numpy(lines.labels),
+        tuple(tuple(torch.from_numpy(part) for part in lists.parts) for lists in lines.lists),
+        None if lines.weights is None else torch.from_numpy(lines.weights),
+        None if lines.groups is None else torch.from_numpy(lines.groups),
+        features.spec.names,
+    )
