@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -174,14 +175,22 @@ def _with_places(
 
     kept = KeptModel()
     if model is not None:
-        card = {"auc": result.test_auc, "log_loss": result.test_log_loss, "epochs": result.epochs}
-        kept = keep_model(job, TrainedModel(backend.session, trainer.exported(model), card, trainer.feature_files()))
+        source, features = trainer.exported(model), trainer.feature_files()
+        kept = keep_model(job, TrainedModel(backend.session, source, _card_of(result), features))
     places = [*kept.places]
     if job.train.checkpoint is not None:
         places.append(f"checkpoints in {job.train.checkpoint.url}")
     if job.cluster.address is not None:
         places.append(f"rows in namespace {job.name} of {job.cluster.address}")
     return replace(result, kept=tuple(places), commands=kept.commands)
+
+
+def _card_of(result: TrainResult) -> dict[str, float]:
+    """Returns the card of a version: the AUC and log loss, or the metrics of all tasks where no task has these."""
+    found = {"auc": result.test_auc, "log_loss": result.test_log_loss}
+    if not math.isfinite(result.test_auc) and result.history:
+        found |= {name: value for name, value in result.history[-1].metrics.items() if "[" not in name}
+    return {"epochs": result.epochs, **{name: value for name, value in found.items() if math.isfinite(value)}}
 
 
 def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) -> None:
