@@ -7,14 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...proto.config.job import JobConfig
 from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
-from ...proto.features.jagged import Jagged
 from ...proto.optimizers import RowOptimizer
+from ...worker.data import Batch, FeatureSpec
+from ...worker.data.batch import Lists
+from ...worker.data.candidates import ItemCounter, ItemTable
 from ...worker.data.features import fit
 from ...worker.data.lines_to_batch import batch_of
 from ...worker.data.sources import check_files, feature_spec, find_files, first_samples
@@ -22,11 +26,11 @@ from ...worker.layers.deferred import deferred
 from ...worker.layers.distribute import layers_of_tables
 from ...worker.layers.layer_swap import TableLayers
 from ...worker.training.build_model import build_model, check_data, input_names
+from ...worker.training.job_readers import candidate_sampler
 from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
 from .dry_forward import TRIED_SAMPLES, try_forward
 
 if TYPE_CHECKING:
-    from ...worker.data.features import Features
     from ...worker.data.line_decoder import Lines
 
 _SHOWN, _SHOWN_KEYS = 4, 2  # values of an example
@@ -131,14 +135,17 @@ def dry_run(job: JobConfig) -> DryRun:
     local = {id(placed.layer.weight) for table in layers for placed in table.layers}
     keys, pulled, pushed = _step(job, tables)
     dense = sum(p.numel() for p in model.parameters() if id(p) not in local)
-    names = input_names(job.model, spec)
-    try_forward(job, model, names, batch_of(features, batch.take(slice(0, TRIED_SAMPLES))))
+    names, whole = input_names(job.model, spec), batch_of(features, batch)
+    candidates = candidate_sampler(job, lambda item, weighted: _items_of(lines, spec, item, weighted=weighted))
+    if candidates is not None:
+        whole = candidates.with_candidates(whole, np.arange(len(batch)), 0)
+    try_forward(job, model, names, whole.part(0, TRIED_SAMPLES))
     return DryRun(
         job=job.name,
         samples=len(batch),
         train_files=len(find_files(job.data, "train")),
         test_files=len(check_files(job.data, "test")),
-        tensors=_tensors(features, batch, names),
+        tensors=_tensors(whole, names),
         tables=tables,
         dense_parameters=dense,
         unique_keys=keys,
@@ -148,52 +155,53 @@ def dry_run(job: JobConfig) -> DryRun:
     )
 
 
-def _tensors(features: Features, batch: Lines, names: Sequence[str] | None) -> tuple[DryTensor, ...]:
+def _items_of(lines: Lines, spec: FeatureSpec, item: str, *, weighted: bool) -> ItemTable:
+    """Returns the items of some samples, which stand for those of all training files."""
+    counter = ItemCounter()
+    counter.add(lines.keys[:, spec.categorical.index(item)])
+    return counter.table(weighted=weighted)
+
+
+def _tensors(batch: Batch, names: Sequence[str] | None) -> tuple[DryTensor, ...]:
     """Returns the tensors of a batch.
 
     Args:
-        features: the transforms.
         batch: the samples.
         names: the names of the features that the model takes; None: it takes matrices.
     """
-    dense, sparse = features.dense(batch), features.sparse(batch)
-    spec = features.spec
     if names is not None:
-        arrays: dict[str, NDArray[Any] | Jagged] = dict(zip(spec.names.dense, dense.T, strict=True))
-        arrays.update(zip(spec.sparse_names, sparse.T, strict=True))
-        arrays.update(zip(spec.lists, batch.lists, strict=True))
-        inputs = [each for name in names for each in _named(name, arrays[name])]
-        return (*inputs, *_labels(batch, spec.labels))
+        tensors = batch.tensors
+        inputs = [each for name in names for each in _named(name, tensors[name])]
+        return (*inputs, *_labels(batch))
+    dense, sparse = batch.dense.numpy(), batch.sparse.numpy()
     whole = [_tensor("dense", dense, dense[:1].ravel()), _tensor("sparse", sparse, sparse[:1].ravel())]
-    whole += _labels(batch, spec.labels)
+    whole += _labels(batch)
     columns = [
         _tensor(f"{tensor}[{number}] {name}", values[:, number], values[:, number])
         for tensor, names, values in (
-            ("dense", [feature.name for feature in features.spec.dense], dense),
-            ("sparse", features.spec.sparse_names, sparse),
+            ("dense", batch.names.dense, dense),
+            ("sparse", batch.names.sparse, sparse),
         )
         for number, name in enumerate(names)
     ]
     return (*whole, *columns)
 
 
-def _named(name: str, array: NDArray[Any] | Jagged) -> Iterator[DryTensor]:
-    if not isinstance(array, Jagged):
-        yield _tensor(name, array, array)
+def _named(name: str, value: Tensor | Lists) -> Iterator[DryTensor]:
+    if not isinstance(value, tuple):
+        yield _tensor(name, value.numpy(), value.numpy())
         return
-    for part, values in zip(("values", "offsets", "weights"), array.parts, strict=False):
-        yield _tensor(f"{name}.{part}", values, values)
+    for part, values in zip(("values", "offsets", "weights"), value, strict=False):
+        yield _tensor(f"{name}.{part}", values.numpy(), values.numpy())
 
 
-def _labels(batch: Lines, names: Sequence[str]) -> Iterator[DryTensor]:
-    if not names:
-        yield _tensor("labels", batch.labels, batch.labels)
-    for number, name in enumerate(names):
-        yield _tensor(f"labels {name}", batch.labels[:, number], batch.labels[:, number])
-    if batch.weights is not None:
-        yield _tensor("sample weights", batch.weights, batch.weights)
-    if batch.groups is not None:
-        yield _tensor("groups", batch.groups, batch.groups)
+def _labels(batch: Batch) -> Iterator[DryTensor]:
+    named = [(f"labels {name}", batch.label(name)) for name in batch.names.labels] or [("labels", batch.labels)]
+    named += [
+        (name, each) for name, each in (("sample weights", batch.weights), ("groups", batch.groups)) if each is not None
+    ]
+    for name, tensor in named:
+        yield _tensor(name, tensor.numpy(), tensor.numpy())
 
 
 def _tensor(name: str, values: NDArray[Any], shown: NDArray[Any]) -> DryTensor:

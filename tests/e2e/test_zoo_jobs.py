@@ -7,7 +7,10 @@ import math
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import sparserow as sr
+from sparserow.proto.published.registry import ModelRegistry
 from sparserow.worker.data import SalesLog, write_sales_log
 from sparserow_process import Launcher
 
@@ -52,3 +55,36 @@ def test_sasrec_learns_which_item_follows(launcher: Launcher, log: SalesLog, tmp
 def test_every_job_trains_and_measures_its_tasks(launcher: Launcher, log: SalesLog, tmp_path: Path, job: str) -> None:
     metrics = trained(launcher, log, job, tmp_path / "result.json")
     assert math.isfinite(metrics[METRICS[job]])
+
+
+NEGATIVES = "{next: {label: click, loss: softmax, item: next, negatives: {kind: popularity, per_positive: 9}}}"
+NEXT = (
+    "data.columns={labels: {click: {}}}",
+    "features={next: {kind: id, modulo: 100000}, history: {kind: sequence, modulo: 100000, max_len: 8}}",
+    "model.args={rows: {next: 100000}, item: next, history: history, dim: 16, max_len: 8, candidates: 12}",
+    f"tasks={NEGATIVES}",
+    "train.dense_optimizer.lr=0.003",
+    "train.epochs=3",
+    "train.workers=2",
+)
+
+
+def test_sasrec_learns_from_drawn_negatives_and_ranks_candidates_when_served(
+    launcher: Launcher, log: SalesLog, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "models")
+    metrics = trained(launcher, log, "sasrec", tmp_path / "result.json", *NEXT, f"publish.root={root}")
+    assert 0.6 < metrics["next.hit_rate@1"] < log.hit_rate + 0.05, "0.1 is chance"
+    test = pq.read_table(log.test).slice(0, 200)
+    asked = test.select(["history"]).append_column("next", test["candidates"])
+    with (
+        sr.local_serving("clicks", root=root) as serving,
+        sr.ServingClient(serving.addresses) as client,
+        sr.ServedModel(client, root) as served,
+    ):
+        best = served.predict(asked).output.argmax(dim=1).numpy()
+    registry = ModelRegistry(root)
+    card = registry.manifest("clicks", registry.versions("clicks")[-1]).card
+    assert card["next.mrr"] == pytest.approx(metrics["next.mrr"])
+    assert "auc" not in card, "no task has an AUC"
+    assert (best == test["position"].to_numpy()).mean() > 0.6, "a caller gives the candidates that it wants ranked"

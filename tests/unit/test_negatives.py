@@ -92,6 +92,22 @@ def test_a_model_of_fewer_negatives_predicts_the_rate_of_all(tmp_path: Path) -> 
     assert losses[1] == pytest.approx(losses[0], abs=0.01)
 
 
+@pytest.mark.parametrize(("saved", "now"), [(KEEP, None), (None, KEEP), (KEEP, 0.5)])
+def test_a_position_with_another_share_is_refused(tmp_path: Path, saved: float | None, now: float | None) -> None:
+    job = job_of(tmp_path)
+    readers = [
+        open_reader(
+            job.data,
+            "train",
+            fit_features(job.data),
+            ReadOptions(50, shuffle=True, seed=3, negatives=None if keep is None else NegativeSampling(keep, 3)),
+        )
+        for keep in (saved, now)
+    ]
+    with pytest.raises(sr.InvalidArgument, match=f"reader state: negatives_keep was {saved}; this reader has {now}"):
+        readers[1].load_state_dict(readers[0].state_dict())
+
+
 class ByName(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"click": x}

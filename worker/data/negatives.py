@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,15 +34,20 @@ class NegativeSampling:
             positions: the positions of the samples in the order of the epoch, (n).
             epoch: the number of the epoch.
         """
-        kept: npt.NDArray[np.bool_] = (labels != 0) | (_uniform(positions, self.seed, epoch) < self.keep)
+        kept: npt.NDArray[np.bool_] = (labels != 0) | (uniform(positions, (self.seed, epoch)) < self.keep)
         return kept
 
 
-def _uniform(positions: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.float64]:
-    """Returns a number in [0, 1) for each position, by splitmix64 (Steele et al. 2014) with a stream for each epoch."""
-    stream = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
+def uniform(counters: npt.NDArray[np.int64], stream: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Returns a number in [0, 1) for each counter, by splitmix64 (Steele et al. 2014).
+
+    Args:
+        counters: the counters, of any shape.
+        stream: the numbers that name a stream, such as a seed and an epoch; streams are independent of each other.
+    """
+    first = np.random.SeedSequence(stream).generate_state(1, np.uint64)[0]
     with np.errstate(over="ignore"):
-        value = positions.astype(np.uint64) * np.uint64(_WEYL) + stream
+        value = counters.astype(np.uint64) * np.uint64(_WEYL) + first
         for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
             value = (value ^ (value >> np.uint64(shift))) * multiplier
         value ^= value >> np.uint64(31)

@@ -21,6 +21,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 from ...proto.errors import InvalidArgument, not_allowed
 from .bad_line import BadLine
 from .batch import Batch
+from .candidates import CandidateSampler
 from .dealing import Dealing, Interval
 from .features import Features
 from .line_decoder import Lines
@@ -47,6 +48,7 @@ class ReadOptions:
         shuffle_rows: with shuffle, the number of samples of a window, which are shuffled together.
         seed: the seed of every order.
         negatives: leaves out a share of the negatives, so that batches are shorter; None: all are kept.
+        candidates: draws negatives beside each sample's item; None: none are drawn.
         in_order: without shuffle, whether a step takes the next world x batch_size samples of the files; False: each
             worker has a run of samples of its own, which it reads alone.
     """
@@ -59,6 +61,7 @@ class ReadOptions:
     seed: int = 0
     in_order: bool = True
     negatives: NegativeSampling | None = None
+    candidates: CandidateSampler | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -271,10 +274,11 @@ class ClickReader:
                 f"reader state.version: {state.get('version')!r} is not allowed; allowed: {_STATE_VERSION}. Another "
                 "version of sparserow saved it, which deals samples in another order; let that version end the epoch"
             )
-        for name, value in self._order_state().items():
-            if state["order"].get(name) != value:
+        mine, saved = self._order_state(), state["order"]
+        for name in (*mine, *(name for name in saved if name not in mine)):
+            if saved.get(name) != mine.get(name):
                 raise InvalidArgument(
-                    f"reader state: {name} was {state['order'].get(name)!r}; this reader has {value!r}, so it would "
+                    f"reader state: {name} was {saved.get(name)!r}; this reader has {mine.get(name)!r}, so it would "
                     "deal samples differently"
                 )
         self._check_inputs(state.get("inputs"))
@@ -309,6 +313,7 @@ class ClickReader:
             "shuffle_rows": options.shuffle_rows if options.shuffle else 0,
             "seed": options.seed if options.shuffle else 0,
             **({} if options.negatives is None else {"negatives_keep": options.negatives.keep}),
+            **({} if options.candidates is None else {"negatives": options.candidates.described()}),
         }
 
     def __iter__(self) -> Iterator[StepBatch]:
@@ -361,18 +366,20 @@ class ClickReader:
 
     def empty_batch(self) -> StepBatch:
         """Returns a batch without samples."""
-        return self._transformed(self._parts.none())
+        return self._transformed(Samples(self._parts.none(), np.empty(0, np.int64)), 0)
 
     def _batch(self, order: SampleOrder, share: Sequence[Interval]) -> StepBatch:
         samples: Samples = self._parts.samples(order, share)
         self._bad_lines += samples.bad
         self._first_bad_line = self._first_bad_line or samples.first_bad
         negatives = self._options.negatives
-        if negatives is None:
-            return self._transformed(samples.lines)
-        kept = negatives.chosen(samples.lines.labels, samples.positions, order.epoch)
-        return self._transformed(samples.lines.take(np.flatnonzero(kept)))
+        if negatives is not None:
+            kept = np.flatnonzero(negatives.chosen(samples.lines.labels, samples.positions, order.epoch))
+            samples = replace(samples, lines=samples.lines.take(kept), positions=samples.positions[kept])
+        return self._transformed(samples, order.epoch)
 
-    def _transformed(self, lines: Lines) -> StepBatch:
-        batch = batch_of(self._features, lines)
+    def _transformed(self, samples: Samples, epoch: int) -> StepBatch:
+        batch, candidates = batch_of(self._features, samples.lines), self._options.candidates
+        if candidates is not None:
+            batch = candidates.with_candidates(batch, samples.positions, epoch)
         return batch if self._made is None else self._made(batch)

@@ -6,8 +6,8 @@ Items have kinds: item i is of kind ``i % KINDS``. Each user likes two kinds, wh
   kind; otherwise it is a random item of a kind that the user likes. Lengths are Poisson.
 * A sample's item is of a liked kind in half of the samples. It is clicked with the probability LIKED or OTHER, and the
   logit of that falls with the price. A clicked item is bought more often when it is cheap.
-* The next item is the successor of the history's last one with the probability FOLLOWS; it stands at ``position`` among
-  the candidates, whose others are random.
+* The ``next`` item is the successor of the history's last one with the probability FOLLOWS; it stands at ``position``
+  among the candidates, whose others are random.
 
 The columns are those of the job files of the zoo (deploy/jobs). On average no model of clicks and purchases is better
 than the generating probabilities. Everything is a pure function of the arguments.
@@ -80,8 +80,8 @@ def write_sales_log(
 ) -> SalesLog:
     """Writes the parts ``sales_train.parquet`` and ``sales_test.parquet``.
 
-    The columns are user, item (int64), history, candidates (lists of int64), position (int64), age, price (float64), at
-    (timestamp), click and buy (int8).
+    The columns are user, item, next (int64), history, candidates (lists of int64), position (int64), age, price
+    (float64), at (timestamp), click and buy (int8).
 
     Args:
         folder: the folder, which is made when it does not exist.
@@ -172,6 +172,7 @@ def _group(
             "candidates": pa.FixedSizeListArray.from_arrays(candidates.ravel(), sizes.candidates).cast(
                 pa.large_list(pa.int64())
             ),
+            "next": target,
             "position": position,
             "age": random.integers(18, 80, rows).astype(np.float64),
             "price": price,

@@ -124,13 +124,15 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 )
 
 
-def check_labels(name: str, labels: Tensor, *, candidates: int | None = None) -> None:
+def check_labels(name: str, labels: Tensor, *, candidates: int | None = None, are_rewards: bool = False) -> None:
     """Checks the labels of a batch before a loss reads them.
 
     Args:
         name: the name of the loss, one of LOSSES.
         labels: the labels, (B).
         candidates: the number of candidates, where the labels are indexes of them; None: any.
+        are_rewards: whether the labels are rewards of the samples, whose positives are known otherwise; those of
+            "in_batch_softmax" are.
 
     Raises:
         ValueError: there is no such loss, or a label is not allowed; the text has the first such label, its sample and
@@ -142,7 +144,7 @@ def check_labels(name: str, labels: Tensor, *, candidates: int | None = None) ->
         is_good, allowed = (labels >= 0) & (labels <= 1), "0 to 1"
     elif name == "mse":
         is_good, allowed = torch.isfinite(labels), "finite numbers"
-    elif name == "in_batch_softmax":
+    elif are_rewards or name == "in_batch_softmax":
         is_good, allowed = torch.isfinite(labels) & (labels >= 0), "finite numbers >= 0"
     else:
         most = math.inf if candidates is None else candidates - 1

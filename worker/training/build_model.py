@@ -31,10 +31,9 @@ def check_data(job: JobConfig) -> None:
         own_model.check_arguments(model, own_model.class_of(model))
         input_names(model, spec)
         for task in job.all_tasks:
-            if task.item is not None and task.item not in spec.sparse_names:
-                raise not_allowed(
-                    f"tasks.{task.name}.item", task.item, f"a feature of keys: {', '.join(spec.sparse_names)}"
-                )
+            names = spec.sparse_names if task.negatives is None else spec.categorical
+            if task.item is not None and task.item not in names:
+                raise not_allowed(f"tasks.{task.name}.item", task.item, f"a feature of keys: {', '.join(names)}")
         with deferred(min_rows=1):
             made = build_model(model, spec, sparse=False)
         if model.backend == "ps":

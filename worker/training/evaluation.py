@@ -107,11 +107,22 @@ class _Scores:
                     groups = self._groups.setdefault(task.name, GroupedScores())
                     groups.add(part.groups.cpu().numpy(), scores, labels)
                 continue
+            if task.negatives is not None:
+                self._add_rewarded(task, metrics, outputs[task.name], part)
+                continue
             if task.loss == "in_batch_softmax":
                 self._add_in_batch(task, metrics, outputs[task.name], part)
                 continue
             loss = len(part) * float(LOSSES[task.loss](outputs[task.name], part.label(task.label), None))
             metrics.add(scores, labels.astype(np.int64), loss)
+
+    @staticmethod
+    def _add_rewarded(task: Task, metrics: RankMetrics, output: Tensor, part: Batch | NamedPart) -> None:
+        """Adds logits of candidates, the positive first, of the samples that have a reward."""
+        rewarded = output[part.label(task.label) > 0]
+        positives = torch.zeros(len(rewarded), dtype=torch.int64)
+        loss = len(rewarded) * float(LOSSES[task.loss](rewarded, positives.to(output.device), None))
+        metrics.add(rewarded.cpu().numpy(), positives.numpy(), loss)
 
     @staticmethod
     def _add_in_batch(task: Task, metrics: RankMetrics, output: Tensor, part: Batch | NamedPart) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...proto.config.job import JobConfig
 from ...proto.features.compute import Statistics
 from ...proto.features.document import files_of
+from ...proto.features.kinds import Feature, SequenceFeature
 from ..data import Features
 from ..data.sources.feature_columns import feature_set
 from .build_model import input_names
@@ -14,6 +15,8 @@ from .build_model import input_names
 
 def published_features(job: JobConfig, fitted: Features) -> dict[str, bytes]:
     """Returns the files of a job's features by name; {} for a job without features.
+
+    A feature for which training draws negatives is published as a list, of the candidates that a caller wants ranked.
 
     The arguments of a model by kind are a matrix of the numbers and a matrix of the keys, in the order of
     :class:`Batch`; those of a class of one's own are the features that its forward takes.
@@ -32,7 +35,14 @@ def published_features(job: JobConfig, fitted: Features) -> dict[str, bytes]:
             statistics[feature.name] = (float(first), float(first + width if feature.min_max else width))
     for bucket, edges in zip(spec.buckets, fitted.edges, strict=True):
         statistics[bucket.name] = tuple(edges.tolist())
-    whole, names = replace(features, statistics=statistics), input_names(job.model, spec)
+    drawn = [task.item for task in job.all_tasks if task.negatives is not None]
+    served = tuple(_list_of(each) if each.name in drawn else each for each in features.features)
+    whole, names = replace(features, features=served, statistics=statistics), input_names(job.model, spec)
     if names is not None:
         return files_of(whole, names)
     return files_of(whole, (tuple(feature.name for feature in spec.dense), spec.sparse_names))
+
+
+def _list_of(feature: Feature) -> SequenceFeature:
+    """Returns the feature of a list of ids, each with the key that a feature of one id has."""
+    return SequenceFeature(**feature.model_dump(exclude_unset=True, exclude={"kind"}))

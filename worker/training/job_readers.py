@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...proto.config.job import JobConfig
 from ..data import Batch, ClickReader, Features, NamedBatch, PlannedFile, ReadOptions, StepBatch
+from ..data.candidates import CandidateSampler, ItemTable
 from ..data.negatives import NegativeSampling
-from ..data.sources import fit_features, open_reader, plan_files
+from ..data.sources import fit_features, item_table, open_reader, plan_files
+from ..data.sources.feature_columns import feature_set
 from .build_model import input_names
 from .process_group import WorkerGroup
 from .task_outputs import TaskOutputs
@@ -44,6 +48,7 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
     assert features is not None
     made = _made_by(job, features, size=job.train.batch_size, least=job.train.accumulate)
     tested = _made_by(job, features, size=_TEST_BATCH, least=1)
+    candidates = _candidates_of(job, group, train)
     shuffle_rows, keep = job.data.shuffle_rows, job.data.negatives_keep
     training = ReadOptions(
         batch_size=job.train.batch_size * job.train.accumulate,
@@ -53,18 +58,52 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
         shuffle_rows=max(shuffle_rows, 1),
         seed=job.train.seed,
         negatives=None if keep == 1 else NegativeSampling(keep, job.train.seed),
+        candidates=candidates,
     )
     testing = ReadOptions(
         batch_size=_TEST_BATCH,
         rank=group.rank if group.meets else 0,
         world=group.world if group.meets else 1,
         in_order=False,
+        candidates=None if candidates is None else candidates.for_test(),
     )
     return JobReaders(
         open_reader(job.data, "train", features, training, train, made),
         open_reader(job.data, "test", features, testing, test, tested),
         features,
     )
+
+
+def candidate_sampler(job: JobConfig, items: Callable[[str, bool], ItemTable]) -> CandidateSampler | None:
+    """Returns what draws the candidates of a job's task with negatives; None: no task has them.
+
+    Args:
+        job: the job.
+        items: gives the items of the training data by the name of a feature, weighted by their samples or not.
+    """
+    task = next((task for task in job.all_tasks if task.negatives is not None), None)
+    if task is None or task.negatives is None or task.item is None:
+        return None
+    kind, per_positive = task.negatives.kind, task.negatives.per_positive
+    table = None
+    if kind != "in_batch":
+        vocabularies = feature_set(job.data.features).vocabularies if job.data.features else {}
+        is_listed = kind == "uniform" and task.item in vocabularies
+        table = (
+            ItemTable.of(np.arange(len(vocabularies[task.item])))
+            if is_listed
+            else items(task.item, kind == "popularity")
+        )
+    return CandidateSampler(task.item, kind, per_positive, job.train.seed, table)
+
+
+def _candidates_of(job: JobConfig, group: WorkerGroup, train: Sequence[PlannedFile]) -> CandidateSampler | None:
+    """Returns the sampler that worker 0 made, for which it reads the training files once."""
+
+    def made() -> CandidateSampler | None:
+        return candidate_sampler(job, lambda item, weighted: item_table(job.data, item, weighted=weighted, plan=train))
+
+    return group.share(made() if group.makes_shared else None)
 
 
 def _made_by(job: JobConfig, features: Features, *, size: int, least: int) -> Callable[[Batch], StepBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...proto.config.tasks_config import Task
@@ -33,7 +34,8 @@ class TaskOutputs:
     def __init__(self, tasks: Sequence[Task], negatives_keep: float = 1.0) -> None:
         self.tasks = tuple(tasks)
         self._keep = negatives_keep
-        self._frequencies = {task.name: ItemFrequency() for task in self.tasks if task.item is not None}
+        counted = [task for task in self.tasks if task.item is not None and task.negatives is None]
+        self._frequencies = {task.name: ItemFrequency() for task in counted}
         self.shown = next((task for task in self.tasks if task.loss == "bce"), None)
 
     def of(self, out: Any, samples: int) -> dict[str, Tensor]:
@@ -80,6 +82,9 @@ class TaskOutputs:
 
     def _loss_of(self, task: Task, output: Tensor, part: Batch | NamedPart) -> Tensor:
         labels = part.label(task.label)
+        if task.negatives is not None:
+            rewards = labels if part.weights is None else labels * part.weights
+            return LOSSES[task.loss](output, torch.zeros_like(labels), rewards)
         _check_candidates(task, output, part)
         if task.item is None:
             return LOSSES[task.loss](output, labels, part.weights)
@@ -105,7 +110,7 @@ class TaskOutputs:
         """
         for task in self.tasks:
             try:
-                check_labels(task.loss, batch.label(task.label))
+                check_labels(task.loss, batch.label(task.label), are_rewards=task.negatives is not None)
             except ValueError as error:
                 raise InvalidArgument(f"tasks.{task.name}: {error}") from None
 
@@ -134,4 +139,11 @@ def _checked(task: Task, output: Any, samples: int) -> Tensor:
         raise InvalidArgument(
             f"tasks.{task.name}: forward returned {found} for {samples} samples; allowed with loss {task.loss}: {shape}"
         )
-    return output
+    if task.candidates is None:
+        return output
+    if output.shape[1] < task.candidates:
+        raise InvalidArgument(
+            f"tasks.{task.name}.negatives: forward returned {tuple(output.shape)} for {samples} samples of "
+            f"{task.candidates} candidates; allowed: a logit for each candidate, the first of which is the positive"
+        )
+    return output[:, : task.candidates]  # a model may have places for more

@@ -6,8 +6,18 @@ from .open_reader import (
     find_files,
     first_samples,
     fit_features,
+    item_table,
     open_reader,
     plan_files,
 )
 
-__all__ = ["check_files", "feature_spec", "find_files", "first_samples", "fit_features", "open_reader", "plan_files"]
+__all__ = [
+    "check_files",
+    "feature_spec",
+    "find_files",
+    "first_samples",
+    "fit_features",
+    "item_table",
+    "open_reader",
+    "plan_files",
+]

@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias, TypeVar
 
 from ....proto.config.data_config import DataConfig
 from ....proto.config.row_filter import parse_where
-from ....proto.errors import InvalidArgument
+from ....proto.errors import InvalidArgument, not_allowed
 from ..batch import Batch
+from ..candidates import ItemTable, count_items
 from ..criteo import criteo_format
 from ..features import Features, FeatureSpec, fit
 from ..formats import FileFormat
@@ -106,6 +107,31 @@ def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) 
     source = _source(config, Partitions([file.path for file in files]))
     spec = source.spec(files[0].path)
     return fit(spec, _samples(source, files))
+
+
+def item_table(
+    config: DataConfig, item: str, *, weighted: bool, plan: Sequence[PlannedFile] | None = None
+) -> ItemTable:
+    """Returns the items of the training files, which are read once for it.
+
+    Args:
+        config: the job's data section.
+        item: the feature or column with the key of a sample's item.
+        weighted: whether the weight of an item is the number of its samples; False: it is 1.
+        plan: the training files with their parts; None: they are planned here.
+
+    Raises:
+        InvalidArgument: there is no such feature or column of keys, or it has fewer than two different keys.
+        BadLine: a line or row is malformed, and such ones are not skipped.
+        NotFound, DataLoss, FailedPrecondition: see :func:`check_files`.
+    """
+    files = tuple(plan if plan is not None else plan_files(config, "train"))
+    source = _source(config, Partitions([file.path for file in files]))
+    names = source.spec(files[0].path).categorical
+    if item not in names:
+        raise not_allowed("item", item, ", ".join(names))
+    column = names.index(item)
+    return count_items((lines.keys[:, column] for lines in _samples(source, files)), item, weighted=weighted)
 
 
 def _samples(source: Source, plan: Sequence[PlannedFile]) -> Iterator[Lines]:
