@@ -116,6 +116,7 @@ def list_(url: Url) -> None:
     """Show the checkpoints in a folder, the oldest first."""
 
     from ...proto.checkpoint import manifest as files
+    from ...proto.checkpoint.best import best_in
     from ...proto.checkpoint.folder import Folder
     from .terminal import tables_console
 
@@ -134,8 +135,11 @@ def list_(url: Url) -> None:
             str(found.shards),
             str(len(found.workers)),
         )
+    best = best_in(folder)
     if names:
         tables_console().print(table)
+        if best is not None and best.name in names:
+            typer.echo(f"{best.name} is the best: {best.metric} {best.value:.6g} after epoch {best.epoch}")
     else:
         typer.echo(f"no checkpoint in {url}")
 
@@ -196,7 +200,7 @@ def inspect_(url: Url, *, name: Name = None) -> None:
 
 @app.command("prune")
 def prune_(url: Url, *, keep: Annotated[int, typer.Option(help="Number of newest checkpoints that stay.")] = 3) -> None:
-    """Remove all but the newest checkpoints of a folder."""
+    """Remove all but the newest checkpoints of a folder, the one that was read whole last, and the best of a run."""
     from ...proto.checkpoint import manifest as files
     from ...proto.checkpoint.folder import Folder
 

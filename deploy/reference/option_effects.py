@@ -54,6 +54,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "train.wire_dtype", "model.backend ps", (*_LOCAL, "train.wire_dtype=bfloat16")),
     OptionEffect("job", "metrics.progressive", "metrics.file or metrics.tensorboard", ("metrics.progressive={}",)),
     OptionEffect("job", "metrics.at", "a task over candidates", ("metrics.at=[5]",)),
+    OptionEffect("job", "metrics.best", "train.checkpoint", ("metrics.best=label.auc",)),
     OptionEffect("job", "metrics.max_groups", "data.columns.group", ("metrics.max_groups=5",)),
     OptionEffect("job", "tasks.NAME.item", "loss in_batch_softmax, or negatives", ("tasks={label: {item: a}}",)),
     OptionEffect("job", "train.cache", "model.backend ps", (*_LOCAL, "train.cache.bytes=1MiB")),

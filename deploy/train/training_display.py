@@ -108,7 +108,7 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    metrics = result.history[-1].metrics if result.history else {}
+    metrics = result.metrics
     if has_usual_metrics(metrics):
         rows = [("test AUC", f"{result.test_auc:.4f}"), ("test log-loss", f"{result.test_log_loss:.4f}")]
     else:
@@ -117,7 +117,7 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
         rows.append(("AUC of the generating model", f"{bayes_auc:.4f} ({result.test_auc / bayes_auc:.1%} reached)"))
     rows += [
         ("samples/s", f"{result.samples_per_sec:,.0f}"),
-        ("epochs", str(result.epochs)),
+        ("epochs", _epochs(result)),
         ("table rows", f"{result.rows:,}"),
         ("parameter servers", str(result.shards)),
         ("workers", str(result.workers)),
@@ -141,6 +141,12 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     if result.first_bad_line is not None:
         table.caption = f"first bad line: {result.first_bad_line}"
     return table
+
+
+def _epochs(result: TrainResult) -> str:
+    if result.best_epoch is None:
+        return str(result.epochs)
+    return f"{result.epochs}; the model is that of epoch {result.best_epoch} ({result.best_checkpoint})"
 
 
 def next_commands(result: TrainResult) -> list[str]:

@@ -176,7 +176,7 @@ def _with_places(
     kept = KeptModel()
     if model is not None:
         source, features = trainer.exported(model), trainer.feature_files()
-        kept = keep_model(job, TrainedModel(backend.session, source, _card_of(result), features))
+        kept = keep_model(job, TrainedModel(backend.session, source, _card_of(job, result), features))
     places = [*kept.places]
     if job.train.checkpoint is not None:
         places.append(f"checkpoints in {job.train.checkpoint.url}")
@@ -185,12 +185,23 @@ def _with_places(
     return replace(result, kept=tuple(places), commands=kept.commands)
 
 
-def _card_of(result: TrainResult) -> dict[str, float]:
-    """Returns the card of a version: the AUC and log loss, or the metrics of all tasks where no task has these."""
+def _card_of(job: JobConfig, result: TrainResult) -> dict[str, float]:
+    """Returns the card of a version: the AUC and log loss, or the metrics of all tasks where no task has these.
+
+    Where the model is that of the best epoch, the card has the epochs and steps of that one.
+    """
+    from ...proto.checkpoint.folder import Folder
+    from ...proto.checkpoint.manifest import read_manifest
+    from ...proto.checkpoint.urls import absolute
+
     found = {"auc": result.test_auc, "log_loss": result.test_log_loss}
-    if not math.isfinite(result.test_auc) and result.history:
-        found |= {name: value for name, value in result.history[-1].metrics.items() if "[" not in name}
-    return {"epochs": result.epochs, **{name: value for name, value in found.items() if math.isfinite(value)}}
+    if not math.isfinite(result.test_auc):
+        found |= {name: value for name, value in result.metrics.items() if "[" not in name}
+    card = {"epochs": result.epochs, **{name: value for name, value in found.items() if math.isfinite(value)}}
+    if result.best_epoch is not None and job.train.checkpoint is not None:
+        saved = read_manifest(Folder(absolute(job.train.checkpoint.url)), result.best_checkpoint)
+        card |= {"epochs": result.best_epoch, "step": saved.step + 1}
+    return card
 
 
 def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) -> None:

@@ -26,6 +26,7 @@ from ..errors import (
     not_allowed,
 )
 from ..schema_message import message_of_schema, schema_of_message
+from .best import best_in
 from .dense_files import FOLDER, dense_files
 from .entries import (
     CheckpointName as CheckpointName,
@@ -431,7 +432,8 @@ def last_read_whole(folder: Folder) -> str | None:
 
 
 def prune(folder: Folder, keep: int, known: set[str] | None = None) -> list[str]:
-    """Removes all checkpoints but the newest ``keep``, the one that was last read whole, and those that they add to.
+    """Removes all checkpoints but the newest ``keep``, the one that was last read whole, the best one of a run
+    (``best.py``), and those that they add to.
 
     Args:
         folder: the folder of the checkpoints.
@@ -447,7 +449,9 @@ def prune(folder: Folder, keep: int, known: set[str] | None = None) -> list[str]
     if keep < 1:
         raise not_allowed("checkpoint.keep", keep, ">= 1")
     names = list_names(folder, known)
-    kept = {*names[-keep:], last_read_whole(folder)}.intersection(names)
+    best = best_in(folder)
+    noted = {last_read_whole(folder), None if best is None else best.name}
+    kept = {*names[-keep:], *noted}.intersection(names)
     needed = set(kept)
     for name in kept:
         needed.update(needs_of(folder, read_manifest(folder, name)))

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _JUDGED = (*("auc", "gauc", "log_loss", "normalized_entropy", "mse", "mae", "loss", "mrr", "hit_rate@K", "ndcg@K"),)
 
 
+def is_better_higher(metric: str) -> bool:
+    """Returns whether a higher value of a metric is better; its name is TASK.METRIC."""
+    return metric.rpartition(".")[2].partition("@")[0] in ("auc", "gauc", "mrr", "hit_rate", "ndcg")
+
+
 class ProgressiveConfig(StrictModel):
     """Metrics of training samples, each predicted before it is trained on."""
 
@@ -30,11 +35,6 @@ class StopConfig(StrictModel):
     metric: str = Field(min_length=1, description="Metric of the test files, as TASK.METRIC, such as click.auc.")
     after: int = Field(1, ge=1, le=10_000, description="Epochs without a better value after which the job ends.")
     least_gain: float = Field(0.0, ge=0, le=1e6, description="Change from which on a value is better.")
-
-    @property
-    def is_better_higher(self) -> bool:
-        """Whether a higher value of the metric is better."""
-        return self.metric.rpartition(".")[2].partition("@")[0] in ("auc", "gauc", "mrr", "hit_rate", "ndcg")
 
 
 class MetricsConfig(StrictModel):
@@ -59,6 +59,12 @@ class MetricsConfig(StrictModel):
         None,
         description="Ends the job when a metric of the test files gets no better any more; null: at the last epoch.",
         json_schema_extra={"allowed": "a section with metric"},
+    )
+    best: Annotated[str | None, Field(min_length=1)] = Field(
+        None,
+        description="Metric of the test files, as TASK.METRIC, by which the model of the best epoch is published or "
+        "kept; its checkpoint stays as well. null: the model of the last epoch.",
+        json_schema_extra={"allowed": "TASK.METRIC, such as click.auc, with train.checkpoint"},
     )
     file: Annotated[str | None, Field(min_length=1)] = Field(
         None,
@@ -91,8 +97,28 @@ def check_metrics(job: JobConfig) -> None:
     if job.metrics.stop is not None:
         if job.train.dense == "ps":
             raise InvalidArgument("metrics.stop: is not possible with train.dense ps, where workers do not meet")
-        name = job.metrics.stop.metric.rpartition(".")[2].partition("@")[0]
-        if name not in [judged.partition("@")[0] for judged in _JUDGED]:
-            raise not_allowed("metrics.stop.metric", job.metrics.stop.metric, f"TASK. and one of {', '.join(_JUDGED)}")
+        _check_judged(job, "metrics.stop.metric", job.metrics.stop.metric)
+    if job.metrics.best is not None:
+        _check_best(job, job.metrics.best)
     if columns is not None and columns.group is not None and "bce" not in losses:
         raise InvalidArgument("data.columns.group: has no effect without a task with loss bce; remove it")
+
+
+def _check_judged(job: JobConfig, setting: str, metric: str) -> None:
+    """Raises InvalidArgument when no task of a job can have a metric, or it has no better and worse."""
+    task, _, name = metric.rpartition(".")
+    if name.partition("@")[0] not in [judged.partition("@")[0] for judged in _JUDGED]:
+        raise not_allowed(setting, metric, f"TASK. and one of {', '.join(_JUDGED)}")
+    tasks = [each.name for each in job.all_tasks]
+    if task not in tasks:
+        raise not_allowed(setting, metric, f"a metric of a task: {', '.join(f'{each}.{name}' for each in tasks)}")
+
+
+def _check_best(job: JobConfig, metric: str) -> None:
+    _check_judged(job, "metrics.best", metric)
+    if job.train.dense == "ps":
+        raise InvalidArgument("metrics.best: is not possible with train.dense ps, where workers do not meet")
+    if job.train.checkpoint is None:
+        raise InvalidArgument("metrics.best: needs train.checkpoint, which keeps the best model until the end")
+    if job.train.cache is not None:
+        raise InvalidArgument("metrics.best: is not possible with train.cache, whose rows a restore does not reach")

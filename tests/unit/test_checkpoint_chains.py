@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from sparserow.proto.checkpoint import manifest as files
+from sparserow.proto.checkpoint.best import BestCheckpoint, forget_best, note_best
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
 from sparserow.proto.errors import DataLoss
@@ -121,6 +122,18 @@ def test_what_a_kept_checkpoint_needs_stays(folder: Folder) -> None:
     chain_of(folder, 1)
     assert files.prune(folder, 1) == ["save-000005"]
     assert files.list_names(folder) == ["save-000001", "save-000006"]
+
+
+def test_the_best_checkpoint_and_what_it_adds_to_stay(folder: Folder) -> None:
+    chain_of(folder, 4)
+    note_best(folder, BestCheckpoint("save-000002", 3, "click.auc", 0.8))
+    assert files.prune(folder, 1) == []
+    chain_of(folder, 1)
+    assert files.prune(folder, 1) == ["save-000003", "save-000004"]
+    assert files.list_names(folder) == ["save-000001", "save-000002", "save-000005"]
+    forget_best(folder)
+    forget_best(folder)
+    assert files.prune(folder, 1) == ["save-000001", "save-000002"]
 
 
 def rows(count: int, dim: int, dtype: type = np.float32) -> Rows:

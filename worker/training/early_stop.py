@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import math
 
-from ...proto.config.metrics_config import StopConfig
+from ...proto.config.metrics_config import StopConfig, is_better_higher
 from ...proto.errors import InvalidArgument
 from .training_report import EpochResult
+
+
+def goodness(setting: str, metric: str, result: EpochResult) -> float:
+    """Returns the value of a metric, or its negative where a lower one is better.
+
+    Args:
+        setting: the key of the job file that names the metric.
+        metric: its name.
+        result: the result of an epoch.
+
+    Raises:
+        InvalidArgument: the epoch has no such metric.
+    """
+    if metric not in result.metrics:
+        names = ", ".join(name for name in result.metrics if "[" not in name)
+        raise InvalidArgument(f"{setting}: there is no metric {metric!r}; there are: {names}")
+    return result.metrics[metric] * (1 if is_better_higher(metric) else -1)
 
 
 class EarlyStop:
@@ -34,11 +51,7 @@ class EarlyStop:
         """
         if self._config is None:
             return
-        name = self._config.metric
-        if name not in result.metrics:
-            names = ", ".join(name for name in result.metrics if "[" not in name)
-            raise InvalidArgument(f"metrics.stop.metric: there is no metric {name!r}; there are: {names}")
-        value = result.metrics[name] * (1 if self._config.is_better_higher else -1)
+        value = goodness("metrics.stop.metric", self._config.metric, result)
         if math.isnan(self._best) or value > self._best + self._config.least_gain:
             self._best, self._since = value, 0
         else:

@@ -48,6 +48,7 @@ class ToldEpochs:
         """Replaces the results in the file."""
         text = json.dumps({"run": self._identity.name, "epochs": [asdict(result) for result in results]})
         try:
+            self._folder.make()  # before the first checkpoint there is none
             self._folder.write(_FILE, [text.encode()])
         except SparserowError as error:
             log.warning("%s was not written, so a restart may report epochs again: %s", _FILE, error)

@@ -23,6 +23,7 @@ from ..prefetch.device_batches import DeviceBatches
 from ..publish.program_export import ProgramSource
 from ..session.tracing import loaded, trace_allreduce
 from . import leased_epochs
+from .best_model import BestModel
 from .build_model import build_model
 from .data_leases import SessionLeases
 from .early_stop import EarlyStop
@@ -189,9 +190,11 @@ class Trainer:
         elastic, session = train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
             keep_rows(session, elastic.url, every_sec=elastic.save_every, config=self._run_config)
-        stop = EarlyStop(self._job.metrics.stop)
+        stop, best = EarlyStop(self._job.metrics.stop), self._best_model()
         for result in history:
             stop.add(result)
+        if best is not None:
+            best.begin(progress, history)
         for epoch in range(progress.epoch, train.epochs + 1):
             if stop.is_over:
                 if self._checkpoints is not None:
@@ -212,14 +215,20 @@ class Trainer:
             progress.begin_epoch(epoch + 1)
             if epoch < train.epochs:
                 self._step.rates.scale(train.lr_decay)
+            if best is not None:
+                best.add(history[-1], progress)
+        if best is not None:
+            best.bring_back(history)
+        kept = None if best is None else best.kept
+        last = next((result for result in reversed(history) if kept is None or result.epoch == kept.epoch), None)
         seconds = sum(result.samples / result.samples_per_sec for result in history if result.samples_per_sec)
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
         restores, lost = self._backend.shard_losses()
         firsts = self._group.collect(None if mine is None else str(mine))
         return TrainResult(
-            test_auc=history[-1].test_auc if history else math.nan,
-            test_log_loss=history[-1].test_log_loss if history else math.nan,
+            test_auc=math.nan if last is None else last.test_auc,
+            test_log_loss=math.nan if last is None else last.test_log_loss,
             samples_per_sec=sum(result.samples for result in history) / seconds if seconds else 0.0,
             epochs=history[-1].epoch if stop.is_over else train.epochs,
             rows=self._backend.rows(),
@@ -236,19 +245,28 @@ class Trainer:
             history=tuple(history),
             shard_restores=restores,
             commits_lost=lost,
+            best_epoch=None if kept is None else kept.epoch,
+            best_checkpoint=None if kept is None else kept.name,
+        )
+
+    def _best_model(self) -> BestModel | None:
+        metric = self._job.metrics.best
+        return (
+            None if metric is None or self._checkpoints is None else BestModel(metric, self._checkpoints, self._group)
         )
 
     def _is_past(self, epoch: int, *, rows_are_its: bool) -> bool:
         """Returns whether an epoch is not to be evaluated, as a worker has reported it or it can no longer be reported.
 
-        The last epoch gives the result of the run, so its report must be about the rows that there are now.
+        The last epoch gives the result of the run, so its report must be about the rows that there are now. With
+        ``metrics.best`` any epoch may.
 
         Args:
             epoch: the number of the epoch.
             rows_are_its: whether the rows are those after the last epoch.
         """
         train, leased = self._job.train, self._leased
-        is_last = epoch == train.epochs
+        is_last = epoch == train.epochs or self._job.metrics.best is not None
         if leased is None:
             return epoch in self._told and (not is_last or rows_are_its or train.staleness == 0)
         return self._group.total(int(not leased_epochs.is_past(leased, is_last=is_last))) == 0

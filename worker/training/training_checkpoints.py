@@ -127,6 +127,9 @@ class TrainingCheckpoints:
         group: this worker and its peers.
         parts: the parts to save besides the rows.
         run: the description of the job and its run in the manifests, for ``sparserow checkpoint inspect``.
+
+    Attributes:
+        resumed: the name of the checkpoint that the run goes on from; None: it began at its beginning.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class TrainingCheckpoints:
         self._url = absolute(config.url)
         self._saved_at = time.monotonic()
         self._writing: SavedCheckpoint | None = None
+        self.resumed: str | None = None
 
     def begin(self) -> None:
         """Is called before the first step: starts saves of rows between checkpoints.
@@ -165,6 +169,24 @@ class TrainingCheckpoints:
     def at_end(self, progress: Progress) -> None:
         """Saves the last checkpoint, which holds the trained model, and waits until it is written."""
         self._save(progress, wait=True)
+
+    @property
+    def folder(self) -> Folder:
+        """The folder of the checkpoints."""
+        return Folder(self._url)
+
+    def save_now(self, progress: Progress) -> str | None:
+        """Saves a checkpoint, and waits until it is written; returns its name, or None when the save failed."""
+        saved = self._save(progress, wait=True)
+        return None if saved is None else saved.name
+
+    def load(self, name: str) -> None:
+        """Sets rows and model back to a checkpoint of this run; the optimizer and the position stay as they are.
+
+        Raises:
+            SparserowError: the checkpoint cannot be restored.
+        """
+        restore(self._session, self._url, name=name, model=self._parts.model)
 
     def _check_workers(self, name: str) -> None:
         """Checks, before a row is changed, that the workers of this run can go on from a checkpoint.
@@ -202,7 +224,7 @@ class TrainingCheckpoints:
             return False
         return self._group.share(time.monotonic() - self._saved_at >= config.every_seconds)
 
-    def _save(self, progress: Progress, *, wait: bool) -> None:
+    def _save(self, progress: Progress, *, wait: bool) -> SavedCheckpoint | None:
         parts = self._parts
         try:
             if self._writing is not None:
@@ -230,6 +252,7 @@ class TrainingCheckpoints:
         except SparserowError as error:
             log.warning("no checkpoint was made: %s", error)
         self._saved_at = time.monotonic()
+        return self._writing
 
     def newest(self) -> str | None:
         """Returns the newest checkpoint that has the state of at least as many workers as this run has.
@@ -278,4 +301,5 @@ class TrainingCheckpoints:
             progress.join([Progress(**extra["progress"]) for extra in restored.extras], is_first=self._group.rank == 0)
         where = f"epoch {progress.epoch}" if not progress.is_trained else f"the evaluation of epoch {progress.epoch}"
         _tell(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, in {where}")
+        self.resumed = restored.name
         return progress

@@ -35,8 +35,8 @@ class TrainResult:
     """The result of a run, which ``--json`` writes.
 
     Attributes:
-        test_auc: the AUC on the test files after the last epoch.
-        test_log_loss: the log loss on the test files after the last epoch, in nats.
+        test_auc: the AUC on the test files after the last epoch; with ``metrics.best``, after the best one.
+        test_log_loss: the log loss on the test files after that epoch, in nats.
         samples_per_sec: the rate over all epochs and workers, without evaluations.
         epochs: the number of epochs.
         rows: the rows of all tables that the servers hold at the end; with backend local all rows.
@@ -62,6 +62,8 @@ class TrainResult:
             worker's step on one shard.
         kept: the places that hold the trained model, one line each; () when its rows and its tower are gone.
         commands: shell commands that publish and serve the kept model, under the keys ``publish`` and ``serve``.
+        best_epoch: with ``metrics.best``, the epoch whose model is kept or published; else None.
+        best_checkpoint: the name of its checkpoint; else None.
     """
 
     test_auc: float
@@ -84,6 +86,14 @@ class TrainResult:
     commits_lost: int = 0
     kept: tuple[str, ...] = ()
     commands: dict[str, str] = field(default_factory=dict)
+    best_epoch: int | None = None
+    best_checkpoint: str | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics on the test files of the model that is kept or published; {} when it was not tested."""
+        epochs = [each for each in self.history if self.best_epoch is None or each.epoch == self.best_epoch]
+        return epochs[-1].metrics if epochs else {}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values, for JSON."""
