@@ -102,9 +102,21 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     ),
     OptionEffect(
         "job",
+        "train.row_optimizer.dampening",
+        "train.row_optimizer.momentum",
+        ("train.row_optimizer={kind: sgd, dampening: 0.1}",),
+    ),
+    OptionEffect(
+        "job",
         "train.row_optimizer.decoupled",
         "train.row_optimizer.weight_decay",
         ("train.row_optimizer={kind: sgd, decoupled: true}",),
+    ),
+    OptionEffect(
+        "job",
+        "train.row_optimizer.nesterov",
+        "train.row_optimizer.momentum",
+        ("train.row_optimizer={kind: sgd, nesterov: true}",),
     ),
     OptionEffect("job", "train.staleness not 0", "model.backend ps", (*_LOCAL, "train.staleness=2")),
     OptionEffect("job", "train.zero", "train.dense ddp, and 2 workers", ("train.dense=ps", "train.zero=true")),

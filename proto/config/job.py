@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
+from ..optimizers import OPTIMIZERS
 from ..schema import Dtype
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
@@ -169,7 +170,7 @@ class TrainConfig(StrictModel):
     row_optimizer: RowOptimizerConfig = Field(
         AdagradConfig(kind="adagrad"),
         description="Optimizer of the tables, which the parameter servers apply.",
-        json_schema_extra={"allowed": "a section with kind: sgd, adagrad, rowwise_adagrad or adam"},
+        json_schema_extra={"allowed": f"a section with kind: {', '.join(OPTIMIZERS)}"},
     )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument, not_allowed
 from ..optimizers import OPTIMIZERS, RowOptimizer
@@ -28,7 +28,7 @@ class DenseOptimizerConfig(StrictModel):
 class _RowOptimizerConfig(StrictModel):
     kind: str = Field(description="Kind of optimizer.")
     lr: float = Field(0.05, ge=0, le=1e3, description="Learning rate.")
-    weight_decay: float = Field(0.0, ge=0, le=1e3, description="Weight decay; above 0 it needs backend ps.")
+    weight_decay: float = Field(0.0, ge=0, le=1e3, description="Weight decay.")
     decoupled: bool = Field(
         False, description="Whether the decay multiplies the weights by 1 - lr * weight_decay, or joins the gradient."
     )
@@ -43,6 +43,18 @@ class SgdConfig(_RowOptimizerConfig):
 
     kind: Literal["sgd"] = Field(description="Kind of optimizer.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum.")
+    dampening: float = Field(0.0, ge=0, le=1, description="Share of the gradient that does not enter the momentum.")
+    nesterov: bool = Field(
+        False, description="Whether a step looks ahead by the momentum; it needs momentum, and dampening 0."
+    )
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> SgdConfig:
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise InvalidArgument("nesterov: needs momentum > 0 and dampening = 0")
+        if self.dampening and self.momentum == 0:
+            raise InvalidArgument("dampening: has no effect without momentum; remove it")
+        return self
 
 
 class _AccumulatorConfig(_RowOptimizerConfig):
@@ -52,7 +64,7 @@ class _AccumulatorConfig(_RowOptimizerConfig):
         1.0,
         gt=0,
         le=1,
-        description="Factor of the accumulator before each sum; 1 forgets nothing. It needs backend ps.",
+        description="Factor of the accumulator before each sum; 1 forgets nothing.",
     )
 
 
@@ -63,15 +75,13 @@ class AdagradConfig(_AccumulatorConfig):
 
 
 class RowWiseAdagradConfig(_AccumulatorConfig):
-    """Adagrad with one accumulator for each row. torch has no such optimizer, so it needs backend ps."""
+    """Adagrad with one accumulator for each row."""
 
     kind: Literal["rowwise_adagrad"] = Field(description="Kind of optimizer.")
 
 
 class AdamConfig(_RowOptimizerConfig):
-    """Adam, applied to each row; AdamW with ``decoupled`` true. Bias correction counts the updates of the row, which
-    torch cannot do, so it needs backend ps.
-    """
+    """Adam, applied to each row; AdamW with ``decoupled`` true. Bias correction counts the updates of the row."""
 
     kind: Literal["adam"] = Field(description="Kind of optimizer.")
     lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
@@ -82,7 +92,7 @@ class AdamConfig(_RowOptimizerConfig):
 
 
 class RmspropConfig(_RowOptimizerConfig):
-    """RMSprop, applied to each row. torch's does not take sparse gradients, so it needs backend ps."""
+    """RMSprop, applied to each row."""
 
     kind: Literal["rmsprop"] = Field(description="Kind of optimizer.")
     lr: float = Field(1e-2, ge=0, le=1e3, description="Learning rate.")
@@ -93,7 +103,7 @@ class RmspropConfig(_RowOptimizerConfig):
 
 
 class AdadeltaConfig(_RowOptimizerConfig):
-    """Adadelta, applied to each row. torch's does not take sparse gradients, so it needs backend ps."""
+    """Adadelta, applied to each row."""
 
     kind: Literal["adadelta"] = Field(description="Kind of optimizer.")
     lr: float = Field(1.0, ge=0, le=1e3, description="Factor of each step.")
@@ -102,7 +112,7 @@ class AdadeltaConfig(_RowOptimizerConfig):
 
 
 class LionConfig(_RowOptimizerConfig):
-    """Lion, applied to each row. torch has no such optimizer, so it needs backend ps."""
+    """Lion, applied to each row."""
 
     kind: Literal["lion"] = Field(description="Kind of optimizer.")
     lr: float = Field(1e-4, ge=0, le=1e3, description="Learning rate.")
@@ -114,7 +124,7 @@ class LionConfig(_RowOptimizerConfig):
 
 
 class LambConfig(_RowOptimizerConfig):
-    """LAMB with one trust ratio for each row. torch has no such optimizer, so it needs backend ps."""
+    """LAMB with one trust ratio for each row."""
 
     kind: Literal["lamb"] = Field(description="Kind of optimizer.")
     lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
@@ -127,7 +137,7 @@ class LambConfig(_RowOptimizerConfig):
 
 
 class FtrlConfig(_RowOptimizerConfig):
-    """FTRL-proximal, applied to each row. torch has no such optimizer, so it needs backend ps.
+    """FTRL-proximal, applied to each row. It needs backend ps.
 
     With ``l1`` or ``group_lasso`` the initial embeddings are 0, unless ``model.init_scale`` is given.
     """
@@ -156,15 +166,7 @@ RowOptimizerConfig: TypeAlias = Annotated[
 
 
 def check_local(optimizer: RowOptimizerConfig) -> None:
-    """Raises InvalidArgument when torch cannot apply the optimizer to sparse gradients, as ``model.backend`` local
-    needs.
-    """
-    if not isinstance(optimizer, SgdConfig | AdagradConfig):
-        raise InvalidArgument(
-            f"model.backend local: torch has no {optimizer.kind} for single rows; allowed in train.row_optimizer.kind: "
-            "sgd, adagrad"
-        )
-    for option, usual in (("weight_decay", 0.0), ("accumulator_decay", 1.0)):
-        given = getattr(optimizer, option, usual)
-        if given != usual:
-            raise not_allowed(f"train.row_optimizer.{option}", given, f"{usual} with model.backend local")
+    """Raises InvalidArgument when ``model.backend`` local has no such row optimizer."""
+    if isinstance(optimizer, FtrlConfig):
+        others = [kind for kind in OPTIMIZERS if kind != optimizer.kind]
+        raise not_allowed("train.row_optimizer.kind", optimizer.kind, f"{', '.join(others)} with model.backend local")

@@ -161,6 +161,31 @@ def test_one_worker_equals_plain_torch(cluster: sr.LocalCluster, log: Path, opti
     assert served.differs(initial(log))
 
 
+ROW_OPTIMIZERS = (
+    "kind: sgd, lr: 0.1, weight_decay: 0.1",
+    "kind: sgd, lr: 0.1, momentum: 0.9, dampening: 0.5",
+    "kind: sgd, lr: 0.1, momentum: 0.9, nesterov: true, weight_decay: 0.1, decoupled: true",
+    "kind: adagrad, lr: 0.1, accumulator_decay: 0.9, initial_accumulator: 0.1",
+    "kind: adagrad, lr: 0.1, weight_decay: 0.1, decoupled: true",
+    "kind: rowwise_adagrad, lr: 0.1, initial_accumulator: 0.1",
+    "kind: adam, lr: 0.05",
+    "kind: adam, lr: 0.05, amsgrad: true, weight_decay: 0.1, decoupled: true",
+    "kind: rmsprop, lr: 0.05, momentum: 0.5, centered: true",
+    "kind: adadelta, weight_decay: 0.1",
+    "kind: lion, lr: 0.01, weight_decay: 0.1",
+    "kind: lamb, lr: 0.05, weight_decay: 0.1",
+)
+
+
+@pytest.mark.parametrize("options", ROW_OPTIMIZERS)
+def test_every_row_optimizer_trains_alike_without_servers(cluster: sr.LocalCluster, log: Path, options: str) -> None:
+    sets = [f"train.row_optimizer={{{options}}}", "train.epochs=3", "train.lr_decay=0.9", "train.batch_size=32"]
+    served = train_served(cluster.address, log, f"rows{ROW_OPTIMIZERS.index(options)}", *sets)
+    assert served.result is not None, served.error
+    served.assert_close(train_plainly(log, *sets), tolerance=1e-5)
+    assert served.differs(initial(log))
+
+
 @pytest.mark.parametrize("option", ["bfloat16", "float16", "clip_norm", "schedule"])
 def test_the_option_changes_what_is_learnt(log: Path, option: str) -> None:
     assert train_plainly(log, *OPTIONS[option][1]).differs(train_plainly(log))

@@ -1,4 +1,4 @@
-"""The backend that trains in plain torch, without servers; distributed runs are compared with it."""
+"""The backend that trains in torch alone, without servers; distributed runs are compared with it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from ..data import StepBatch
 from ..session.loss_scale import LossScale
 from ..session.tracing import NoTrace, Trace
 from ..session.transaction import NonFiniteGradient, has_nonfinite
+from .local_row_optimizer import LocalRowOptimizer
 from .table_average import average_gradients, leave_to_average
 from .training_backend import clip_dense, dense_optimizer
 
 
 class LocalBackend:
-    """A backend whose tables are local ``nn.Embedding`` layers with sparse gradients and optimizers of torch.
+    """A backend whose tables are local ``nn.Embedding`` layers with sparse gradients.
+
+    SGD and Adagrad are torch's own; the other row optimizers are those of :class:`LocalRowOptimizer`.
 
     Args:
         train: the options of the job's steps and optimizers.
@@ -74,13 +77,16 @@ class LocalBackend:
         return list({id(table.weight): cast(nn.Parameter, table.weight) for table in self._tables}.values())
 
     def _row_optimizer(self, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Returns torch's optimizer where it moves single rows; else the servers' by torch's operations."""
         rows = self._train.row_optimizer
-        if isinstance(rows, SgdConfig):
-            return torch.optim.SGD(weights, lr=rows.lr, momentum=rows.momentum)
-        assert isinstance(rows, AdagradConfig), "JobConfig allows no other with this backend"
-        return torch.optim.Adagrad(
-            weights, lr=rows.lr, eps=rows.eps, initial_accumulator_value=rows.initial_accumulator
-        )
+        has_decay = rows.weight_decay > 0
+        if isinstance(rows, SgdConfig) and not has_decay and rows.momentum == 0:
+            return torch.optim.SGD(weights, lr=rows.lr)
+        if isinstance(rows, AdagradConfig) and not has_decay and rows.accumulator_decay == 1:
+            return torch.optim.Adagrad(
+                weights, lr=rows.lr, eps=rows.eps, initial_accumulator_value=rows.initial_accumulator
+            )
+        return LocalRowOptimizer(weights, rows.row_optimizer())
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
