@@ -56,6 +56,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "metrics.at", "a task over candidates", ("metrics.at=[5]",)),
     OptionEffect("job", "metrics.best", "train.checkpoint", ("metrics.best=label.auc",)),
     OptionEffect("job", "metrics.max_groups", "data.columns.group", ("metrics.max_groups=5",)),
+    OptionEffect("job", "metrics.weighted", "data.columns.sample_weight", ("metrics.weighted=true",)),
     OptionEffect("job", "tasks.NAME.item", "loss in_batch_softmax, or negatives", ("tasks={label: {item: a}}",)),
     OptionEffect("job", "train.cache", "model.backend ps", (*_LOCAL, "train.cache.bytes=1MiB")),
     OptionEffect(

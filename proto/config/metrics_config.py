@@ -49,6 +49,11 @@ class MetricsConfig(StrictModel):
         le=2**40,
         description="Most groups of data.columns.group on one worker; an evaluation with more is refused.",
     )
+    weighted: bool = Field(
+        False,
+        description="Whether metrics of the test files weigh samples by data.columns.sample_weight; false: each counts "
+        "once.",
+    )
     progressive: ProgressiveConfig | None = Field(
         None,
         description="Metrics of training samples before each is trained on, for metrics.file and metrics.tensorboard; "
@@ -87,6 +92,8 @@ def check_metrics(job: JobConfig) -> None:
         raise InvalidArgument("metrics.at: has no effect without a task over candidates; remove it")
     if "max_groups" in given and (columns is None or columns.group is None):
         raise InvalidArgument("metrics.max_groups: has no effect without data.columns.group; remove it")
+    if job.metrics.weighted and (columns is None or columns.sample_weight is None):
+        raise InvalidArgument("metrics.weighted: has no effect without data.columns.sample_weight; remove it")
     if job.metrics.progressive is not None:
         if job.metrics.file is None and job.metrics.tensorboard is None:
             raise InvalidArgument(

@@ -241,6 +241,29 @@ def test_a_local_backend_trains_the_same_class(folder: Path) -> None:
     assert result.rows == ITEMS + BRANDS
 
 
+def test_weighted_metrics_are_those_of_the_samples_and_their_weights(folder: Path) -> None:
+    sets = ["model.backend=local", "train.prefetch=0", "train.workers=1", "tables={}", "model.args.record=''"]
+    found = {}
+    for weighted in (False, True):
+        job = load_config(JobConfig, folder / "job.yaml", [*sets, f"metrics.weighted={weighted}"])
+        backend = LocalBackend(job.train, job.model.min_rows)
+        trainer = Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence())
+        found[weighted] = trainer.run().history[-1].metrics
+    reader = open_reader(job.data, "test", fit_features(job.data), ReadOptions(8192, in_order=False))
+    batch = next(iter(reader))
+    assert batch.weights is not None
+    with torch.no_grad():
+        logits = trainer.model.eval()(**batch.tensors)["click"].numpy()
+    twice = np.repeat(np.arange(len(batch)), batch.weights.numpy().astype(np.int64))  # weights are 1 and 2
+    labels = batch.label("click").numpy()
+    assert found[True]["click.auc"] == pytest.approx(auc(logits[twice], labels[twice]), abs=1e-9)
+    groups = GroupedScores()
+    groups.add(batch.groups.numpy()[twice], logits[twice], labels[twice])
+    assert found[True]["click.gauc"] == pytest.approx(groups.sums().gauc, abs=1e-9)
+    assert found[False]["click.auc"] == pytest.approx(auc(logits, labels), abs=1e-9)
+    assert found[True]["click.auc"] != found[False]["click.auc"]
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

@@ -1,5 +1,8 @@
 """Counts of positives and negatives by score, for an AUC of any number of samples in bounded memory.
 
+A sample counts as its weight. The AUC of weighted samples is the probability that a positive has a higher score than a
+negative, when both are drawn in proportion to their weights; with integer weights it is that of so many equal samples.
+
 A bin is a range of scores that share their leading bits. Scores are float32, whose bits in order of the numbers are a
 32-bit code. While at most ``most_bins`` codes were seen, each has a bin of its own, and the AUC is exact. Beyond, the
 lowest bit of all codes is dropped until the bins fit, so that between half of ``most_bins`` and all of them are in use.
@@ -43,21 +46,28 @@ class ScoreCounts:
         self._most = most_bins
         self._shift = 0
         self._codes = np.empty(0, np.uint32)
-        self._counts = np.empty((0, 2), np.int64)  # of negatives and positives
-        self._pending: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]] = []
+        self._counts = np.empty((0, 2), np.float64)  # of negatives and positives; whole numbers are exact
+        self._pending: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], npt.NDArray[np.float64]]] = []
         self._waiting = 0
         self._has_nan = False
 
-    def add(self, scores: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> None:
+    def add(
+        self,
+        scores: npt.NDArray[np.float32],
+        labels: npt.NDArray[np.float32],
+        weights: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Counts samples.
 
         Args:
             scores: the scores, (n); only their order matters.
             labels: the labels, (n); above 0.5 is positive.
+            weights: the weights, (n), at least 0; None: 1.
         """
         values = np.ascontiguousarray(scores, dtype=np.float32)
         self._has_nan |= bool(np.isnan(values).any())
-        self._pending.append((_codes_of(values), np.asarray(labels) > 0.5))
+        counts = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+        self._pending.append((_codes_of(values), np.asarray(labels) > 0.5, counts))
         self._waiting += len(values)
         if self._waiting >= _PENDING:
             self._count()
@@ -65,13 +75,12 @@ class ScoreCounts:
     def _count(self) -> None:
         if not self._pending:
             return
-        codes = np.concatenate([codes for codes, _ in self._pending]) >> np.uint32(self._shift)
-        positive = np.concatenate([labels for _, labels in self._pending])
+        codes, positive, counts = (np.concatenate(each) for each in zip(*self._pending, strict=True))
         self._pending, self._waiting = [], 0
-        ones = np.stack([~positive, positive], axis=1).astype(np.int64)
-        self._merge(codes, ones)
+        by_class = np.stack([np.where(positive, 0.0, counts), np.where(positive, counts, 0.0)], axis=1)
+        self._merge(codes >> np.uint32(self._shift), by_class)
 
-    def _merge(self, codes: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]) -> None:
+    def _merge(self, codes: npt.NDArray[np.uint32], counts: npt.NDArray[np.float64]) -> None:
         """Adds counts by code, of this shift."""
         all_codes = np.concatenate([self._codes, codes])
         order = np.argsort(all_codes, kind="stable")
@@ -108,7 +117,7 @@ class ScoreCounts:
     def auc(self) -> Auc:
         """Returns the AUC of the samples so far, by ranks (Mann & Whitney 1947)."""
         self._count()
-        negatives, positives = self._counts[:, 0].astype(np.float64), self._counts[:, 1].astype(np.float64)
+        negatives, positives = self._counts[:, 0], self._counts[:, 1]
         pairs = float(negatives.sum()) * float(positives.sum())
         if pairs == 0 or self._has_nan:
             return Auc(float("nan"), 0.0)
@@ -126,8 +135,8 @@ def _codes_of(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def _summed(
-    codes: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    codes: npt.NDArray[np.uint32], counts: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
     """Returns the distinct codes of a sorted array, and the sums of the counts of each."""
     if not len(codes):
         return codes, counts

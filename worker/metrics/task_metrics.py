@@ -1,4 +1,7 @@
-"""The metrics of one task over many samples: what is added up on each rank, and what comes of the sums of all."""
+"""The metrics of one task over many samples: what is added up on each rank, and what comes of the sums of all.
+
+Every sum may be weighted: a sample of weight w counts as w samples of weight 1.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +27,34 @@ class BinaryMetrics:
 
     def __init__(self) -> None:
         self._counts = ScoreCounts()
-        self._samples = 0
+        self._samples = 0.0
         self._loss = 0.0
         self._predicted = np.zeros(_BUCKETS)
         self._labelled = np.zeros(_BUCKETS)
 
-    def add(self, logits: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> None:
+    def add(
+        self,
+        logits: npt.NDArray[np.float32],
+        labels: npt.NDArray[np.float32],
+        weights: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Adds samples.
 
         Args:
             logits: the logits, (n).
             labels: the labels, (n), in [0, 1].
+            weights: the weights, (n), at least 0; None: 1.
         """
-        x, y = logits.astype(np.float64), labels.astype(np.float64)
-        self._counts.add(logits, labels)
-        self._samples += len(x)
+        x, y, w = logits.astype(np.float64), labels.astype(np.float64), _weights(weights, len(logits))
+        self._counts.add(logits, labels, weights)
+        self._samples += float(w.sum())
         small = np.exp(-np.abs(x))
-        self._loss += float((np.maximum(x, 0) - x * y + np.log1p(small)).sum())
+        self._loss += float((w * (np.maximum(x, 0) - x * y + np.log1p(small))).sum())
         predicted = np.where(x >= 0, 1.0, small) / (1.0 + small)
         is_number = ~np.isnan(predicted)
         bucket = np.minimum((predicted[is_number] * _BUCKETS).astype(np.int64), _BUCKETS - 1)
-        self._predicted += np.bincount(bucket, predicted[is_number], _BUCKETS)
-        self._labelled += np.bincount(bucket, y[is_number], _BUCKETS)
+        self._predicted += np.bincount(bucket, (w * predicted)[is_number], _BUCKETS)
+        self._labelled += np.bincount(bucket, (w * y)[is_number], _BUCKETS)
 
     @staticmethod
     def merged(parts: Sequence[BinaryMetrics]) -> BinaryMetrics:
@@ -83,16 +92,21 @@ class BinaryMetrics:
 class ErrorMetrics:
     """The metrics of numbers: ``mse``, the mean squared error, and ``mae``, the mean absolute error."""
 
-    samples: int = 0
+    samples: float = 0.0
     squares: float = 0.0
     absolutes: float = 0.0
 
-    def add(self, outputs: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> None:
-        """Adds samples: their outputs (n) and labels (n)."""
-        errors = outputs.astype(np.float64) - labels
-        self.samples += len(errors)
-        self.squares += float(np.square(errors).sum())
-        self.absolutes += float(np.abs(errors).sum())
+    def add(
+        self,
+        outputs: npt.NDArray[np.float32],
+        labels: npt.NDArray[np.float32],
+        weights: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Adds samples: their outputs (n), labels (n) and weights (n), None: 1."""
+        errors, w = outputs.astype(np.float64) - labels, _weights(weights, len(outputs))
+        self.samples += float(w.sum())
+        self.squares += float((w * np.square(errors)).sum())
+        self.absolutes += float((w * np.abs(errors)).sum())
 
     @staticmethod
     def merged(parts: Sequence[ErrorMetrics]) -> ErrorMetrics:
@@ -117,7 +131,7 @@ class RankMetrics:
     """
 
     at: tuple[int, ...] = (10,)
-    samples: int = 0
+    samples: float = 0.0
     loss: float = 0.0
     reciprocals: float = 0.0
     hits: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -127,22 +141,31 @@ class RankMetrics:
         if not len(self.hits):
             self.hits, self.gains = np.zeros(len(self.at)), np.zeros(len(self.at))
 
-    def add(self, scores: npt.NDArray[np.float32], positives: npt.NDArray[np.int64], loss: float) -> None:
+    def add(
+        self,
+        scores: npt.NDArray[np.float32],
+        positives: npt.NDArray[np.int64],
+        loss: float,
+        weights: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Adds samples.
 
         Args:
             scores: the scores of the candidates, (n, C).
             positives: the number of each sample's positive, (n).
-            loss: the sum of the samples' losses.
+            loss: the sum of the samples' losses, times their weights.
+            weights: the weights, (n), at least 0; None: 1.
         """
+        w = _weights(weights, len(scores))
         own = np.take_along_axis(scores, positives[:, None], axis=1)
         ranks = (scores >= own).sum(axis=1).astype(np.float64)
-        self.samples += len(ranks)
+        self.samples += float(w.sum())
         self.loss += loss
-        self.reciprocals += float((1 / ranks).sum())
+        self.reciprocals += float((w / ranks).sum())
         for index, k in enumerate(self.at):
-            self.hits[index] += (ranks <= k).sum()
-            self.gains[index] += (1 / np.log2(ranks[ranks <= k] + 1)).sum()
+            is_hit = ranks <= k
+            self.hits[index] += w[is_hit].sum()
+            self.gains[index] += (w[is_hit] / np.log2(ranks[is_hit] + 1)).sum()
 
     @staticmethod
     def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
@@ -162,6 +185,10 @@ class RankMetrics:
         for k, hits, gains in zip(self.at, self.hits, self.gains, strict=True):
             found[f"hit_rate@{k}"], found[f"ndcg@{k}"] = _ratio(hits, self.samples), _ratio(gains, self.samples)
         return found
+
+
+def _weights(weights: npt.NDArray[np.float32] | None, samples: int) -> npt.NDArray[np.float64]:
+    return np.ones(samples) if weights is None else weights.astype(np.float64)
 
 
 def _ratio(part: float, whole: float) -> float:

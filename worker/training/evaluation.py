@@ -98,42 +98,19 @@ class _Scores:
         if not len(part):
             return
         self._samples += len(part)
+        given = part.weights if self._config.weighted else None
+        weights = None if given is None else given.cpu().numpy()
         for task in self._outputs.tasks:
             metrics, labels = self._metrics[task.name], part.label(task.label).cpu().numpy()
-            scores = outputs[task.name].cpu().numpy()
-            if not isinstance(metrics, RankMetrics):
-                metrics.add(scores, labels)
-                if task.loss == "bce" and part.groups is not None:
-                    groups = self._groups.setdefault(task.name, GroupedScores())
-                    groups.add(part.groups.cpu().numpy(), scores, labels)
+            output = outputs[task.name]
+            if isinstance(metrics, RankMetrics):
+                _add_ranks(task, metrics, output, part, given)
                 continue
-            if task.negatives is not None:
-                self._add_rewarded(task, metrics, outputs[task.name], part)
-                continue
-            if task.loss == "in_batch_softmax":
-                self._add_in_batch(task, metrics, outputs[task.name], part)
-                continue
-            loss = len(part) * float(LOSSES[task.loss](outputs[task.name], part.label(task.label), None))
-            metrics.add(scores, labels.astype(np.int64), loss)
-
-    @staticmethod
-    def _add_rewarded(task: Task, metrics: RankMetrics, output: Tensor, part: Batch | NamedPart) -> None:
-        """Adds logits of candidates, the positive first, of the samples that have a reward."""
-        rewarded = output[part.label(task.label) > 0]
-        positives = torch.zeros(len(rewarded), dtype=torch.int64)
-        loss = len(rewarded) * float(LOSSES[task.loss](rewarded, positives.to(output.device), None))
-        metrics.add(rewarded.cpu().numpy(), positives.numpy(), loss)
-
-    @staticmethod
-    def _add_in_batch(task: Task, metrics: RankMetrics, output: Tensor, part: Batch | NamedPart) -> None:
-        """Adds a matrix of scores; samples of the same item, where it is known, are no candidates of each other."""
-        items = None if task.item is None else part.tensors[task.item]
-        assert items is None or isinstance(items, Tensor)
-        loss = len(part) * float(in_batch_softmax(output, part.label(task.label), items=items))
-        if items is not None:
-            is_other = (items[:, None] == items) & ~torch.eye(len(items), dtype=torch.bool, device=items.device)
-            output = output.masked_fill(is_other.to(output.device), -math.inf)
-        metrics.add(output.cpu().numpy(), np.arange(len(part)), loss)
+            scores = output.cpu().numpy()
+            metrics.add(scores, labels, weights)
+            if task.loss == "bce" and part.groups is not None:
+                groups = self._groups.setdefault(task.name, GroupedScores())
+                groups.add(part.groups.cpu().numpy(), scores, labels, weights)
 
     def evaluation(self, group: WorkerGroup) -> Evaluation:
         """Returns the metrics over all ranks, which all call it."""
@@ -166,6 +143,34 @@ class _Scores:
             )
         samples = sum(each.samples for each in sums)
         return sum(each.weighted for each in sums) / samples if samples else math.nan
+
+
+def _add_ranks(
+    task: Task, metrics: RankMetrics, output: Tensor, part: Batch | NamedPart, weights: Tensor | None
+) -> None:
+    """Adds logits of candidates, (B, C), to the metrics of ranks.
+
+    Where negatives are drawn, the first candidate is the positive, and samples without a reward are left out. In a
+    matrix of scores, samples of the same item, where it is known, are no candidates of each other.
+    """
+    labels = part.label(task.label)
+    items = part.tensors[task.item] if task.item is not None and task.negatives is None else None
+    assert items is None or isinstance(items, Tensor)
+    if task.negatives is not None:
+        is_rewarded = labels > 0
+        output, weights = output[is_rewarded], None if weights is None else weights[is_rewarded]
+        labels = torch.zeros(len(output), device=output.device)
+    if task.loss == "in_batch_softmax":
+        loss = in_batch_softmax(output, labels, weights, items=items)
+        if items is not None:
+            is_other = (items[:, None] == items) & ~torch.eye(len(items), dtype=torch.bool, device=items.device)
+            output = output.masked_fill(is_other.to(output.device), -math.inf)
+        positives = np.arange(len(output))
+    else:
+        loss = LOSSES[task.loss](output, labels, weights)
+        positives = labels.cpu().numpy().astype(np.int64)
+    host = None if weights is None else weights.cpu().numpy()
+    metrics.add(output.cpu().numpy(), positives, len(output) * float(loss), host)
 
 
 def _metrics_of(task: Task, config: MetricsConfig) -> TaskMetrics:
