@@ -23,28 +23,61 @@ def predict(
     ],
     root: options.ModelRoot,
     serving: options.Serving = options.DEFAULT_SERVING,
-    output: Annotated[Path | None, typer.Option(help="File to write the lines to. Default: standard output.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write to. A name that ends in .parquet gives a column for each output. Default: lines on "
+            "standard output."
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of the input to copy to a Parquet output, such as an id; may be repeated."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Output of the model to write to a Parquet output; may be repeated. Default: all."),
+    ] = None,
+    nulls: Annotated[
+        bool, typer.Option("--nulls", help="Take columns that the input lacks as nulls, such as a user's for items.")
+    ] = False,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows in one call of the model.")] = 1024,
 ) -> None:
-    """Score the rows of a file with a published model; its embedding rows come from the serving processes."""
+    """Score the rows of a file with a published model; its embedding rows come from the serving processes.
+
+    With a Parquet output it writes vectors of items for an index of nearest neighbours.
+    """
+    import contextlib
     import sys
-    from contextlib import nullcontext
 
     from ...proto.errors import InvalidArgument
     from ...serving.client.client import ServingClient
     from ...serving.inference.column_files import read_columns
     from ...serving.inference.inference import ServedModel
+    from ...serving.inference.output_files import write_parquet
     from ...serving.inference.prediction import format_output, read_batches
 
     if output is not None and not output.parent.is_dir():
         raise InvalidArgument(f"--output {output}: the folder of the file does not exist; create it first")
-    with (
-        ServingClient(serving, model=model) as client,
-        ServedModel(client, root) as served,
-        nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as lines,
-    ):
+    is_parquet = output is not None and output.suffix == ".parquet"
+    for option, given in (("--keep", keep), ("--only", only)):
+        if given and not is_parquet:
+            raise InvalidArgument(f"{option}: has no effect without an --output that ends in .parquet; remove it")
+    with contextlib.ExitStack() as opened:
+        client = opened.enter_context(ServingClient(serving, model=model))
+        served = opened.enter_context(ServedModel(client, root))
+        if served.features is None:
+            for option, value in (("--nulls", nulls), ("a Parquet --output", is_parquet)):
+                if value:
+                    raise InvalidArgument(f"{option}: needs a version with features; {model} takes tensors")
+        elif output is not None and is_parquet:
+            batches = read_columns(input_file, served.features, batch_rows, keep=keep or (), nulls=nulls)
+            rows = write_parquet(output, batches, served, keep=keep or (), outputs=only or ())
+            typer.echo(f"{rows:,} rows in {output}")
+            return
+        lines = sys.stdout if output is None else opened.enter_context(output.open("w", encoding="utf-8"))
         if served.features is not None:
-            for columns in read_columns(input_file, served.features, batch_rows):
+            for columns in read_columns(input_file, served.features, batch_rows, nulls=nulls):
                 lines.writelines(f"{line}\n" for line in format_output(served(columns)))
             return
         for batch in read_batches(input_file, served.inputs, batch_rows):

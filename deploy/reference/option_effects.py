@@ -133,6 +133,12 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("doctor", "--timeout", "--nodes", ("--timeout", "30s")),
     OptionEffect("inspect", "--key", "--table", ("FOLDER", "--key", "5")),
     OptionEffect("inspect", "--table", "--key", ("FOLDER", "--table", "a/b")),
+    OptionEffect(
+        "predict",
+        "--keep, --only",
+        "an --output that ends in .parquet",
+        ("--model", "m", "--root", "r", "--input", "i", "--keep", "a"),
+    ),
     OptionEffect("ps", "--ssd-bytes", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-bytes", "1GiB")),
     OptionEffect("row", "--model", "--serving", ("a/t", "5", "--model", "m")),
     OptionEffect("serve", "--namespace", "no --root", ("--model", "m", "--root", "r", "--namespace", "n")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +16,9 @@ from ...proto.features.kinds import BucketizedFeature, NumericFeature
 _FORMATS = {".parquet": "parquet", ".orc": "orc", ".arrow": "feather", ".feather": "feather", ".jsonl": "json"}
 
 
-def read_columns(path: Path, features: FeatureSet, batch_rows: int) -> Iterator[pa.Table]:
+def read_columns(
+    path: Path, features: FeatureSet, batch_rows: int, *, keep: Sequence[str] = (), nulls: bool = False
+) -> Iterator[pa.Table]:
     """Yields the columns of features from a file, one batch of rows at a time.
 
     The end of the name tells the format: .parquet, .orc, .arrow, .feather, .jsonl; any other is CSV with a header. A
@@ -24,8 +26,10 @@ def read_columns(path: Path, features: FeatureSet, batch_rows: int) -> Iterator[
 
     Args:
         path: the path of the file.
-        features: the features; their columns are read, and others are not.
+        features: the features; their columns are read.
         batch_rows: the number of rows of a batch at most.
+        keep: other columns that are read as well.
+        nulls: whether a column that the file lacks is a column of nulls, which features have defaults for.
 
     Raises:
         NotFound: the file does not exist.
@@ -36,13 +40,22 @@ def read_columns(path: Path, features: FeatureSet, batch_rows: int) -> Iterator[
         raise NotFound(f"--input {path}: the file does not exist")
     try:
         source = pa_dataset.dataset(path, format=_FORMATS.get(path.suffix) or _csv_of(features))
-        absent = next((name for name in features.columns if name not in source.schema.names), None)
-        if absent is not None:
-            names = ", ".join(source.schema.names)
-            raise InvalidArgument(f"{path}: there is no column {absent!r}, which the features read; columns: {names}")
-        for batch in source.to_batches(columns=list(features.columns), batch_size=batch_rows):
+        names = ", ".join(source.schema.names)
+        for name in keep:
+            if name not in source.schema.names:
+                raise InvalidArgument(f"--keep {name}: {path} has no such column; columns: {names}")
+        absent = [name for name in features.columns if name not in source.schema.names]
+        if absent and (not nulls or len(absent) == len(features.columns)):
+            raise InvalidArgument(
+                f"{path}: there is no column {absent[0]!r}, which the features read; columns: {names}"
+            )
+        there = dict.fromkeys([*(name for name in features.columns if name not in absent), *keep])
+        for batch in source.to_batches(columns=list(there), batch_size=batch_rows):
             if batch.num_rows:
-                yield pa.Table.from_batches([batch])
+                table = pa.Table.from_batches([batch])
+                for name in absent:
+                    table = table.append_column(name, pa.nulls(len(table)))
+                yield table
     except (pa.ArrowInvalid, OSError) as error:
         kind = InvalidArgument if path.suffix not in _FORMATS else DataLoss
         raise kind(f"{path}: {' '.join(str(error).split())}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,12 @@ def read_batches(path: Path, inputs: Sequence[ProgramInput], batch_rows: int) ->
 
 
 def format_output(output: Any) -> Iterator[str]:
-    """Yields a line for each row of a batch's output, with its values separated by commas."""
+    """Yields a line for each row of a batch's output, with its values separated by commas.
+
+    Several outputs follow each other, those of a mapping in its order.
+    """
+    if isinstance(output, Mapping):
+        output = list(output.values())
     tensors = list(output) if isinstance(output, tuple | list) else [output]
     columns = [part.reshape(part.shape[0], -1) for part in tensors if isinstance(part, torch.Tensor)]
     for row in torch.cat([column.to(torch.float64) for column in columns], dim=1).tolist():

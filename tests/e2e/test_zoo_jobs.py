@@ -7,6 +7,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import sparserow as sr
@@ -88,3 +89,38 @@ def test_sasrec_learns_from_drawn_negatives_and_ranks_candidates_when_served(
     assert card["next.mrr"] == pytest.approx(metrics["next.mrr"])
     assert "auc" not in card, "no task has an AUC"
     assert (best == test["position"].to_numpy()).mean() > 0.6, "a caller gives the candidates that it wants ranked"
+
+
+def test_item_vectors_of_a_published_retriever_give_its_scores(
+    launcher: Launcher, log: SalesLog, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "models")
+    sets = ("model.args.rows={user: 1000, item: 1000}", "model.min_rows=10", "model.args.out=8", f"publish.root={root}")
+    trained(launcher, log, "two_tower", tmp_path / "result.json", *sets)
+    test = pq.read_table(log.test).slice(0, 300)
+    items, users = tmp_path / "items.parquet", tmp_path / "users.parquet"
+    pq.write_table(test.select(["item", "price", "at"]), items, row_group_size=70)
+    pq.write_table(test.select(["user", "age", "history"]), users)
+    vectors = {}
+    with sr.local_serving("clicks", root=root) as serving:
+        common = ["predict", "--model=clicks", f"--root={root}", f"--serving={','.join(serving.addresses)}", "--nulls"]
+        for name, path, keep in (("item", items, "item"), ("user", users, "user")):
+            output = tmp_path / f"{name}_vectors.parquet"
+            words = [f"--input={path}", f"--output={output}", f"--keep={keep}", f"--only={name}_vector"]
+            run = launcher.start(*common, *words, "--batch-rows=64")
+            assert run.popen.wait(120) == 0, run.err
+            assert "300 rows in" in run.out
+            vectors[name] = pq.read_table(output)
+        with sr.ServingClient(serving.addresses) as client, sr.ServedModel(client, root) as served:
+            out = served.predict(test).output
+        again = launcher.start(*common, f"--input={items}", f"--output={tmp_path / 'x.parquet'}", "--only=vector")
+        assert again.popen.wait(120) == 1
+        assert "--only vector: the model has no such output; it has: score, user_vector, item_vector" in again.err
+    assert vectors["item"].column_names == ["item", "item_vector"]
+    assert vectors["item"]["item"].to_pylist() == test["item"].to_pylist()
+    made = {name: np.array(table[f"{name}_vector"].to_pylist()) for name, table in vectors.items()}
+    assert made["item"].shape == (300, 8)
+    np.testing.assert_allclose(np.linalg.norm(made["item"], axis=1), 1, atol=1e-5)
+    scores = (made["user"] * made["item"]).sum(axis=1) / 0.05
+    np.testing.assert_allclose(scores, out["score"].numpy(), atol=1e-4)
+    assert not list(tmp_path.glob("*.part")), "no file is left half written"

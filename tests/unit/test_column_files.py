@@ -47,3 +47,16 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     damaged.write_bytes(b"PAR1 and no more")
     with pytest.raises(sr.DataLoss, match=r"rows\.parquet: "):
         list(read_columns(damaged, features(), 4))
+
+
+def test_columns_that_are_kept_and_columns_of_nulls(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.table({"user": [1, 2], "name": ["a", "b"]}), path)
+    (columns,) = read_columns(path, features(), 10, keep=["name", "user"], nulls=True)
+    assert columns.column_names == ["user", "name", "age"]
+    assert features()(columns)["age"].tolist() == [0.0, 0.0], "the default of a null"
+    with pytest.raises(sr.InvalidArgument, match=r"--keep nme: .* has no such column; columns: user, name"):
+        list(read_columns(path, features(), 10, keep=["nme"]))
+    pa.parquet.write_table(pa.table({"name": ["a"]}), path)
+    with pytest.raises(sr.InvalidArgument, match=r"there is no column 'user', which the features read"):
+        list(read_columns(path, features(), 10, nulls=True))

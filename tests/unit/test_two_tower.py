@@ -81,6 +81,17 @@ def test_each_tower_is_a_model_to_publish():
         torch.testing.assert_close(program(one), vectors(**one))
 
 
+def test_what_a_job_publishes_has_the_score_of_each_row_and_its_vectors():
+    model, tensors = build().eval(), make(6)
+    program = exported(model.for_serving(), tensors)
+    for given in (tensors, make(1)):
+        out = program(given)
+        assert list(out) == ["score", "user_vector", "item_vector"]
+        torch.testing.assert_close(out["score"], model(**given).diagonal())
+        torch.testing.assert_close(out["user_vector"], model.user_vectors(**side(given, ["user", "clicked", "age"])))
+        torch.testing.assert_close(out["item_vector"], model.item_vectors(**side(given, ITEM)))
+
+
 @pytest.mark.parametrize("is_corrected", [False, True])
 def test_the_correction_keeps_frequent_items_from_being_pushed_down(is_corrected):
     """With a uniform taste, and items sampled by frequency, corrected scores are about equal; plain ones are not."""

@@ -119,21 +119,32 @@ class TwoTower(nn.Module):
             ValueError: there is no such side.
         """
         check_choice("side", side, tuple(self.features))
-        return _Side(self, side)
+        return _Method(self, f"{side}_vectors")
+
+    def pairs(self, **tensors: Feature) -> dict[str, Tensor]:
+        """Returns ``score``, that of the user and the item of each row, (B), and ``user_vector`` and ``item_vector``.
+
+        Raises:
+            ValueError: a feature is missing, not read or of another kind.
+        """
+        check_features(tensors, self.reads)
+        users, items = self._vectors("user", tensors), self._vectors("item", tensors)
+        return {"score": (users * items).sum(dim=1) / self.temperature, "user_vector": users, "item_vector": items}
+
+    def for_serving(self) -> nn.Module:
+        """Returns the model that a job publishes, whose forward is :meth:`pairs`."""
+        return _Method(self, "pairs")
 
     def _vectors(self, side: str, tensors: Mapping[str, Feature]) -> Tensor:
         x = self.embeddings.flat(tensors, self.features[side])
         return functional.normalize(self.towers[side](x), dim=1)
 
 
-class _Side(nn.Module):
-    def __init__(self, model: TwoTower, side: str) -> None:
+class _Method(nn.Module):
+    def __init__(self, model: TwoTower, method: str) -> None:
         super().__init__()
-        self.model, self.side = model, side
+        self.model, self.method = model, method
         self.train(model.training)
 
-    def forward(self, **tensors: Feature) -> Tensor:
-        vectors: Tensor = (
-            self.model.user_vectors(**tensors) if self.side == "user" else self.model.item_vectors(**tensors)
-        )
-        return vectors
+    def forward(self, **tensors: Feature) -> Tensor | dict[str, Tensor]:
+        return getattr(self.model, self.method)(**tensors)  # type: ignore[no-any-return]

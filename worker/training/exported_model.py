@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ...proto.errors import InvalidArgument
+from ...proto.errors import InvalidArgument, not_allowed
 from ..data import Batch, StepBatch
 from ..metrics.losses import undo_downsampling_of_logits
 from ..publish.by_position import by_position
@@ -40,7 +40,7 @@ class CorrectedLogits(nn.Module):
 
 
 def exported(model: nn.Module, batches: Iterable[StepBatch], *, negatives_keep: float = 1.0) -> ProgramSource:
-    """Returns a trained model to export.
+    """Returns a trained model to export: itself, or what its method ``for_serving`` returns.
 
     Args:
         model: the model.
@@ -48,8 +48,13 @@ def exported(model: nn.Module, batches: Iterable[StepBatch], *, negatives_keep: 
         negatives_keep: the share of negatives that training kept.
 
     Raises:
-        InvalidArgument: no batch has enough samples, or keys of each list.
+        InvalidArgument: no batch has enough samples, or keys of each list; or ``for_serving`` returns no module.
     """
+    served = getattr(model, "for_serving", None)
+    if callable(served):
+        model = served()
+        if not isinstance(model, nn.Module):
+            raise not_allowed("model.class: what for_serving returns", type(model).__name__, "an nn.Module")
     names: tuple[str, ...] = tuple(inspect.signature(model.forward).parameters)
     model = model if negatives_keep == 1 else CorrectedLogits(model, negatives_keep)
     for batch in batches:
