@@ -186,6 +186,17 @@ def test_computed_ids_are_said_to_be_missing(session: sr.Session, caplog: pytest
     assert session.stats().rows_prefetched == 0
 
 
+def test_a_dense_tower_on_servers_is_pulled_ahead_of_its_step(caplog: pytest.LogCaptureFixture) -> None:
+    with connect(staleness=2) as session:
+        model = distributed(session, nn.Sequential(Columns(), nn.Linear(DIM, 1)))
+        sr.dense_on_servers(model, session, optimizer=sr.Adagrad(lr=0.1))
+        train(session, model, sr.prefetch([matrix(seed) for seed in range(STEPS)], session), lambda batch: batch)
+        stats = session.stats()
+    assert "prefetch" not in caplog.text, "the ids of the tower's rows are the same for every batch"
+    assert stats.lookups_missed == 0
+    assert stats.rows_prefetched + stats.rows_deferred > 0
+
+
 def test_arithmetic_of_ids_is_pulled_ahead(session: sr.Session) -> None:
     model = distributed(session, Columns(lambda x, i: (x[:, i] * 7 + 3) % ROWS))
     batches = sr.prefetch([matrix(seed) for seed in range(STEPS)], session)

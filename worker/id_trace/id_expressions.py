@@ -60,6 +60,17 @@ class Derived:
 Expression: TypeAlias = Root | Derived
 
 
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """Ids that every batch has, such as those of the rows of a dense tower.
+
+    Attributes:
+        ids: the ids, on the host; a lookup is given this tensor itself.
+    """
+
+    ids: Tensor
+
+
 @dataclass(frozen=True)
 class TracedIds:
     """The ids of a lookup in a traced forward.
@@ -125,7 +136,7 @@ class IdSources:
         plan: the plan.
     """
 
-    def __init__(self, trace: _client.LookupTrace, traced: Sequence[tuple[Expression, Tensor]]) -> None:
+    def __init__(self, trace: _client.LookupTrace, traced: Sequence[tuple[Expression | Fixed, Tensor]]) -> None:
         self.plan = _client.learn_merge(trace, [description(tensor, tensor) for _, tensor in traced])
         used = set(self.plan.roots)
         self._sources = [expression if index in used else None for index, (expression, _) in enumerate(traced)]
@@ -145,8 +156,10 @@ class IdSources:
 
     @staticmethod
     def _tensor(
-        source: Expression | None, values: Values, batch: Any, host_of: HostCopy
+        source: Expression | Fixed | None, values: Values, batch: Any, host_of: HostCopy
     ) -> tuple[Tensor | None, Tensor | None]:
+        if isinstance(source, Fixed):
+            return source.ids, source.ids
         if isinstance(source, Root):
             seen = _ids(tensor_at(batch, source.path))
             return (None, None) if seen is None else (seen, host_of(seen))

@@ -96,7 +96,7 @@ def prefetch(
     session.core.native.check_usable()
     if not session.core.bound_tables():
         raise FailedPrecondition("prefetch: the session has no table yet; call distribute(model, session) first")
-    plan: IdPlan = LearntIds(session.core.native, session.core.trace_requests)
+    plan: IdPlan = LearntIds(session.core.native, session.core.trace_requests, session.core.dense_ids)
     if not leads(session):
         plan = NoIds()  # the leader of the tensor group pulls
     elif ids is not None:

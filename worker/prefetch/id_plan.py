@@ -15,7 +15,7 @@ from ...cpp_ext import _client
 from ...proto.errors import not_allowed
 from ..data.batch_tensors import Description, description, id_tensors, on_host
 from ..id_trace.forward_trace import TracedForwards, TraceRequests
-from ..id_trace.id_expressions import IdSources, Root, descriptions, in_batch
+from ..id_trace.id_expressions import Fixed, IdSources, Root, descriptions, in_batch
 
 _log = logging.getLogger(__name__)
 
@@ -113,16 +113,19 @@ class LearntIds:
 
     A lookup's ids are matched by memory to a tensor of the batch, or to an index or range of one. Other ids are traced
     through the model's forward. They must be views, casts or arithmetic with constants of an argument that is in the
-    batch, or that the loop made of the batch by ``to``. When later lookups find rows missing, the plan is learnt again,
+    batch, or that the loop made of the batch by ``to``. Or they are those of the rows of a dense tower, which every
+    batch has. When later lookups find rows missing, the plan is learnt again,
     a bounded number of times.
 
     Args:
         native: the native half of the session.
         requests: the session's requests to trace forwards.
+        fixed: the ids that every batch has; None: there are none.
     """
 
-    def __init__(self, native: _client.NativeSession, requests: TraceRequests) -> None:
+    def __init__(self, native: _client.NativeSession, requests: TraceRequests, fixed: Tensor | None = None) -> None:
         self._native, self._requests = native, requests
+        self._fixed = [] if fixed is None else [(Fixed(fixed), fixed)]
         self._known = threading.Event()
         self._sources: IdSources | None = None
         self._is_wrong = False
@@ -164,7 +167,8 @@ class LearntIds:
         batch, self._traced = self._traced, None
         forwards, self._forwards = self._forwards, None
         traced = [] if forwards is None else in_batch(forwards.traced, batch)
-        sources = IdSources(trace, [*((Root(path), tensor) for path, tensor in id_tensors(batch)), *traced])
+        of_batch = ((Root(path), tensor) for path, tensor in id_tensors(batch))
+        sources = IdSources(trace, [*of_batch, *traced, *self._fixed])
         unmatched = sources.plan.unmatched
         if sources.plan.size == 0 and not unmatched:
             return

@@ -253,6 +253,11 @@ class SessionCore(SessionTables):
         """Whether a model's dense tensors are on the servers."""
         return self._dense_rows is not None
 
+    @property
+    def dense_ids(self) -> torch.Tensor | None:
+        """The ids that the lookup of a dense tower on the servers is given, (rows) int64; None where there is none."""
+        return None if self._dense_rows is None else self._dense_rows.ids
+
     def attach_dense_rows(self, dense_rows: DenseSide) -> None:
         """Sends these tensors' gradients with every commit from now on; ``dense_on_servers`` calls it."""
         self._dense_rows = dense_rows

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...proto.schema import TableSchema
 from .row_cache import RowCache
 from .transaction import NonFinitePolicy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class DenseSide(Protocol):
 
     @property
     def table_name(self) -> str: ...
+    @property
+    def ids(self) -> Tensor: ...
     def pull(self, *, train: bool = True) -> None: ...
     def stage(self) -> None: ...
     def end_step(self) -> None: ...
