@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from .job import JobConfig
 
 
-_JUDGED = (*("auc", "gauc", "log_loss", "normalized_entropy", "mse", "mae", "loss", "mrr", "hit_rate@K", "ndcg@K"),)
-
-
 def is_better_higher(metric: str) -> bool:
     """Returns whether a higher value of a metric is better; its name is TASK.METRIC."""
     return metric.rpartition(".")[2].partition("@")[0] in ("auc", "gauc", "mrr", "hit_rate", "ndcg")
@@ -112,13 +109,21 @@ def check_metrics(job: JobConfig) -> None:
 
 
 def _check_judged(job: JobConfig, setting: str, metric: str) -> None:
-    """Raises InvalidArgument when no task of a job can have a metric, or it has no better and worse."""
-    task, _, name = metric.rpartition(".")
-    if name.partition("@")[0] not in [judged.partition("@")[0] for judged in _JUDGED]:
-        raise not_allowed(setting, metric, f"TASK. and one of {', '.join(_JUDGED)}")
-    tasks = [each.name for each in job.all_tasks]
-    if task not in tasks:
-        raise not_allowed(setting, metric, f"a metric of a task: {', '.join(f'{each}.{name}' for each in tasks)}")
+    """Raises InvalidArgument when the evaluations of a job do not have a metric, or it has no better and worse."""
+    judged = [f"{task.name}.{name}" for task in job.all_tasks for name in _judged(job, task.loss)]
+    if metric not in judged:
+        raise not_allowed(setting, metric, ", ".join(judged))
+
+
+def _judged(job: JobConfig, loss: str) -> list[str]:
+    """Returns the names of the metrics of a loss for which higher or lower is better."""
+    if loss == "mse":
+        return ["mse", "mae"]
+    if loss != "bce":
+        return ["loss", "mrr", *(f"{name}@{k}" for k in job.metrics.at for name in ("hit_rate", "ndcg"))]
+    columns = job.data.columns
+    has_groups = columns is not None and columns.group is not None
+    return ["auc", *(["gauc"] if has_groups else []), "log_loss", "normalized_entropy"]
 
 
 def _check_best(job: JobConfig, metric: str) -> None:

@@ -161,11 +161,15 @@ CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
     ("sets", "message"),
     [
         (["metrics.best=label.auc"], "metrics.best: needs train.checkpoint"),
-        ([CHECKPOINT, "metrics.best=click.auc"], "metrics.best: 'click.auc' is not allowed; allowed: .* label.auc"),
+        (
+            [CHECKPOINT, "metrics.best=click.auc"],
+            "metrics.best: 'click.auc' is not allowed; allowed: label.auc, label.",
+        ),
+        ([CHECKPOINT, "metrics.best=label.gauc"], "metrics.best: 'label.gauc' is not allowed; allowed: label.auc"),
         ([CHECKPOINT, "metrics.best=label.calibration"], "metrics.best: 'label.calibration' is not allowed"),
         (
             [CHECKPOINT, "metrics.best=auc"],
-            "metrics.best: 'auc' is not allowed; allowed: a metric of a task: label.auc",
+            "metrics.best: 'auc' is not allowed; allowed: label.auc, label.log_loss",
         ),
         ([CHECKPOINT, "metrics.best=label.auc", "train.dense=ps"], "metrics.best: is not possible with train.dense ps"),
         (
@@ -178,6 +182,18 @@ CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
 def test_what_does_not_fit_is_refused_by_its_key(sets: list[str], message: str) -> None:
     with pytest.raises(sr.InvalidArgument, match=message):
         load_config(JobConfig, None, ["data.train=a", "data.test=b", "model.kind=dlrm", *sets])
+
+
+@pytest.mark.parametrize(("metric", "is_right"), [("next.ndcg@5", True), ("next.ndcg@10", False), ("next.mrr", True)])
+def test_the_k_of_a_metric_is_one_that_is_measured(tmp_path: Path, metric: str, is_right: bool) -> None:
+    sets = ["data.train=a", "data.test=b", "model.class=SASRec", "tasks={next: {loss: softmax}}", "metrics.at=[5]"]
+    stop = f"metrics.stop={{metric: {metric}}}"
+    if is_right:
+        load_config(JobConfig, None, [*sets, stop])
+        return
+    words = r"metrics\.stop\.metric: 'next\.ndcg@10' is not allowed; allowed: .*next\.hit_rate@5, next\.ndcg@5"
+    with pytest.raises(sr.InvalidArgument, match=words):
+        load_config(JobConfig, None, [*sets, stop])
 
 
 def test_a_metric_that_is_not_measured_ends_the_job(made: Any) -> None:
