@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from ...proto.errors import InvalidArgument
 from ...proto.features.jagged import Jagged, offsets_of
@@ -68,14 +69,26 @@ class ItemTable:
         left = total - weights
         drawn = (numbers * left[:, None]).astype(np.int64)
         drawn += np.where(drawn >= begins[:, None], weights[:, None], 0)  # which leaves out the sample's own item
-        negatives = self.keys[np.minimum(np.searchsorted(self.ends, drawn, side="right"), len(self.keys) - 1)]
+        negatives = self.keys[self._places(drawn.ravel())].reshape(drawn.shape)
         values = np.concatenate([own[:, None], negatives], axis=1)
         lengths = np.where(left > 0, values.shape[1], 1)
         return Jagged(values[np.arange(values.shape[1]) < lengths[:, None]], offsets_of(lengths))
 
+    def _places(self, drawn: Keys) -> Keys:
+        """Returns the item of each drawn number; one beyond the last, of a sample without others, has the last item."""
+        if int(self.ends[-1]) == len(self.keys):
+            return np.minimum(drawn, len(self.keys) - 1)  # every weight is 1
+        order = np.argsort(drawn)  # a search for ascending numbers stays in the processor's caches
+        places = np.empty_like(order)
+        places[order] = np.searchsorted(self.ends, drawn[order], side="right")
+        return np.minimum(places, len(self.keys) - 1)
+
+    @cached_property
     def digest(self) -> str:
-        """Returns a digest of the items and their weights."""
-        return xxh3_64_hexdigest(self.keys.tobytes() + self.ends.tobytes())
+        """A digest of the items and their weights."""
+        made = xxh3_64(np.ascontiguousarray(self.keys).data)
+        made.update(np.ascontiguousarray(self.ends).data)
+        return str(made.hexdigest())
 
 
 class ItemCounter:
@@ -166,7 +179,7 @@ class CandidateSampler:
 
     def described(self) -> str:
         """Returns what the draws depend on beside the samples, as text; a position of a reader keeps it."""
-        items = "" if self.items is None else f" of {len(self.items.keys)} items {self.items.digest()}"
+        items = "" if self.items is None else f" of {len(self.items.keys)} items {self.items.digest}"
         return f"{self.per_positive} {self.kind} for {self.item}, seed {self.seed}{items}"
 
 
