@@ -61,10 +61,22 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
         launcher,
         log,
         tmp_path / "gone_on.json",
-        *(*same, "train.workers=2", "train.parallel={fsdp: true}", saved),
+        *(*same, "train.workers=2", "train.parallel={fsdp: true}", "metrics.best=label.log_loss", saved),
         resume=names[0],
     )
     assert_same(gone_on, wanted)
+    assert gone_on["best_epoch"] == 2, "a checkpoint was saved after the evaluation"
+
+
+@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+def test_the_best_model_comes_back_where_ranks_have_it_in_parts(launcher: Launcher, log: Any, tmp_path: Path) -> None:
+    rates = ["train.row_optimizer.lr=1.0", "train.dense_optimizer.lr=0.05", "train.epochs=4"]
+    best = [f"train.checkpoint={{url: {tmp_path / 'saved'}, every_steps: 7}}", "metrics.best=label.log_loss"]
+    parts = ["train.workers=2", "train.parallel={fsdp: true}"]
+    figures = train(launcher, log, tmp_path / "parts.json", *rates, *best, *parts)
+    losses = [epoch["test_log_loss"] for epoch in figures["history"]]
+    assert figures["best_epoch"] - 1 == losses.index(min(losses)) < len(losses) - 1
+    assert figures["test_log_loss"] == min(losses)
 
 
 @pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")

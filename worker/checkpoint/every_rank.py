@@ -18,6 +18,17 @@ def is_in_parts(model: nn.Module | None) -> bool:
     return model is not None and any(hasattr(parameter, "to_local") for parameter in model.parameters())
 
 
+def part_again(model: nn.Module | None) -> None:
+    """Frees the whole weights that FSDP2 keeps after a forward without a backward, such as that of an evaluation.
+
+    Until then the parameters of the model are plain tensors, and not the parts that ranks save and load.
+    """
+    for module in () if model is None else model.modules():
+        reshard = getattr(module, "reshard", None)  # of FSDPModule, whose import is slow
+        if callable(reshard):
+            reshard()
+
+
 def on_every_rank(call: Callable[[], Value]) -> Value:
     """Returns the result of ``call``, which every rank makes, unless it fails on one.
 

@@ -21,7 +21,7 @@ from ..layers.table_handle import renamed
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
 from .device_parts import Wanted, read_parts
-from .every_rank import is_in_parts, on_every_rank
+from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import set_random_state
 from .save import OneOrMore, SharedReader, Stateful, absolute, bare, cluster_of, several
 
@@ -110,6 +110,7 @@ def restore(
         raise FailedPrecondition("restore: the session has a row cache; restore before its first step")
     session.discard()
     url = absolute(url)
+    part_again(model)
     full = {_full(session, saved): _full(session, present) for saved, present in (renames or {}).items()}
     request = pb.RestoreRequest(
         url=url,

@@ -20,7 +20,7 @@ from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgumen
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
 from .device_parts import TREE_KEY, parts_of
-from .every_rank import is_in_parts, on_every_rank
+from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import random_state
 from .state_tree import encode_tree
 
@@ -167,6 +167,7 @@ def save(
     if optimizer is not None and hasattr(optimizer, "consolidate_state_dict"):
         optimizer.consolidate_state_dict(to=0)  # with ZeRO, all ranks take part
     url = absolute(url)
+    part_again(model)
     has_parts = is_in_parts(model)
     name = _begun(session, url, deadline_sec, has_parts=has_parts)
     parts: dict[str, Any] | None = None
