@@ -18,7 +18,7 @@ TRIED_SAMPLES = 256
 _ROWS = 16  # of a stand-in for a table
 
 
-def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, batch: Batch) -> None:
+def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, batch: Batch) -> dict[int, int]:
     """Runs the forward in eval mode and the losses once. Tables that were never allocated read as zeros.
 
     Args:
@@ -27,6 +27,9 @@ def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, b
         names: the features that the model takes by name; None: it takes matrices.
         batch: some samples.
 
+    Returns:
+        The number of ids that each layer of a table looked up, by the ``id`` of the layer.
+
     Raises:
         InvalidArgument: the forward fails, looks up an id that its table does not have, or returns what does not fit
             the tasks; or a label does not fit its loss.
@@ -34,7 +37,7 @@ def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, b
     outputs = TaskOutputs(job.all_tasks)
     outputs.check(batch)
     part = batch if names is None else NamedBatch.of(batch, names, len(batch)).micro_batches[0]
-    _use_small_tables(model)
+    counts = _use_small_tables(model)
     positional, named = part.arguments
     try:
         with torch.no_grad():
@@ -47,16 +50,21 @@ def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, b
             f"model: the forward of {told} fails on the first samples: {type(error).__name__}: {error}"
         ) from error
     outputs.loss(outputs.of(out, len(part)), part)
+    return counts
 
 
-def _use_small_tables(model: nn.Module) -> None:
-    """Gives layers whose rows were never allocated a few rows, which all ids of the layer share."""
+def _use_small_tables(model: nn.Module) -> dict[int, int]:
+    """Gives layers whose rows were never allocated a few rows, which all ids of the layer share; returns their counts
+    of ids, which forwards increase.
+    """
+    counts: dict[int, int] = {}
     for path, layer in model.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.weight.is_meta:
             rows = layer.num_embeddings
             layer.weight = nn.Parameter(torch.zeros(min(rows, _ROWS), layer.embedding_dim), requires_grad=False)
             layer.padding_idx = None
-            layer.register_forward_pre_hook(_Folded(path, rows), with_kwargs=True)
+            layer.register_forward_pre_hook(_Folded(path, rows, counts), with_kwargs=True)
+    return counts
 
 
 class _Folded:
@@ -65,18 +73,20 @@ class _Folded:
     Args:
         path: the path of the layer.
         rows: the number of rows of its table.
+        counts: the counts of ids by the ``id`` of a layer, which it increases.
     """
 
-    def __init__(self, path: str, rows: int) -> None:
-        self._path, self._rows = path, rows
+    def __init__(self, path: str, rows: int, counts: dict[int, int]) -> None:
+        self._path, self._rows, self._counts = path, rows, counts
 
     def __call__(
         self, layer: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        del layer
+        ids = positional[0] if positional else named["input"]
+        self._counts[id(layer)] = self._counts.get(id(layer), 0) + ids.numel()
         if positional:
-            return (self._folded(positional[0]), *positional[1:]), named
-        return positional, {**named, "input": self._folded(named["input"])}
+            return (self._folded(ids), *positional[1:]), named
+        return positional, {**named, "input": self._folded(ids)}
 
     def _folded(self, ids: Tensor) -> Tensor:
         wrong = ids[(ids < 0) | (ids >= self._rows)]

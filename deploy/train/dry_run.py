@@ -91,7 +91,8 @@ class DryRun:
         tensors: the tensors that the model takes, and the columns of each.
         tables: the tables of the model.
         dense_parameters: the number of parameters beside the tables.
-        unique_keys: the expected number of different keys of a worker's step, by Zipf's law with exponent 1.05.
+        unique_keys: the expected number of different keys of a worker's step, by Zipf's law with exponent 1.05 and the
+            ids of a sample in the samples that were tried.
         pull_bytes, push_bytes: the bytes of a worker's step, in both directions and for all shards.
         fits_statistics: whether a job reads the training data once more before it begins; the batch here is made with
             the statistics of its own samples.
@@ -133,13 +134,15 @@ def dry_run(job: JobConfig) -> DryRun:
     layers = layers_of_tables(model, 1, job.model.tables if isinstance(job.model, OwnModelConfig) else {})
     tables = tuple(_table(job, table) for table in layers)
     local = {id(placed.layer.weight) for table in layers for placed in table.layers}
-    keys, pulled, pushed = _step(job, tables)
     dense = sum(p.numel() for p in model.parameters() if id(p) not in local)
     names, whole = input_names(job.model, spec), batch_of(features, batch)
     candidates = candidate_sampler(job, lambda item, weighted: _items_of(lines, spec, item, weighted=weighted))
     if candidates is not None:
         whole = candidates.with_candidates(whole, np.arange(len(batch)), 0)
-    try_forward(job, model, names, whole.part(0, TRIED_SAMPLES))
+    tried = whole.part(0, TRIED_SAMPLES)
+    counts = try_forward(job, model, names, tried)
+    looked_up = [sum(counts.get(id(placed.layer), 0) for placed in table.layers) / len(tried) for table in layers]
+    keys, pulled, pushed = _step(job, tables, looked_up)
     return DryRun(
         job=job.name,
         samples=len(batch),
@@ -242,12 +245,19 @@ def _optimizer_of(job: JobConfig, table: TableConfig | None) -> RowOptimizer:
     return (job.train.row_optimizer if own is None else own).row_optimizer()
 
 
-def _step(job: JobConfig, tables: tuple[DryTable, ...]) -> tuple[float, float, float]:
-    """Returns the unique keys of a worker's step, and the bytes that it pulls and pushes."""
+def _step(job: JobConfig, tables: tuple[DryTable, ...], lookups: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the unique keys of a worker's step, and the bytes that it pulls and pushes.
+
+    Args:
+        job: the job.
+        tables: its tables.
+        lookups: the ids of a sample, by table.
+    """
     keys = pulled = pushed = 0.0
-    load = Load(job.train.batch_size * job.train.accumulate, job.train.workers)
-    for table in tables:
+    samples = job.train.batch_size * job.train.accumulate
+    for table, each in zip(tables, lookups, strict=True):
         if table.is_on_servers:
+            load = Load(max(1, round(samples * each)), job.train.workers)
             planned = PlannedTable(table.rows, table.dim)
             made = plan(planned, load, budget_bytes=_NO_BUDGET, has_ssd=True, shards=job.cluster.shards)
             keys, pulled, pushed = keys + made.unique_keys, pulled + made.pull_bytes, pushed + made.push_bytes

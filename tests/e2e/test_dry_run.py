@@ -38,6 +38,7 @@ def clicks() -> pa.Table:
 
 def made_data(folder: Path, job: str) -> list[str]:
     """Small data in the form of a job, as ``--set`` options."""
+    folder.mkdir(exist_ok=True)
     train, test = folder / "train", folder / "test"
     if job == "adult":
         for path in (train, test):
@@ -263,3 +264,21 @@ def test_every_model_of_the_zoo_says_what_it_reads() -> None:
         with deferred(min_rows=1):
             model = own_model.make(config.model)
         assert set(model.reads) == set(config.features), job.stem
+
+
+def test_lists_and_drawn_negatives_count_in_a_step(tmp_path: Path) -> None:
+    keys = {}
+    for drawn in (1, 8):
+        negatives = f"{{kind: uniform, per_positive: {drawn}}}"
+        task = f"{{next: {{label: position, loss: softmax, item: item, negatives: {negatives}}}}}"
+        sets = [
+            *made_data(tmp_path / str(drawn), "sasrec"),
+            f"--set=tasks={task}",
+            "--set=features={item: {kind: id}, history: {kind: sequence}}",
+            "--set=model.args={rows: {item: 10000000}, item: item, history: history, candidates: 10}",
+        ]
+        result = tmp_path / f"{drawn}.json"
+        assert run(str(JOBS[0].parent / "sasrec.yaml"), *sets, "--dry-run", f"--json={result}") == 0
+        keys[drawn] = json.loads(result.read_text())["unique_keys"]
+    # The history of a sample has 1.5 items of the same table, and the candidates are 2 or 9.
+    assert keys[1] < keys[8] < 3.5 * keys[1]
