@@ -22,10 +22,9 @@ from ...worker.data.candidates import ItemCounter, ItemTable
 from ...worker.data.features import fit
 from ...worker.data.lines_to_batch import batch_of
 from ...worker.data.sources import check_files, feature_spec, find_files, first_samples
-from ...worker.layers.deferred import deferred
 from ...worker.layers.distribute import layers_of_tables
 from ...worker.layers.layer_swap import TableLayers
-from ...worker.training.build_model import build_model, check_data, input_names
+from ...worker.training.build_model import check_data, input_names, model_without_tables
 from ...worker.training.job_readers import candidate_sampler
 from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
 from .dry_forward import TRIED_SAMPLES, try_forward
@@ -129,8 +128,7 @@ def dry_run(job: JobConfig) -> DryRun:
     check_data(job)
     batch = lines.take(slice(0, job.train.batch_size))
     features = fit(spec, [lines])
-    with deferred(min_rows=1):
-        model = build_model(job.model, spec, sparse=False)
+    model = model_without_tables(job.model, spec)
     layers = layers_of_tables(model, 1, job.model.tables if isinstance(job.model, OwnModelConfig) else {})
     tables = tuple(_table(job, table) for table in layers)
     local = {id(placed.layer.weight) for table in layers for placed in table.layers}

@@ -257,6 +257,38 @@ def test_a_class_of_ones_own_says_what_it_reads(
     assert not message or re.search(message.replace("{n}", number), told), told
 
 
+SMALL = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(100, 4), nn.Embedding(1000, 4)
+        nn.init.orthogonal_(self.user.weight)
+
+    def forward(self, user, item):
+        return (self.user(user) * self.item(item)).sum(dim=1)
+"""
+
+
+@pytest.mark.parametrize("backend", ["ps", "local"])
+def test_a_small_layer_may_begin_as_no_server_could(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """It stays in the workers, so its first rows are whatever the class makes of them."""
+    (tmp_path / f"small_{backend}.py").write_text(SMALL)
+    monkeypatch.syspath_prepend(tmp_path)
+    least = {"ps": "min_rows: 500", "local": "backend: local"}[backend]
+    given = [
+        *made_data(tmp_path, "din"),
+        f"--set=model={{class: 'small_{backend}:Small', {least}}}",
+        "--set=features={user: {kind: id, modulo: 100}, item: {kind: id, modulo: 1000}}",
+        *(["--set=cluster={}", "--set=train.prefetch=0"] if backend == "local" else []),
+    ]
+    assert run(str(JOBS[0].parent / "din.yaml"), *given, "--dry-run") == 0
+
+
 def test_every_model_of_the_zoo_says_what_it_reads() -> None:
     for job in (path for path in JOBS if path.stem in ZOO):
         config = load_config(JobConfig, job, ["data.train=a", "data.test=b"])

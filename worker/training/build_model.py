@@ -6,7 +6,7 @@ from torch import nn
 
 from ...proto.config.job import JobConfig
 from ...proto.config.model_config import DeepFmConfig, DlrmConfig, ModelConfig, OwnModelConfig
-from ...proto.errors import InvalidArgument, not_allowed
+from ...proto.errors import InvalidArgument, SparserowError, not_allowed
 from ..data import FeatureSpec
 from ..data.sources import check_files, feature_spec
 from ..layers.deferred import deferred
@@ -34,8 +34,7 @@ def check_data(job: JobConfig) -> None:
             names = spec.sparse_names if task.negatives is None else spec.categorical
             if task.item is not None and task.item not in names:
                 raise not_allowed(f"tasks.{task.name}.item", task.item, f"a feature of keys: {', '.join(names)}")
-        with deferred(min_rows=1):
-            made = build_model(model, spec, sparse=False)
+        made = model_without_tables(model, spec)
         if model.backend == "ps":
             JobTables(job, made)
     else:
@@ -68,6 +67,28 @@ def table_rows(config: DlrmConfig | DeepFmConfig, features: FeatureSpec) -> dict
             raise InvalidArgument(f"model.table_rows: no sparse column {name!r}; allowed: {', '.join(names)}")
     counts = dict(features.key_counts)
     return {name: config.table_rows.get(name, counts.get(name, config.rows)) for name in names}
+
+
+def model_without_tables(config: ModelConfig, features: FeatureSpec) -> nn.Module:
+    """Builds the model of a job to look at it, without allocating its tables.
+
+    Layers that stay in the workers are allocated, as the class may initialise them as it likes.
+
+    Args:
+        config: the section ``model`` of the job.
+        features: the inputs that the model reads.
+
+    Raises:
+        InvalidArgument: see :func:`build_model`.
+    """
+    is_local = config.backend == "local"
+    try:
+        with deferred(min_rows=1 if is_local else config.min_rows):
+            return build_model(config, features, sparse=False)
+    except SparserowError:
+        if not is_local:
+            raise
+    return build_model(config, features, sparse=False)  # the workers allocate every layer as well
 
 
 def build_model(config: ModelConfig, features: FeatureSpec, *, sparse: bool) -> nn.Module:
