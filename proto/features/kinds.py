@@ -21,6 +21,7 @@ _NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _NAME_FORM = "a name of letters, digits and _, at most 128, that does not begin with a digit"
 
 Pool: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]
+CellKind: TypeAlias = Literal["text", "number", "texts", "numbers"]
 
 
 class Feature(StrictModel):
@@ -51,6 +52,11 @@ class Feature(StrictModel):
         """The names of the columns that the feature reads."""
         column: str | None = getattr(self, "column", None)
         return (self.name if column is None else column,)
+
+    @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is: a text, a number, or a list of them; an integer counts as a text."""
+        return dict.fromkeys(self.columns, "text")
 
     @property
     def needs_statistics(self) -> bool:
@@ -156,6 +162,11 @@ class NumericFeature(OneColumn):
         return self
 
     @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return dict.fromkeys(self.columns, "number")
+
+    @property
     def needs_statistics(self) -> bool:
         """Whether a pass over the training data must find mean and std, or low and high."""
         return self.scale != "none" and self.statistics is None
@@ -186,6 +197,11 @@ class BucketizedFeature(OneColumn):
         if edges is not None and (not edges or any(not a < b for a, b in itertools.pairwise(edges))):
             raise not_allowed("boundaries", list(edges), "numbers in ascending order, at least one")
         return self
+
+    @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return dict.fromkeys(self.columns, "number")
 
     @property
     def null_bucket(self) -> int:
@@ -255,6 +271,11 @@ class MultiHotFeature(ListOfKeys):
         """The names of the columns that the feature reads."""
         return super().columns if self.weights is None else (*super().columns, self.weights)
 
+    @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return {name: "numbers" if name == self.weights else "texts" for name in self.columns}
+
 
 class SequenceFeature(ListOfKeys):
     """The keys of a list column in their order. A list longer than ``max_len`` is cut.
@@ -265,6 +286,11 @@ class SequenceFeature(ListOfKeys):
 
     kind: Literal["sequence"] = "sequence"
     keep: Literal["last", "first"] = Field("last", description="End of a list that is kept when it is cut.")
+
+    @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return dict.fromkeys(self.columns, "texts")
 
     @model_validator(mode="after")
     def _keep_has_an_effect(self) -> SequenceFeature:
