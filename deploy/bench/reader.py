@@ -29,7 +29,7 @@ _NUMBERS, _TEXTS = 13, 26
 _GROUP = 131_072
 _BATCH = 4096
 _TURNS = 5
-LIMIT_OF_SCAN, LIMIT_OF_TEXT = 0.5, 5.0
+LIMIT_OF_SCAN = 0.5
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def run_reader(size: Size) -> list[Figure]:
         Figure(f"pyarrow's scan to codes, {what}", rates["scan to codes"], unit),
         Figure("reader with features, of the faster scan", rates["features"], unit, LIMIT_OF_SCAN, of_scan),
         Figure("reader of the same rows as text", rates["text"], unit),
-        Figure("reader with features, of the reader of text", rates["features"], unit, LIMIT_OF_TEXT, of_text),
+        Figure("reader with features, of the reader of text", rates["features"], unit, ratio=of_text),
     ]
 
 

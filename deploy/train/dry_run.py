@@ -24,8 +24,8 @@ from ...worker.training.build_model import build_model, input_names
 from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
 
 if TYPE_CHECKING:
-    from ...worker.data.features import Features
-    from ...worker.data.line_decoder import Lines
+    from ...worker.data.decoded import Lines
+    from ...worker.data.features import FittedFeatures
 
 _SHOWN, _SHOWN_KEYS = 4, 2  # values of an example
 _NO_BUDGET = 1 << 60
@@ -139,7 +139,7 @@ def dry_run(job: JobConfig) -> DryRun:
     )
 
 
-def _tensors(features: Features, batch: Lines, names: Sequence[str] | None) -> tuple[DryTensor, ...]:
+def _tensors(features: FittedFeatures, batch: Lines, names: Sequence[str] | None) -> tuple[DryTensor, ...]:
     """Returns the tensors of a batch.
 
     Args:

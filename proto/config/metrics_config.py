@@ -47,7 +47,7 @@ class MetricsConfig(StrictModel):
         10_000_000,
         ge=1,
         le=2**40,
-        description="Most groups of data.columns.group on one worker; an evaluation with more is refused.",
+        description="Most groups of the group column on one worker; an evaluation with more is refused.",
     )
     progressive: ProgressiveConfig | None = Field(
         None,
@@ -75,12 +75,14 @@ class MetricsConfig(StrictModel):
 
 def check_metrics(job: JobConfig) -> None:
     """Raises InvalidArgument when an option of the section has no effect on the tasks and columns of the job."""
-    given, columns = job.metrics.model_fields_set, job.data.columns
+    given, columns = job.metrics.model_fields_set, job.data.samples
     losses = {task.loss for task in job.all_tasks}
     if "at" in given and losses <= {"bce", "mse"}:
         raise InvalidArgument("metrics.at: has no effect without a task over candidates; remove it")
-    if "max_groups" in given and (columns is None or columns.group is None):
-        raise InvalidArgument("metrics.max_groups: has no effect without data.columns.group; remove it")
+    if "max_groups" in given and columns.group is None:
+        where = "a group column, which data.format criteo lacks"
+        where = where if job.data.format == "criteo" else f"{columns.section}.group"
+        raise InvalidArgument(f"metrics.max_groups: has no effect without {where}; remove it")
     if job.metrics.progressive is not None:
         if job.metrics.file is None and job.metrics.tensorboard is None:
             raise InvalidArgument(
@@ -94,5 +96,5 @@ def check_metrics(job: JobConfig) -> None:
         name = job.metrics.stop.metric.rpartition(".")[2].partition("@")[0]
         if name not in [judged.partition("@")[0] for judged in _JUDGED]:
             raise not_allowed("metrics.stop.metric", job.metrics.stop.metric, f"TASK. and one of {', '.join(_JUDGED)}")
-    if columns is not None and columns.group is not None and "bce" not in losses:
-        raise InvalidArgument("data.columns.group: has no effect without a task with loss bce; remove it")
+    if columns.group is not None and "bce" not in losses:
+        raise InvalidArgument(f"{columns.section}.group: has no effect without a task with loss bce; remove it")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...proto.config.job import JobConfig
-from ...proto.features.compute import Statistics
 from ...proto.features.document import files_of
-from ..data import Features
+from ..data import FittedFeatures
 from ..data.sources.feature_columns import feature_set
 from .build_model import input_names
 
 
-def published_features(job: JobConfig, fitted: Features) -> dict[str, bytes]:
+def published_features(job: JobConfig, fitted: FittedFeatures) -> dict[str, bytes]:
     """Returns the files of a job's features by name; {} for a job without features.
 
     The arguments of a model by kind are a matrix of the numbers and a matrix of the keys, in the order of
@@ -26,12 +25,7 @@ def published_features(job: JobConfig, fitted: Features) -> dict[str, bytes]:
         return {}
     features = feature_set(job.data.features)
     spec = fitted.spec
-    statistics: dict[str, Statistics] = dict(features.statistics)
-    for feature, first, width in zip(spec.dense, fitted.mean, fitted.std, strict=True):
-        if feature.needs_fit:
-            statistics[feature.name] = (float(first), float(first + width if feature.min_max else width))
-    for bucket, edges in zip(spec.buckets, fitted.edges, strict=True):
-        statistics[bucket.name] = tuple(edges.tolist())
+    statistics = {**features.statistics, **fitted.statistics}
     whole, names = replace(features, statistics=statistics), input_names(job.model, spec)
     if names is not None:
         return files_of(whole, names)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...proto.config.job import JobConfig
-from ..data import Batch, ClickReader, Features, NamedBatch, PlannedFile, ReadOptions, StepBatch
+from ..data import Batch, ClickReader, FittedFeatures, NamedBatch, PlannedFile, ReadOptions, StepBatch
 from ..data.negatives import NegativeSampling
 from ..data.sources import fit_features, open_reader, plan_files
 from .build_model import input_names
@@ -28,7 +28,7 @@ class JobReaders:
 
     train: ClickReader
     test: ClickReader
-    features: Features
+    features: FittedFeatures
 
 
 def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
@@ -67,7 +67,7 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
     )
 
 
-def _made_by(job: JobConfig, features: Features, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
+def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
     """Returns what makes a batch for the job's model, after a check of its labels.
 
     Args:
