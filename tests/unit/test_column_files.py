@@ -13,7 +13,7 @@ from sparserow.serving.inference.column_files import read_columns
 
 
 def features() -> FeatureSet:
-    return sr.TensorFeatures([sr.IdFeature("user"), sr.NumericFeature("age")]).set
+    return sr.Features([sr.IdFeature("user"), sr.NumericFeature("age")]).set
 
 
 def test_a_column_of_csv_that_is_a_key_is_read_as_text(tmp_path: Path) -> None:

@@ -104,15 +104,15 @@ def test_two_columns_of_one_name_are_refused() -> None:
 def test_vocabularies_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     with pytest.raises(NotFound, match=r"words\.txt: the file does not exist"):
-        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"")
     with pytest.raises(InvalidArgument, match="the file has no line"):
-        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"x\ny\nx\n")
     with pytest.raises(InvalidArgument, match="line 3 repeats line 1, 'x'"):
-        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"x\r\ny")
-    features = sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path), unknown="refuse", default="y")])
+    features = sr.Features([sr.IdFeature("a", vocabulary=str(path), unknown="refuse", default="y")])
     assert features.keys_of("a") == 2
     assert features({"a": ["y", "x", None]})["a"].tolist() == [1, 0, 1]
     with pytest.raises(InvalidArgument, match=r"has 'z', which is not in the vocabulary .*words\.txt, and unknown is"):

@@ -31,9 +31,9 @@ from ....proto.features.kinds import (
 from ....proto.features.translation import features_of_columns
 from ..bad_line import BadLine, BadLinePolicy
 from ..decoded import Lines, concatenate
+from ..feature_tensors import read_vocabulary
 from ..features import FeatureSpec
 from ..source import DecodedPart
-from ..tensor_features import read_vocabulary
 from .columns import LIST, NUMBER, TEXT, TIME, ColumnDecoder, ColumnRoles, InputColumn, Inputs, labels_of
 
 

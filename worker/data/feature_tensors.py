@@ -1,4 +1,4 @@
-"""``TensorFeatures``: features of a model in Python, from columns to the tensors that its ``forward`` takes."""
+"""``Features``: features of a model in Python, from columns to the tensors that its ``forward`` takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...proto.features.vocabulary import MOST_BYTES
 Tensors: TypeAlias = "dict[str, Tensor | tuple[Tensor, ...]]"
 
 
-class TensorFeatures:
+class Features:
     """The features of a model, as a function from columns to tensors by name.
 
     A published version holds them (``publish(features=)``), so that serving computes the same values.
@@ -43,7 +43,7 @@ class TensorFeatures:
         made = features if isinstance(features, FeatureSet) else FeatureSet.of(features, read_vocabulary)
         self.set = replace(made, hasher=_client.text_keys)
 
-    def fit(self, training: Iterable[Columns]) -> TensorFeatures:
+    def fit(self, training: Iterable[Columns]) -> Features:
         """Returns the features with the statistics of the training data: means, ranges, quantiles.
 
         Args:
@@ -53,7 +53,7 @@ class TensorFeatures:
         Raises:
             InvalidArgument: a column is missing or does not fit; the text names it.
         """
-        return TensorFeatures(self.set.fit(training))
+        return Features(self.set.fit(training))
 
     def keys_of(self, name: str) -> int | None:
         """Returns how many keys a feature can give, from 0; None: they have 63 bits, or it gives numbers."""
