@@ -24,6 +24,16 @@ def predict(
     root: options.ModelRoot,
     serving: options.Serving = options.DEFAULT_SERVING,
     output: Annotated[Path | None, typer.Option(help="File to write the lines to. Default: standard output.")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Character between the fields of CSV. Default: a comma.")
+    ] = None,
+    list_delimiter: Annotated[
+        str | None, typer.Option(help='Text between the elements of a list in a field of CSV. Default: "|".')
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that means a missing value in CSV, besides the empty field; may be repeated."),
+    ] = None,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows in one call of the model.")] = 1024,
 ) -> None:
     """Score the rows of a file with a published model; its embedding rows come from the serving processes."""
@@ -32,10 +42,15 @@ def predict(
 
     from ...proto.errors import InvalidArgument
     from ...serving.client.client import ServingClient
-    from ...serving.inference.column_files import read_columns
+    from ...serving.inference.column_files import TextOptions, is_with_types, read_columns
     from ...serving.inference.inference import ServedModel
     from ...serving.inference.prediction import format_output, read_batches
 
+    text = TextOptions(delimiter or ",", list_delimiter or "|", tuple(missing or ()))
+    given = [("--delimiter", delimiter), ("--list-delimiter", list_delimiter), ("--missing", missing)]
+    unused = next((name for name, value in given if value is not None), None)
+    if unused is not None and is_with_types(input_file):
+        raise InvalidArgument(f"{unused}: has no effect with {input_file.suffix} files; it needs --input of CSV")
     if output is not None and not output.parent.is_dir():
         raise InvalidArgument(f"--output {output}: the folder of the file does not exist; create it first")
     with (
@@ -44,8 +59,10 @@ def predict(
         nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as lines,
     ):
         if served.features is not None:
-            for columns in read_columns(input_file, served.features, batch_rows):
+            for columns in read_columns(input_file, served.features, batch_rows, text):
                 lines.writelines(f"{line}\n" for line in format_output(served(columns)))
             return
+        if unused is not None:
+            raise InvalidArgument(f"{unused}: has no effect, as the version has no features; it takes tensors")
         for batch in read_batches(input_file, served.inputs, batch_rows):
             lines.writelines(f"{line}\n" for line in format_output(served(*batch)))

@@ -26,6 +26,7 @@ class OptionEffect:
 
 
 _LOCAL = ("model.backend=local",)
+_PREDICT = ("--model", "m", "--root", "r", "--input", "rows.parquet")
 _ELASTIC = ("train.dense=ps", "train.staleness=2")
 
 OPTION_EFFECTS: tuple[OptionEffect, ...] = (
@@ -119,7 +120,11 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("doctor", "--timeout", "--nodes", ("--timeout", "30s")),
     OptionEffect("inspect", "--key", "--table", ("FOLDER", "--key", "5")),
     OptionEffect("inspect", "--table", "--key", ("FOLDER", "--table", "a/b")),
+    OptionEffect(
+        "predict", "--delimiter, --list-delimiter, --missing", "--input of CSV", (*_PREDICT, "--delimiter", ";")
+    ),
     OptionEffect("ps", "--ssd-bytes", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-bytes", "1GiB")),
+    OptionEffect("publish", "--features", "--program", ("m", "--root", "r", "--namespace", "n", "--features", "f")),
     OptionEffect("row", "--model", "--serving", ("a/t", "5", "--model", "m")),
     OptionEffect("serve", "--namespace", "no --root", ("--model", "m", "--root", "r", "--namespace", "n")),
     OptionEffect("serve", "--ssd-path", "--memory-budget", ("--model", "m", "--root", "r", "--ssd-path", "s")),

@@ -74,6 +74,21 @@ def _options(feature: Feature) -> dict[str, Any]:
     return feature.model_dump(mode="json", exclude={"name"}, exclude_unset=True) | {"kind": feature.kind}  # type: ignore[attr-defined]
 
 
+def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
+    """Returns the names of the vocabularies' files, each once.
+
+    Args:
+        data: the bytes of ``features.json``.
+        where: the place of the files, which begins error texts.
+
+    Raises:
+        DataLoss: the file does not hold features.
+    """
+    place = f"{where}/{FEATURES}"
+    document = checked(_DOCUMENT, parse_json(data, place, MOST_BYTES), place)
+    return tuple(dict.fromkeys(document.vocabularies.values()))
+
+
 def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Arguments]:
     """Returns the features that files hold, and those of each argument of the program.
 

@@ -3,29 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.dataset as pa_dataset
 
-from ...proto.errors import DataLoss, InvalidArgument, NotFound
+from ...proto.errors import DataLoss, InvalidArgument, NotFound, not_allowed
 from ...proto.features.feature_set import FeatureSet
-from ...proto.features.kinds import BucketizedFeature, NumericFeature
+from ...proto.features.kinds import CellKind
 
 _FORMATS = {".parquet": "parquet", ".orc": "orc", ".arrow": "feather", ".feather": "feather", ".jsonl": "json"}
 
 
-def read_columns(path: Path, features: FeatureSet, batch_rows: int) -> Iterator[pa.Table]:
+@dataclass(frozen=True)
+class TextOptions:
+    """How a CSV file writes its fields.
+
+    Attributes:
+        delimiter: the character between two fields.
+        list_delimiter: the text between two elements of a list within a field.
+        missing: the texts that mean a missing value, besides the empty field.
+
+    Raises:
+        InvalidArgument: a delimiter is not one character, or empty.
+    """
+
+    delimiter: str = ","
+    list_delimiter: str = "|"
+    missing: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1 or not self.delimiter.isascii():
+            raise not_allowed("--delimiter", self.delimiter, "one ASCII character")
+        if not self.list_delimiter:
+            raise not_allowed("--list-delimiter", self.list_delimiter, "a text that is not empty")
+
+
+def is_with_types(path: Path) -> bool:
+    """Returns whether a file has a format with types, by the end of its name; any other is CSV with a header."""
+    return path.suffix in _FORMATS
+
+
+def read_columns(
+    path: Path, features: FeatureSet, batch_rows: int, text: TextOptions | None = None
+) -> Iterator[pa.Table]:
     """Yields the columns of features from a file, one batch of rows at a time.
 
     The end of the name tells the format: .parquet, .orc, .arrow, .feather, .jsonl; any other is CSV with a header. A
-    column of a CSV file is read as numbers when only features of numbers read it, and as texts otherwise.
+    cell of a CSV file is what the features read: a number, a text, or a list; an empty one is null.
 
     Args:
         path: the path of the file.
         features: the features; their columns are read, and others are not.
         batch_rows: the number of rows of a batch at most.
+        text: how a CSV file writes its fields; None: with the defaults.
 
     Raises:
         NotFound: the file does not exist.
@@ -34,32 +68,71 @@ def read_columns(path: Path, features: FeatureSet, batch_rows: int) -> Iterator[
     """
     if not path.is_file():
         raise NotFound(f"--input {path}: the file does not exist")
+    text, kinds = text or TextOptions(), _kinds_of(features)
     try:
-        source = pa_dataset.dataset(path, format=_FORMATS.get(path.suffix) or _csv_of(features))
+        source = pa_dataset.dataset(path, format=_FORMATS.get(path.suffix) or _csv_of(kinds, text))
         absent = next((name for name in features.columns if name not in source.schema.names), None)
         if absent is not None:
             names = ", ".join(source.schema.names)
             raise InvalidArgument(f"{path}: there is no column {absent!r}, which the features read; columns: {names}")
         for batch in source.to_batches(columns=list(features.columns), batch_size=batch_rows):
             if batch.num_rows:
-                yield pa.Table.from_batches([batch])
+                table = pa.Table.from_batches([batch])
+                yield table if is_with_types(path) else _typed(table, kinds, text, path)
     except (pa.ArrowInvalid, OSError) as error:
         kind = InvalidArgument if path.suffix not in _FORMATS else DataLoss
         raise kind(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _csv_of(features: FeatureSet) -> pa_dataset.CsvFileFormat:
-    numbers = {
-        name
-        for feature in features.features
-        if isinstance(feature, NumericFeature | BucketizedFeature)
-        for name in feature.columns
-    }
-    texts = {
-        name
-        for feature in features.features
-        if not isinstance(feature, NumericFeature | BucketizedFeature)
-        for name in feature.columns
-    }
-    types = {name: pa.float64() for name in numbers} | {name: pa.string() for name in texts}
-    return pa_dataset.CsvFileFormat(convert_options=pa_csv.ConvertOptions(column_types=types))
+def _kinds_of(features: FeatureSet) -> dict[str, set[CellKind]]:
+    """Returns what features read of each column."""
+    kinds: dict[str, set[CellKind]] = {}
+    for feature in features.features:
+        for name, kind in feature.cells.items():
+            kinds.setdefault(name, set()).add(kind)
+    return kinds
+
+
+def _csv_of(kinds: dict[str, set[CellKind]], text: TextOptions) -> pa_dataset.CsvFileFormat:
+    types = {name: pa.float64() if found == {"number"} else pa.string() for name, found in kinds.items()}
+    convert = pa_csv.ConvertOptions(column_types=types, null_values=["", *text.missing], strings_can_be_null=True)
+    return pa_dataset.CsvFileFormat(
+        parse_options=pa_csv.ParseOptions(delimiter=text.delimiter), convert_options=convert
+    )
+
+
+def _typed(table: pa.Table, kinds: dict[str, set[CellKind]], text: TextOptions, path: Path) -> pa.Table:
+    """Returns the columns of texts as what the features read of them."""
+    arrays = {}
+    for name, found in kinds.items():
+        cells = table.column(name)
+        if found & {"texts", "numbers"} and len(found) > 1:
+            raise InvalidArgument(
+                f"{path}: column {name!r} is read as a list and as a single value; use a file with types"
+            )
+        if found == {"text", "number"}:
+            cells = _integers(cells, name, path)
+        elif found & {"texts", "numbers"}:
+            parts = pc.split_pattern(cells.combine_chunks(), text.list_delimiter)
+            items = pc.if_else(
+                pc.is_in(parts.values, pa.array(["", *text.missing])), pa.scalar(None, pa.string()), parts.values
+            )
+            values = items.cast(pa.float64()) if found == {"numbers"} else items
+            cells = pa.ListArray.from_arrays(parts.offsets, values, mask=parts.is_null())
+        arrays[name] = cells
+    return pa.table(arrays)
+
+
+def _integers(cells: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+    """Returns texts that are both tokens and numbers as integers, of which each has one text."""
+    try:
+        numbers = cells.cast(pa.int64())
+        is_same = pc.all(pc.equal(numbers.cast(pa.string()), cells)).as_py() in (True, None)
+    except pa.ArrowInvalid:
+        is_same = False
+    if not is_same:
+        raise InvalidArgument(
+            f"{path}: column {name!r} is read as a number and as a text, so that it must hold plain integers; use a "
+            "file with types for others"
+        )
+    return numbers
