@@ -72,6 +72,12 @@ class FeatureSet:
         return tuple(dict.fromkeys(name for feature in self.features for name in feature.columns))
 
     @property
+    def pools(self) -> dict[str, str]:
+        """How lists are pooled, by the name of each feature that says so."""
+        found = {feature.name: getattr(feature, "pool", None) for feature in self.features}
+        return {name: pool for name, pool in found.items() if pool is not None}
+
+    @property
     def lacks(self) -> tuple[str, ...]:
         """The names of features whose statistics a pass over the training data must find first (:meth:`fit`)."""
         return tuple(

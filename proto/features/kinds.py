@@ -21,6 +21,7 @@ _NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _NAME_FORM = "a name of letters, digits and _, at most 128, that does not begin with a digit"
 
 Pool: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]
+_POOL = "How a model with an argument pools pools the rows of a list; null: as that argument says."
 CellKind: TypeAlias = Literal["text", "number", "texts", "numbers"]
 
 
@@ -253,12 +254,12 @@ class MultiHotFeature(ListOfKeys):
 
     Attributes:
         weights: the name of a list column with a weight for each key; None: no weights.
-        pool: how the model pools the rows of a list.
+        pool: how a model of sparserow pools the rows of a list; None: as its argument ``pools`` says.
     """
 
     kind: Literal["multi_hot"] = "multi_hot"
     weights: str | None = Field(None, min_length=1, description="List column with a weight of each key.")
-    pool: Pool = Field("sum", description="How the rows of a list are pooled.")
+    pool: Pool | None = Field(None, description=_POOL)
 
     @model_validator(mode="after")
     def _weights_can_be_pooled(self) -> MultiHotFeature:
@@ -305,13 +306,14 @@ class SplitFeature(ListOfKeys):
     Attributes:
         delimiter: the text between two parts.
         keep: the end of a list that is kept when it is cut.
-        pool: how the model pools the rows of a list; None: it takes them as a sequence.
+        pool: how a model of sparserow pools the rows of a list; None: as its argument ``pools`` says, and without
+            that it takes them as a sequence.
     """
 
     kind: Literal["split"] = "split"
     delimiter: str = Field("|", min_length=1, max_length=16, description="Text between two parts.")
     keep: Literal["last", "first"] = Field("last", description="End of a list that is kept when it is cut.")
-    pool: Pool | None = Field(None, description="How the rows of a list are pooled; null: a sequence.")
+    pool: Pool | None = Field(None, description=_POOL)
 
 
 class TimeFeature(OneColumn):

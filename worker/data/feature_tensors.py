@@ -55,6 +55,11 @@ class Features:
         """
         return Features(self.set.fit(training))
 
+    @property
+    def pools(self) -> dict[str, str]:
+        """How lists are pooled, by the name of each feature that says so: the argument ``pools`` of a model."""
+        return self.set.pools
+
     def keys_of(self, name: str) -> int | None:
         """Returns how many keys a feature can give, from 0; None: they have 63 bits, or it gives numbers."""
         return self.set.keys_of(name)

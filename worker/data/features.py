@@ -34,6 +34,7 @@ class FeatureSpec:
         options: the options of features that decide their keys or numbers, by the name of the feature, as JSON.
         lists: names of the features that give lists of keys.
         labels: names of the labels, where the job names several.
+        pools: how lists are pooled, by the name of each feature that says so.
     """
 
     dense: tuple[NumericFeature, ...]
@@ -43,6 +44,7 @@ class FeatureSpec:
     options: tuple[tuple[str, str], ...] = ()
     lists: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    pools: tuple[tuple[str, str], ...] = ()
 
     @property
     def sparse_names(self) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
         options=tuple((feature.name, _options(feature, features)) for feature in features.features),
         lists=tuple(feature.name for feature in lists),
         labels=tuple(schema.labels),
+        pools=tuple(features.pools.items()),
     )
     inputs = [
         InputColumn(_setting(schema, feature, is_translated), column, kind, _expected(feature, kind))
