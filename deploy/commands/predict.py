@@ -41,6 +41,7 @@ def predict(
     from contextlib import nullcontext
 
     from ...proto.errors import InvalidArgument
+    from ...proto.features.cells import RefusedRow
     from ...serving.client.client import ServingClient
     from ...serving.inference.column_files import TextOptions, is_with_types, read_columns
     from ...serving.inference.inference import ServedModel
@@ -59,8 +60,15 @@ def predict(
         nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as lines,
     ):
         if served.features is not None:
+            before = 0
             for columns in read_columns(input_file, served.features, batch_rows, text):
-                lines.writelines(f"{line}\n" for line in format_output(served(columns)))
+                try:
+                    output = served(columns)
+                except RefusedRow as refused:
+                    place = f"{input_file}, row {before + refused.row + 1}, column {refused.column}"
+                    raise InvalidArgument(f"{place}: {refused.problem}") from None
+                lines.writelines(f"{line}\n" for line in format_output(output))
+                before += columns.num_rows
             return
         if unused is not None:
             raise InvalidArgument(f"{unused}: has no effect, as the version has no features; it takes tensors")

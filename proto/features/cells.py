@@ -28,16 +28,17 @@ class RefusedRow(InvalidArgument):
 
     Attributes:
         column: the name of the column.
+        row: the number of the row among those that were given, from 0.
         problem: what is wrong with the cell, as a sentence about it.
     """
 
-    def __init__(self, text: str, column: str, problem: str) -> None:
+    def __init__(self, text: str, column: str, row: int, problem: str) -> None:
         super().__init__(text)
-        self.column, self.problem = column, problem
+        self.column, self.row, self.problem = column, row, problem
 
-    def __reduce__(self) -> tuple[type[RefusedRow], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type[RefusedRow], tuple[str, str, int, str]]:
         """Makes the error picklable, as it crosses processes."""
-        return RefusedRow, (str(self), self.column, self.problem)
+        return RefusedRow, (str(self), self.column, self.row, self.problem)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Cells:
         """
         row = int(np.flatnonzero(rows)[0])
         text = f"{self._where}: column {column!r} of feature {self._feature!r}: row {row} {problem(row)}"
-        return RefusedRow(text, column, f"it {problem(row)} (feature {self._feature})")
+        return RefusedRow(text, column, row, f"it {problem(row)} (feature {self._feature})")
 
     def column(self, name: str, *, refuses_null: bool = False) -> pa.Array:
         """Returns a column as one array.

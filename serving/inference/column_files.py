@@ -68,9 +68,9 @@ def read_columns(
     """
     if not path.is_file():
         raise NotFound(f"--input {path}: the file does not exist")
-    text, kinds = text or TextOptions(), _kinds_of(features)
+    text = text or TextOptions()
     try:
-        source = pa_dataset.dataset(path, format=_FORMATS.get(path.suffix) or _csv_of(kinds, text))
+        source = pa_dataset.dataset(path, format=_FORMATS.get(path.suffix) or _csv_of(features, text))
         absent = next((name for name in features.columns if name not in source.schema.names), None)
         if absent is not None:
             names = ", ".join(source.schema.names)
@@ -78,52 +78,65 @@ def read_columns(
         for batch in source.to_batches(columns=list(features.columns), batch_size=batch_rows):
             if batch.num_rows:
                 table = pa.Table.from_batches([batch])
-                yield table if is_with_types(path) else _typed(table, kinds, text, path)
+                yield table if is_with_types(path) else _typed(table, features, text, str(path))
     except (pa.ArrowInvalid, OSError) as error:
         kind = InvalidArgument if path.suffix not in _FORMATS else DataLoss
         raise kind(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _kinds_of(features: FeatureSet) -> dict[str, set[CellKind]]:
-    """Returns what features read of each column."""
-    kinds: dict[str, set[CellKind]] = {}
-    for feature in features.features:
-        for name, kind in feature.cells.items():
-            kinds.setdefault(name, set()).add(kind)
-    return kinds
-
-
-def _csv_of(kinds: dict[str, set[CellKind]], text: TextOptions) -> pa_dataset.CsvFileFormat:
-    types = {name: pa.float64() if found == {"number"} else pa.string() for name, found in kinds.items()}
+def _csv_of(features: FeatureSet, text: TextOptions) -> pa_dataset.CsvFileFormat:
+    types = dict.fromkeys(features.columns, pa.string())
     convert = pa_csv.ConvertOptions(column_types=types, null_values=["", *text.missing], strings_can_be_null=True)
     return pa_dataset.CsvFileFormat(
         parse_options=pa_csv.ParseOptions(delimiter=text.delimiter), convert_options=convert
     )
 
 
-def _typed(table: pa.Table, kinds: dict[str, set[CellKind]], text: TextOptions, path: Path) -> pa.Table:
-    """Returns the columns of texts as what the features read of them."""
+def _typed(table: pa.Table, features: FeatureSet, text: TextOptions, where: str) -> pa.Table:
+    """Returns columns of texts as what the features read of them."""
+    kinds: dict[str, set[CellKind]] = {}
+    for feature in features.features:
+        for name, kind in feature.cells.items():
+            kinds.setdefault(name, set()).add(kind)
     arrays = {}
     for name, found in kinds.items():
-        cells = table.column(name)
-        if found & {"texts", "numbers"} and len(found) > 1:
-            raise InvalidArgument(
-                f"{path}: column {name!r} is read as a list and as a single value; use a file with types"
-            )
-        if found == {"text", "number"}:
-            cells = _integers(cells, name, path)
-        elif found & {"texts", "numbers"}:
-            parts = pc.split_pattern(cells.combine_chunks(), text.list_delimiter)
-            items = pc.if_else(
-                pc.is_in(parts.values, pa.array(["", *text.missing])), pa.scalar(None, pa.string()), parts.values
-            )
-            values = items.cast(pa.float64()) if found == {"numbers"} else items
-            cells = pa.ListArray.from_arrays(parts.offsets, values, mask=parts.is_null())
+        cells = pa.concat_arrays(table.column(name).chunks)
+        if found == {"number"}:
+            cells = _numbers(cells, name, where)
+        elif found == {"text", "number"}:
+            cells = _integers(cells, name, where)
+        elif found != {"text"}:
+            if len(found) > 1:
+                raise InvalidArgument(
+                    f"{where}: column {name!r} is read as a list and as something else; use a file with types"
+                )
+            cells = _lists(cells, name, text, where, has_numbers=found == {"numbers"})
         arrays[name] = cells
     return pa.table(arrays)
 
 
-def _integers(cells: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+def _numbers(cells: pa.Array, name: str, where: str) -> pa.Array:
+    texts = pc.ascii_trim_whitespace(cells)
+    try:
+        return texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        for text in texts:
+            try:
+                text.cast(pa.float64())
+            except pa.ArrowInvalid:
+                raise InvalidArgument(f"{where}: column {name!r}: {text.as_py()!r} is no number") from None
+        raise
+
+
+def _lists(cells: pa.Array, name: str, text: TextOptions, where: str, *, has_numbers: bool) -> pa.Array:
+    parts = pc.split_pattern(cells, text.list_delimiter)
+    is_missing = pc.is_in(parts.values, pa.array(["", *text.missing]))
+    items = pc.if_else(is_missing, pa.scalar(None, pa.string()), parts.values)
+    values = _numbers(items, name, where) if has_numbers else items
+    return pa.ListArray.from_arrays(parts.offsets, values, mask=parts.is_null())
+
+
+def _integers(cells: pa.Array, name: str, where: str) -> pa.Array:
     """Returns texts that are both tokens and numbers as integers, of which each has one text."""
     try:
         numbers = cells.cast(pa.int64())
@@ -132,7 +145,7 @@ def _integers(cells: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
         is_same = False
     if not is_same:
         raise InvalidArgument(
-            f"{path}: column {name!r} is read as a number and as a text, so that it must hold plain integers; use a "
+            f"{where}: column {name!r} is read as a number and as a text, so that it must hold plain integers; use a "
             "file with types for others"
         )
     return numbers

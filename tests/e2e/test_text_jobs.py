@@ -93,3 +93,11 @@ def test_a_kept_program_has_its_features_and_serves_columns(job: Path, launcher:
         )  # fmt: skip
         assert predicted.end() == 0, predicted.err
         np.testing.assert_allclose([json.loads(line) for line in predicted.out.split()], scores, rtol=1e-4, atol=1e-4)
+        bad = tmp_path / "bad.csv"
+        bad.write_text("\n".join([*log.read_text().splitlines()[:3], "1;5;u1;i1;DE;noon;1"]) + "\n")
+        refused = launcher.start(
+            "predict", "--model", "texts", "--input", str(bad), "--root", str(keep), "--serving", serving.addresses[0],
+            "--delimiter", ";", "--missing", "?", "--batch-rows", "2",
+        )  # fmt: skip
+        assert refused.end() == 1
+        assert "bad.csv, row 3, column at: it is no timestamp: 'noon' (feature hour)" in refused.err

@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(sr.InvalidArgument, match=r"there is no column 'user', which .*; columns: age, usr"):
         list(read_columns(path, features(), 4))
     path.write_text("age,user\nold,2\n")
-    with pytest.raises(sr.InvalidArgument, match=r"rows\.csv: .*old"):
+    with pytest.raises(sr.InvalidArgument, match=r"rows\.csv: column 'age': 'old' is no number"):
         list(read_columns(path, features(), 4))
     damaged = tmp_path / "rows.parquet"
     damaged.write_bytes(b"PAR1 and no more")
