@@ -15,10 +15,10 @@ from .proto.errors import (
     StaleRoute as StaleRoute,
     Unavailable as Unavailable,
 )
+from .proto.features.base import HashUnknown as HashUnknown
 from .proto.features.kinds import (
     BucketizedFeature as BucketizedFeature,
     CrossFeature as CrossFeature,
-    HashUnknown as HashUnknown,
     IdFeature as IdFeature,
     MultiHotFeature as MultiHotFeature,
     NumericFeature as NumericFeature,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
-from ..features.kinds import Feature, ListOfKeys, MultiHotFeature, SequenceFeature, feature_of
+from ..features.base import Feature
+from ..features.kinds import ListOfKeys, MultiHotFeature, SequenceFeature, feature_of
 from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:

@@ -12,15 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..row_keys import hash_key
+from .base import Feature, HashUnknown, KeyOptions
 from .cells import Cells, Lists, Tokens, kept_positions
 from .jagged import Jagged, offsets_of
 from .kinds import (
     BucketizedFeature,
     CrossFeature,
-    Feature,
-    HashUnknown,
     IdFeature,
-    KeyOptions,
     MultiHotFeature,
     NumericFeature,
     SequenceFeature,

@@ -10,8 +10,9 @@ from pydantic import Field, Strict, TypeAdapter
 
 from ..documents import checked, parse_json
 from ..errors import DataLoss, InvalidArgument
+from .base import Feature
 from .feature_set import FeatureSet
-from .kinds import Feature, NumericFeature, feature_of
+from .kinds import NumericFeature, feature_of
 from .vocabulary import Vocabulary
 
 FEATURES = "features.json"

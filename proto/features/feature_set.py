@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import FailedPrecondition, InvalidArgument
 from ..row_keys import TextHasher, hash_texts
+from .base import Feature
 from .cells import Cells, Columns, table_of
 from .compute import Array, check_zone, computed, numbers_before_statistics
-from .kinds import BucketizedFeature, Feature, NumericFeature, TimeFeature
+from .kinds import BucketizedFeature, NumericFeature, TimeFeature
 from .statistics import Statistics, StatisticsPass
 from .vocabulary import Vocabulary
 

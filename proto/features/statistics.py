@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .kinds import BucketizedFeature, Feature, NumericFeature
+from .base import Feature
+from .kinds import BucketizedFeature, NumericFeature
 
 QUANTILE_SAMPLE_ROWS = 200_000
 _SAMPLE_SEED = 20

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .kinds import BucketizedFeature, Feature, IdFeature, NumericFeature
+from .base import Feature
+from .kinds import BucketizedFeature, IdFeature, NumericFeature
 
 
 def features_of_columns(

@@ -12,8 +12,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.dataset as pa_dataset
 
 from ...proto.errors import DataLoss, InvalidArgument, NotFound, not_allowed
+from ...proto.features.base import CellKind
 from ...proto.features.feature_set import FeatureSet
-from ...proto.features.kinds import CellKind
 
 _FORMATS = {".parquet": "parquet", ".orc": "orc", ".arrow": "feather", ".feather": "feather", ".jsonl": "json"}
 

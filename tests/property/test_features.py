@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sparserow as sr
+from sparserow.proto.features.base import Feature, HashUnknown
 from sparserow.proto.features.compute import Jagged
 from sparserow.proto.features.document import features_of, files_of
 from sparserow.proto.features.feature_set import FeatureSet
-from sparserow.proto.features.kinds import Feature, HashUnknown
 
 WORDS = ("a", "b", "", "ä", "long " * 9, "0", "7", "c|d", "e|f|g|h", "|")
 VOCABULARY = "a\nb\nä\n7\n"

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 import sparserow as sr
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
+from sparserow.proto.features.base import Feature
 from sparserow.proto.features.document import FEATURES, features_of, files_of
 from sparserow.proto.features.feature_set import FeatureSet
-from sparserow.proto.features.kinds import KINDS, Feature, feature_of
+from sparserow.proto.features.kinds import KINDS, feature_of
 
 
 def no_file(path: str) -> bytes:

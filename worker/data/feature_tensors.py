@@ -12,11 +12,11 @@ from ...cpp_ext import _client
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import NotFound
+from ...proto.features.base import Feature
 from ...proto.features.cells import Columns
 from ...proto.features.compute import Array
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.jagged import Jagged
-from ...proto.features.kinds import Feature
 from ...proto.features.vocabulary import MOST_BYTES
 
 Tensors: TypeAlias = "dict[str, Tensor | tuple[Tensor, ...]]"

@@ -14,8 +14,8 @@ from torch import nn
 
 from ...proto.config.model_config import OwnModelConfig
 from ...proto.errors import InvalidArgument
+from ...proto.features.base import Feature
 from ...proto.features.feature_set import FeatureSet
-from ...proto.features.kinds import Feature
 from .. import models
 
 _NEAREST = 3

@@ -15,26 +15,20 @@ from xxhash import xxh3_64_hexdigest
 from ....cpp_ext import _client
 from ....proto.config.data_config import SampleColumns
 from ....proto.errors import InvalidArgument
+from ....proto.features.base import CellKind, Feature
 from ....proto.features.cells import Cells, RefusedRow
 from ....proto.features.compute import Array, computed, numbers_before_statistics
 from ....proto.features.feature_set import FeatureSet
 from ....proto.features.jagged import Jagged
-from ....proto.features.kinds import (
-    BucketizedFeature,
-    CellKind,
-    Feature,
-    IdFeature,
-    ListOfKeys,
-    NumericFeature,
-    TimeFeature,
-)
+from ....proto.features.kinds import BucketizedFeature, IdFeature, ListOfKeys, NumericFeature, TimeFeature
 from ....proto.features.translation import features_of_columns
 from ..bad_line import BadLine, BadLinePolicy
 from ..decoded import Lines, concatenate
 from ..feature_tensors import read_vocabulary
 from ..features import FeatureSpec
 from ..source import DecodedPart
-from .columns import LIST, NUMBER, TEXT, TIME, ColumnDecoder, ColumnRoles, InputColumn, Inputs, labels_of
+from .columns import ColumnDecoder, Inputs
+from .roles import LIST, NUMBER, TEXT, TIME, ColumnRoles, InputColumn, labels_of
 
 
 def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool) -> ColumnRoles:

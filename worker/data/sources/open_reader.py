@@ -20,10 +20,10 @@ from ..reader import ClickReader, ReadOptions, StepBatch
 from ..source import PlannedFile, Source
 from ..storage import find_paths
 from ..table_csv import csv_format, names_of, with_names
-from .columns import ColumnRoles, check_columns
 from .feature_columns import FeatureDecoder, feature_set, roles_of, translated
 from .hive import Partitions
 from .lines import LineSource
+from .roles import ColumnRoles, check_columns
 from .tables import TableFormat, TableSource
 
 _FILES_AT_ONCE = 16  # whose footers are read, as each may be a round trip to an object store

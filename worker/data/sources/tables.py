@@ -20,9 +20,10 @@ from ..decoded import Lines
 from ..features import FeatureSpec
 from ..source import DecodedPart, PlannedFile
 from ..storage import arrow_file_system
-from .columns import ColumnDecoder, ColumnRoles, check_columns
+from .columns import ColumnDecoder
 from .hive import Partitions
 from .lines import changed
+from .roles import ColumnRoles, check_columns
 from .row_filter import Selection, expression_of, may_select
 
 _OPEN_FILES = 4
