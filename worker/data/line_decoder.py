@@ -25,8 +25,7 @@ _LINES_PER_PIECE = 1024
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _TEXT = pa.large_binary()
 _MOST_DIGITS = 8
-_IS_HEX = np.zeros(256, dtype=np.bool_)
-_IS_HEX[list(b"0123456789abcdefABCDEF")] = True
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
 
 # A table with a column for each field of the layout, by its typed name, and the number of each row's line, (n) int64.
 NumberedTable: TypeAlias = "tuple[pa.Table, npt.NDArray[np.int64]]"
@@ -93,7 +92,7 @@ class LineDecoder:
         comment = layout.comment.encode()
         if comment and (window.text.startswith(comment) or b"\n" + comment in window.text):
             raise _NotAccepted
-        if not window.text.strip():
+        if not window.text or window.text.isspace():
             return pa.table({field.typed_name: self._checked(0, field, []) for field in layout.fields}), _no_numbers()
         self._read.block_size = len(window.text) + 1
         try:
@@ -170,8 +169,8 @@ def _are_hex(cells: pa.Array) -> bool:
     places = np.frombuffer(offsets, np.int64, count=len(cells) + 1, offset=cells.offset * 8)
     if np.diff(places).max(initial=0) > _MOST_DIGITS:
         return False
-    text = np.frombuffer(b"" if data is None else data, np.uint8)[places[0] : places[-1]]
-    return bool(_IS_HEX[text].all())
+    text = b"" if data is None else memoryview(data)[places[0] : places[-1]].tobytes()
+    return not text.translate(None, _HEX_DIGITS)
 
 
 def _no_numbers() -> npt.NDArray[np.int64]:
