@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,27 +61,16 @@ def read_batches(path: Path, inputs: Sequence[ProgramInput], batch_rows: int) ->
 
 
 def format_output(output: Any) -> Iterator[str]:
-    """Yields a line for each row of a batch's output.
+    """Yields a line for each row of a batch's output, with its values separated by commas.
 
-    The values of a tensor are separated by commas, and those of several tensors are side by side. An output by name,
-    as of a model with several tasks, gives a JSON object with a value, or a list of values, by each name; NaN and
-    infinity are null.
+    Several outputs follow each other, those of a mapping in its order.
     """
     if isinstance(output, Mapping):
-        named = {name: part.to(torch.float64).tolist() for name, part in output.items()}
-        for row in zip(*named.values(), strict=True):
-            yield json.dumps({name: _rounded(value) for name, value in zip(named, row, strict=True)})
-        return
+        output = list(output.values())
     tensors = list(output) if isinstance(output, tuple | list) else [output]
     columns = [part.reshape(part.shape[0], -1) for part in tensors if isinstance(part, torch.Tensor)]
     for row in torch.cat([column.to(torch.float64) for column in columns], dim=1).tolist():
         yield ",".join(f"{value:.7g}" for value in row)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def _places(path: Path, header: Sequence[str], wanted: ProgramInput) -> list[int]:
