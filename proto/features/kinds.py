@@ -222,7 +222,8 @@ class SplitFeature(ListOfKeys):
 class TimeFeature(OneColumn):
     """A part of a timestamp as a key, counted from 0. Gives (n) int64.
 
-    A null has a key of its own, behind the others. A timestamp without a zone is in UTC.
+    A null has a key of its own, behind the others. A timestamp without a zone is in UTC. A text of ISO 8601 is one as
+    well, and may end in Z or an offset.
 
     Attributes:
         part: "hour" (24 keys), "weekday" (7, Monday is 0), "day" of the month (31) or "month" (12).

@@ -49,7 +49,7 @@ def feature_spec(config: DataConfig) -> FeatureSpec:
         NotFound, InvalidArgument, DataLoss: see :func:`check_files`.
     """
     paths = find_files(config, "train")
-    return _source(config, paths).spec(paths[0])
+    return _sources(config, paths)().spec(paths[0])
 
 
 def check_files(config: DataConfig, which: Which) -> tuple[str, ...]:
@@ -61,7 +61,8 @@ def check_files(config: DataConfig, which: Which) -> tuple[str, ...]:
         FailedPrecondition: the storage refuses.
     """
     paths = find_files(config, which)
-    _check_alike(which, paths, _of_each(paths, lambda path: _source(config, paths).spec(path)))
+    made = _sources(config, paths)
+    _check_alike(which, paths, _of_each(paths, lambda path: made().spec(path)))
     return paths
 
 
@@ -75,9 +76,10 @@ def plan_files(config: DataConfig, which: Which) -> tuple[PlannedFile, ...]:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     paths = find_files(config, which)
+    made = _sources(config, paths)
 
     def planned(path: str) -> tuple[FeatureSpec, PlannedFile]:
-        source = _source(config, paths)
+        source = made()
         return source.spec(path), source.plan(path)
 
     found = _of_each(paths, planned)
@@ -103,7 +105,7 @@ def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) 
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     files = tuple(plan if plan is not None else plan_files(config, "train"))
-    source = _source(config, [file.path for file in files])
+    source = _sources(config, [file.path for file in files])()
     spec = source.spec(files[0].path)
     return fit(spec, _samples(source, files))
 
@@ -141,7 +143,7 @@ def first_samples(config: DataConfig, which: Which) -> Lines:
 def _strict_source(config: DataConfig, which: Which) -> tuple[tuple[str, ...], Source]:
     """Returns the checked files, and a source that skips no malformed line or row of them."""
     paths = check_files(config, which)
-    return paths, _source(config.model_copy(update={"on_bad_line": "error"}), paths)
+    return paths, _sources(config.model_copy(update={"on_bad_line": "error"}), paths)()
 
 
 def open_reader(
@@ -166,7 +168,7 @@ def open_reader(
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     files = tuple(plan if plan is not None else plan_files(config, which))
-    source = _source(config, [file.path for file in files])
+    source = _sources(config, [file.path for file in files])()
     if source.spec(files[0].path) != features.spec:
         raise InvalidArgument(f"data.{which}: {files[0].path} does not have the columns of the training files")
     return ClickReader(source, files, features, options, made)
@@ -180,16 +182,17 @@ def _of_each(paths: Sequence[str], call: Callable[[str], Value]) -> list[Value]:
         return list(threads.map(call, paths))
 
 
-def _source(config: DataConfig, paths: Sequence[str]) -> Source:
-    """Returns a source of the job's format for some files, the first of which shows the names of columns."""
+def _sources(config: DataConfig, paths: Sequence[str]) -> Callable[[], Source]:
+    """Returns what makes sources of some files, one for each thread; the first file shows the names of columns."""
     samples = config.samples if config.csv is None else with_names(config.csv, paths[0])
     features = feature_set(config.features or translated(samples))
     roles = roles_of(samples, features, is_translated=not config.features)
     decoder = FeatureDecoder(roles, features, config.on_bad_line, is_text=config.columns is None)
     if config.columns is None:
-        return LineSource(_line_format(config, roles), decoder, config.on_bad_line)
+        return lambda: LineSource(_line_format(config, roles), decoder, config.on_bad_line)
     where = None if config.where is None else parse_where(config.where)
-    return TableSource(_table_format(config), decoder, where, Partitions(paths), config.on_bad_line)
+    partitions = Partitions(paths)
+    return lambda: TableSource(_table_format(config), decoder, where, partitions, config.on_bad_line)
 
 
 def _line_format(config: DataConfig, roles: ColumnRoles) -> Callable[[str], FileFormat]:
