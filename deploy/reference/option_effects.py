@@ -40,6 +40,12 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect(
         "job", "data.shuffle_rows above 0", "no train.elastic", (*_ELASTIC, "train.elastic={}", "data.shuffle_rows=9")
     ),
+    OptionEffect(
+        "job",
+        "timestamp of data.csv and data.columns",
+        "metrics.progressive and metrics.file",
+        ("data.format=csv", "data.csv={label: a, categorical: [b], timestamp: t}"),
+    ),
     OptionEffect("job", "data.where", "data.format parquet, orc, arrow or jsonl", ("data.where=a > 1",)),
     OptionEffect("job", "keys of cluster", "no cluster.address", ("cluster.address=a:1", "cluster.shards=1")),
     OptionEffect("job", "keys of cluster", "model.backend ps", (*_LOCAL, "cluster.shards=1")),

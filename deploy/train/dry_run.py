@@ -185,6 +185,8 @@ def _labels(batch: Lines, names: Sequence[str]) -> Iterator[DryTensor]:
         yield _tensor("sample weights", batch.weights, batch.weights)
     if batch.groups is not None:
         yield _tensor("groups", batch.groups, batch.groups)
+    if batch.times is not None:
+        yield _tensor("times", batch.times, batch.times)
 
 
 def _tensor(name: str, values: NDArray[Any], shown: NDArray[Any]) -> DryTensor:

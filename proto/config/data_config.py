@@ -93,13 +93,18 @@ class SampleColumns(StrictModel):
     group: Annotated[str | None, Field(min_length=1)] = Field(
         None, description="Column of the group of a sample, such as its user, for metrics by group; null: none."
     )
+    timestamp: Annotated[str | None, Field(min_length=1)] = Field(
+        None,
+        description="Column of the time of a sample, a timestamp or a text of ISO 8601: windows of metrics.progressive "
+        "say in metrics.file from when to when their samples are. null: none.",
+    )
     numeric: dict[str, NumericTransform] = _NUMERIC
     categorical: Annotated[tuple[ColumnRef, ...], FromList] = _CATEGORICAL
     buckets: dict[str, BucketCount] = _BUCKETS
 
     @property
     def has_inputs(self) -> bool:
-        """Whether columns are named besides the labels, the weight and the group."""
+        """Whether columns are named that are inputs of the model."""
         return bool(self.numeric or self.categorical or self.buckets)
 
     @property
@@ -107,14 +112,18 @@ class SampleColumns(StrictModel):
         """The columns that are no inputs of the model, by the setting that names each."""
         named = {f"{self.section}.label": str(self.label)} if self.label is not None else {}
         named |= {f"{self.section}.labels.{name}": label.column or name for name, label in self.labels.items()}
-        others = (("sample_weight", self.sample_weight), ("group", self.group))
+        others = (("sample_weight", self.sample_weight), ("group", self.group), ("timestamp", self.timestamp))
         return named | {f"{self.section}.{setting}": column for setting, column in others if column is not None}
 
+    def may_be_input(self, setting: str) -> bool:
+        """Returns whether the column of a role may be an input of the model as well: that of a group or a time."""
+        return setting in (f"{self.section}.group", f"{self.section}.timestamp")
+
     def check_features(self, features: Iterable[Any]) -> None:
-        """Raises InvalidArgument when a feature reads a column that is no input; a group may be one as well."""
+        """Raises InvalidArgument when a feature reads a column that is no input; see :meth:`may_be_input`."""
         for feature in features:
             for setting, column in self.roles.items():
-                if column in feature.columns and setting != f"{self.section}.group":
+                if column in feature.columns and not self.may_be_input(setting):
                     raise InvalidArgument(f"features.{feature.name}: reads {column!r}, which is {setting}")
 
     @model_validator(mode="after")
@@ -128,7 +137,9 @@ class SampleColumns(StrictModel):
         columns = list(self.roles.values())
         twice = next((column for column in columns if columns.count(column) > 1), None)
         if twice is not None:
-            raise InvalidArgument(f"column {twice} has two roles; allowed: one of label, sample_weight and group")
+            raise InvalidArgument(
+                f"column {twice} has two roles; allowed: one of label, sample_weight, group and timestamp"
+            )
         return self
 
 

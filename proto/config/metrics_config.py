@@ -96,5 +96,9 @@ def check_metrics(job: JobConfig) -> None:
         name = job.metrics.stop.metric.rpartition(".")[2].partition("@")[0]
         if name not in [judged.partition("@")[0] for judged in _JUDGED]:
             raise not_allowed("metrics.stop.metric", job.metrics.stop.metric, f"TASK. and one of {', '.join(_JUDGED)}")
+    if columns.timestamp is not None and (job.metrics.progressive is None or job.metrics.file is None):
+        raise InvalidArgument(
+            f"{columns.section}.timestamp: has no effect without metrics.progressive and metrics.file; remove it"
+        )
     if columns.group is not None and "bce" not in losses:
         raise InvalidArgument(f"{columns.section}.group: has no effect without a task with loss bce; remove it")

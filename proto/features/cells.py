@@ -145,10 +145,7 @@ class Cells:
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:8]
             count = "there is no such column" if not found else f"there are {len(found)} columns of this name"
             raise self.refuse(name, f"{count}; the nearest names: {', '.join(near) or 'none, as there is no column'}")
-        chunks = self._table.column(found[0])
-        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # of an empty column
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        array = whole(self._table.column(found[0]))
         if refuses_null and (is_null := _nulls(array)) is not None:
             raise self.refuse_row(name, is_null, lambda _: "is null, which on_null refuses")
         return array
@@ -238,6 +235,14 @@ class Cells:
             raise self.refuse(name, f"has type {array.type}; a list is needed")
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         return Lists(pc.list_flatten(array), lengths)
+
+
+def whole(chunks: pa.ChunkedArray) -> pa.Array:
+    """Returns a column of a table as one array."""
+    array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # of an empty column
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array
 
 
 def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:

@@ -26,6 +26,7 @@ from .kinds import (
     TimeFeature,
 )
 from .statistics import Statistics
+from .times import TIME_FORM, are_no_times, moments
 from .vocabulary import Vocabulary
 
 # The function of each part of a time, and its first value.
@@ -33,8 +34,6 @@ _PARTS = {"hour": (pc.hour, 0), "weekday": (pc.day_of_week, 0), "day": (pc.day, 
 
 
 _SHOWN_CHARACTERS = 40
-_ZONE = r"[T ]\d.*(Z|[+-]\d\d(:?\d\d)?)$"
-_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 Array: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.int64] | Jagged"
 
@@ -188,44 +187,17 @@ def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
     part, first = _PARTS[feature.part]
     if pa.types.is_null(array.type):
         return np.full(len(array), feature.null_key, dtype=np.int64)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if any(test(array.type) for test in _TEXTS):
-        texts = array
-        try:
-            array = _moments(texts)
-        except pa.ArrowInvalid:
-            is_bad = np.array([_is_no_time(texts[at : at + 1]) for at in range(len(texts))])
-            raise cells.refuse_row(column, is_bad, lambda row: f"is no timestamp: {_short(texts[row])}") from None
-    if not pa.types.is_timestamp(array.type):
-        raise cells.refuse(column, f"has type {array.type}; a timestamp, or a text of ISO 8601 is needed")
-    moments = array if array.type.tz is not None else pc.assume_timezone(array, "UTC")
-    local = moments.cast(pa.timestamp(array.type.unit, tz=feature.zone))
+    try:
+        found = moments(array)
+    except pa.ArrowTypeError:
+        raise cells.refuse(column, f"has type {array.type}; {TIME_FORM} is needed") from None
+    except pa.ArrowInvalid:
+        raise cells.refuse_row(
+            column, are_no_times(array), lambda row: f"is no timestamp: {_short(array[row])}"
+        ) from None
+    local = found.cast(pa.timestamp(found.type.unit, tz=feature.zone))
     values = pc.fill_null(pc.subtract(pc.cast(part(local), pa.int64()), first), feature.null_key)
     return np.array(values.to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-def _moments(texts: pa.Array) -> pa.Array:
-    """Returns texts of ISO 8601 as timestamps in UTC. One that has a time may end in Z or an offset from UTC.
-
-    Raises:
-        pa.ArrowInvalid: a text is no timestamp.
-    """
-    texts, utc = texts.cast(pa.large_string()), pa.timestamp("us", "UTC")
-    has_zone = pc.match_substring_regex(texts, _ZONE)
-    if not pc.any(has_zone).as_py():
-        return pc.assume_timezone(texts.cast(pa.timestamp("us")), "UTC")
-    null = pa.scalar(None, pa.large_string())
-    zoned, plain = pc.if_else(has_zone, texts, null), pc.if_else(has_zone, null, texts)
-    return pc.coalesce(zoned.cast(utc), pc.assume_timezone(plain.cast(pa.timestamp("us")), "UTC"))
-
-
-def _is_no_time(text: pa.Array) -> bool:
-    try:
-        _moments(text)
-    except pa.ArrowInvalid:
-        return True
-    return False
 
 
 def _short(text: pa.Scalar) -> str:

@@ -23,6 +23,7 @@ class Lines:
         lists: the keys of each feature that gives lists.
         weights: the weight of each sample, (n) float32; None: the job names none.
         groups: a key of the group of each sample, (n) int64; None: the job names none.
+        times: the time of each sample, microseconds since 1970 in UTC, (n) int64; None: the job names none.
     """
 
     numeric: npt.NDArray[np.float64]
@@ -31,6 +32,7 @@ class Lines:
     lists: tuple[Jagged, ...] = ()
     weights: npt.NDArray[np.float32] | None = None
     groups: npt.NDArray[np.int64] | None = None
+    times: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,6 +46,7 @@ class Lines:
             tuple(lists.take(order) for lists in self.lists),
             None if self.weights is None else self.weights[order],
             None if self.groups is None else self.groups[order],
+            None if self.times is None else self.times[order],
         )
 
 
@@ -56,6 +59,7 @@ def concatenate(parts: Sequence[Lines]) -> Lines:
         tuple(Jagged.concatenate(lists) for lists in zip(*(part.lists for part in parts), strict=True)),
         _joined([part.weights for part in parts]),
         _joined([part.groups for part in parts]),
+        _joined([part.times for part in parts]),
     )
 
 

@@ -384,5 +384,6 @@ class ClickReader:
             None if lines.weights is None else torch.from_numpy(lines.weights),
             None if lines.groups is None else torch.from_numpy(lines.groups),
             features.spec.names,
+            None if lines.times is None else torch.from_numpy(lines.times),
         )
         return batch if self._made is None else self._made(batch)

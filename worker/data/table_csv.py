@@ -39,6 +39,7 @@ def with_names(schema: CsvSchema, path: str) -> CsvSchema:
             "labels": labels,
             "sample_weight": None if schema.sample_weight is None else find("sample_weight", schema.sample_weight),
             "group": None if schema.group is None else find("group", schema.group),
+            "timestamp": None if schema.timestamp is None else find("timestamp", schema.timestamp),
             "numeric": dict(numeric),
             "categorical": tuple(find("categorical", ref) for ref in schema.categorical),
             "buckets": dict(buckets),

@@ -1,4 +1,4 @@
-"""Decodes what a job reads of columns beside features: labels, weights and groups.
+"""Decodes what a job reads of columns beside features: labels, weights, groups and times.
 
 All samples are decoded together, column by column; a sample that is malformed is named afterwards.
 """
@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from ....cpp_ext import _client
-from ....proto.features.cells import hashed_texts, texts_of
+from ....proto.features.cells import hashed_texts, texts_of, whole
 from ....proto.features.jagged import Jagged
+from ....proto.features.times import TIME_FORM, microseconds
 from ....proto.row_keys import hash_key
 from ..bad_line import BadLine, BadLinePolicy, shown
 from ..decoded import Lines
@@ -68,13 +69,17 @@ class ColumnDecoder(ABC):
         found = [_labels(self.column(table, label.column, label.kind), label) for label in roles.labels]
         labels = np.stack(found, axis=1)
         is_good = ~np.isnan(labels).any(axis=1)
-        weights = groups = None
+        weights = groups = times = None
         if roles.weight is not None:
             weights = _numbers(self.column(table, roles.weight, "number")).astype(np.float32)
             is_good &= (weights >= 0) & (weights < np.inf)
         if roles.group is not None:
             groups = _keys(self.column(table, roles.group, "text"))
-        lines = Lines(numeric, keys, labels if len(roles.spec.labels) else labels[:, 0], lists, weights, groups)
+        if roles.timestamp is not None:
+            times, has_none = microseconds(whole(self.column(table, roles.timestamp, "text")))
+            is_good &= ~has_none
+        labels = labels if len(roles.spec.labels) else labels[:, 0]
+        lines = Lines(numeric, keys, labels, lists, weights, groups, times)
         if is_good.all():
             return DecodedPart(lines)
         policy = BadLinePolicy(self._on_bad_line)
@@ -105,6 +110,7 @@ class ColumnDecoder(ABC):
             lists,
             None if self.roles.weight is None else np.empty(0, dtype=np.float32),
             None if self.roles.group is None else np.empty(0, dtype=np.int64),
+            None if self.roles.timestamp is None else np.empty(0, dtype=np.int64),
         )
 
     def _fault(self, row: Any, lines: Lines, path: str, number: int) -> BadLine:
@@ -114,10 +120,13 @@ class ColumnDecoder(ABC):
                 told = _shown_cell(self.column(row, label.column, label.kind))
                 text = f"{told} is not a label; expected {label.expected}"
                 return BadLine(path, number, label.column, text, self._unit)
-        assert roles.weight is not None
-        told = _shown_cell(self.column(row, roles.weight, "number"))
-        text = f"{told} is not a weight; expected a finite number >= 0"
-        return BadLine(path, number, roles.weight, text, self._unit)
+        if roles.weight is not None and lines.weights is not None and not 0 <= lines.weights[0] < np.inf:
+            told = _shown_cell(self.column(row, roles.weight, "number"))
+            text = f"{told} is not a weight; expected a finite number >= 0"
+            return BadLine(path, number, roles.weight, text, self._unit)
+        assert roles.timestamp is not None
+        told = _shown_cell(self.column(row, roles.timestamp, "text"))
+        return BadLine(path, number, roles.timestamp, f"{told} is not a time; expected {TIME_FORM}", self._unit)
 
 
 def _shown_cell(column: Any) -> str:

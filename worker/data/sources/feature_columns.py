@@ -66,17 +66,19 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
         for feature in features.features
         for column, kind in feature.cells.items()
     ]
-    return ColumnRoles(schema.section, labels_of(schema), tuple(inputs), spec, schema.sample_weight, schema.group)
+    return ColumnRoles(
+        schema.section, labels_of(schema), tuple(inputs), spec, schema.sample_weight, schema.group, schema.timestamp
+    )
 
 
 def translated(schema: SampleColumns) -> tuple[Feature, ...]:
     """Returns the features of ``numeric``, ``categorical`` and ``buckets`` of a section.
 
     Raises:
-        InvalidArgument: a column has two roles; the group may be an input as well.
+        InvalidArgument: a column has two roles; the group and the timestamp may be inputs as well.
     """
     keys = tuple(str(column) for column in schema.categorical)
-    roles = [column for setting, column in schema.roles.items() if setting != f"{schema.section}.group"]
+    roles = [column for setting, column in schema.roles.items() if not schema.may_be_input(setting)]
     names = [*roles, *dict.fromkeys([*schema.numeric, *schema.buckets]), *keys]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

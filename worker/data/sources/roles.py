@@ -12,6 +12,7 @@ from pyarrow import types
 from ....proto.config.data_config import SampleColumns
 from ....proto.errors import InvalidArgument
 from ....proto.features.base import CellKind
+from ....proto.features.times import TIME_FORM
 from ..features import FeatureSpec
 from ..line_layout import FieldKind
 
@@ -75,6 +76,7 @@ class ColumnRoles:
         spec: the inputs of the model that are made of them.
         weight: the column of the samples' weights; None: there is none.
         group: the column of the samples' groups; None: there is none.
+        timestamp: the column of the samples' times; None: there is none.
     """
 
     section: str
@@ -83,6 +85,7 @@ class ColumnRoles:
     spec: FeatureSpec
     weight: str | None = None
     group: str | None = None
+    timestamp: str | None = None
 
     @property
     def uses(self) -> tuple[tuple[str, FieldKind], ...]:
@@ -91,7 +94,8 @@ class ColumnRoles:
         inputs = [(each.column, each.kind) for each in self.inputs]
         weight: list[tuple[str, FieldKind]] = [] if self.weight is None else [(self.weight, "number")]
         group: list[tuple[str, FieldKind]] = [] if self.group is None else [(self.group, "text")]
-        return tuple(dict.fromkeys([*labels, *inputs, *weight, *group]))
+        time: list[tuple[str, FieldKind]] = [] if self.timestamp is None else [(self.timestamp, "text")]
+        return tuple(dict.fromkeys([*labels, *inputs, *weight, *group, *time]))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -153,6 +157,8 @@ def _wanted(roles: ColumnRoles, filtered: Sequence[str]) -> Iterator[tuple[str, 
         yield f"{roles.section}.sample_weight", roles.weight, NUMBER
     if roles.group is not None:
         yield f"{roles.section}.group", roles.group, TEXT
+    if roles.timestamp is not None:
+        yield f"{roles.section}.timestamp", roles.timestamp, TIME
     for name in filtered:
         yield "data.where", name, None
 
@@ -195,7 +201,7 @@ def _is_time(kind: Any) -> bool:
     return bool(types.is_timestamp(kind) or types.is_null(kind) or is_plain_text(getattr(kind, "value_type", kind)))
 
 
-NUMBER, TEXT, LIST, TIME = "a number", "a text or an integer", "a list", "a timestamp, or a text of ISO 8601"
+NUMBER, TEXT, LIST, TIME = "a number", "a text or an integer", "a list", TIME_FORM
 _ANY = "a text or a number"
 _ALLOWED = {
     NUMBER: (_is_number,),
