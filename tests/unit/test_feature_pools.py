@@ -23,7 +23,7 @@ ROWS, DIM = 200, 4
 POOLS = ["sum", "mean", "sqrtn", "max"]
 JOB = """
 data: {format: parquet, train: LOG, test: LOG, columns: {label: click}}
-model: {class: FeatureDLRM, args: {rows: {user: 50, tags: 997, path: 31}, dim: 4, init_scale: 0.5}}
+model: {class: FeatureDLRM, args: {rows: {user: 50, tags: 997, path: 31}, dim: 4, init_scale: 0.5}, min_rows: 900}
 """
 
 
@@ -114,7 +114,7 @@ def test_a_pool_has_its_effect(log: tuple[Path, pa.Table], session: sr.Session, 
     [
         ("pool: sum", ["model.args.pools={tags: mean}"],
          r"features\.tags\.pool: is sum, and model\.args\.pools has 'mean' for it; name one of them"),
-        ("pool: sum", [f"model={{class: '{__name__}:Plain'}}"],
+        ("pool: sum", [f"model={{class: '{__name__}:Plain', min_rows: 900}}"],
          r"features\.tags\.pool: has no effect, as .*:Plain has no argument pools, and pools by itself; remove it"),
     ],
 )  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_pool_without_an_effect_is_refused(
 
 
 def test_a_model_that_pools_by_itself_needs_no_pool(log: tuple[Path, pa.Table]) -> None:
-    job = job_of(log[0], "max_len: 9", f"model={{class: '{__name__}:Plain'}}", path="max_len: 9")
+    job = job_of(log[0], "max_len: 9", f"model={{class: '{__name__}:Plain', min_rows: 900}}", path="max_len: 9")
     check_data(job)
     assert isinstance(build_model(job.model, feature_spec(job.data), sparse=False), Plain)
     same = job_of(log[0], "pool: mean", "model.args.pools={tags: mean, path: mean}")

@@ -62,12 +62,12 @@ def _of_the_zoo(name: str) -> type[nn.Module]:
     return found
 
 
-def make(config: OwnModelConfig, pools: Mapping[str, str]) -> nn.Module:
+def make(config: OwnModelConfig, pools: Mapping[str, str] | None = None) -> nn.Module:
     """Makes the model of a job, with initial weights from torch's generator.
 
     Args:
         config: the section ``model`` of the job.
-        pools: how lists are pooled, by the name of each feature that says so.
+        pools: how lists are pooled, by the name of each feature that says so; None: no feature does.
 
     Raises:
         InvalidArgument: the class cannot be imported, takes other arguments, or refuses a value.
@@ -75,7 +75,7 @@ def make(config: OwnModelConfig, pools: Mapping[str, str]) -> nn.Module:
     kind = class_of(config)
     check_arguments(config, kind)
     try:
-        return kind(**with_pools(config, kind, pools))
+        return kind(**with_pools(config, kind, pools or {}))
     except (ValueError, TypeError, RuntimeError) as error:  # torch has RuntimeError for sizes
         raise InvalidArgument(f"model.args: {config.class_} refuses them: {error}") from error
 
