@@ -15,10 +15,10 @@ from .proto.errors import (
     StaleRoute as StaleRoute,
     Unavailable as Unavailable,
 )
+from .proto.features.base import HashUnknown as HashUnknown
 from .proto.features.kinds import (
     BucketizedFeature as BucketizedFeature,
     CrossFeature as CrossFeature,
-    HashUnknown as HashUnknown,
     IdFeature as IdFeature,
     MultiHotFeature as MultiHotFeature,
     NumericFeature as NumericFeature,
@@ -72,7 +72,7 @@ from .worker.checkpoint import (
     restore as restore,
     save as save,
 )
-from .worker.data.tensor_features import TensorFeatures as TensorFeatures
+from .worker.data.feature_tensors import Features as Features
 from .worker.layers.compile_model import compile_model as compile_model
 from .worker.layers.deferred import deferred as deferred
 from .worker.layers.dense_rows import DenseRows as DenseRows, dense_on_servers as dense_on_servers

@@ -4,6 +4,7 @@ The file has Criteo's layout: a label, 13 integers and 26 columns of texts by a 
 dictionary-encoded, zstd, in row groups of 131,072 rows. The features take a logarithm of each number and hash each
 text. Both sides have one CPU and one decoding thread, and take turns; the scan gives Arrow buffers, as texts or as
 codes and a dictionary, and the faster of the two is the reference. The same rows as Criteo's TSV are read as well.
+Then a model is trained on the file (``reader_wait.py``), with all CPUs.
 """
 
 from __future__ import annotations
@@ -24,31 +25,43 @@ from ...proto.config.job import JobConfig
 from ...worker.data import ReadOptions
 from ...worker.data.sources import fit_features, open_reader
 from .harness import Figure, median, pinned_to_one_cpu
+from .reader_wait import measure_wait
 
 _NUMBERS, _TEXTS = 13, 26
 _GROUP = 131_072
 _BATCH = 4096
-_TURNS = 5
-LIMIT_OF_SCAN, LIMIT_OF_TEXT = 0.5, 5.0
+LIMIT_OF_SCAN = 0.5
 
 
 @dataclass(frozen=True)
 class Size:
-    """The number of rows of the file."""
+    """The number of rows of the file, and how often it is read by each contender and trained on."""
 
     rows: int
+    turns: int
+    trainings: int
 
 
-FULL = Size(rows=4 * _GROUP)
-QUICK = Size(rows=20_000)
+FULL = Size(rows=4 * _GROUP, turns=5, trainings=3)
+QUICK = Size(rows=20_000, turns=2, trainings=1)
 
 
 def run_reader(size: Size) -> list[Figure]:
     """Returns all figures; see the docstring of the module."""
-    with tempfile.TemporaryDirectory(prefix="sparserow-") as folder, pinned_to_one_cpu():
-        table = _made(size.rows)
-        parquet, text = Path(folder) / "clicks.parquet", Path(folder) / "clicks.tsv"
+    with tempfile.TemporaryDirectory(prefix="sparserow-") as folder:
+        table, parquet = _made(size.rows), Path(folder) / "clicks.parquet"
         pq.write_table(table, parquet, row_group_size=min(_GROUP, size.rows // 4), compression="zstd")
+        figures = _speeds(size, table, parquet)
+        job = _job(parquet, with_features=True)
+        return [
+            *figures,
+            *measure_wait(job, min(_BATCH, size.rows // 20), rows=min(size.rows, 100_000), turns=size.trainings),
+        ]
+
+
+def _speeds(size: Size, table: pa.Table, parquet: Path) -> list[Figure]:
+    text = parquet.with_name("clicks.tsv")
+    with pinned_to_one_cpu():
         options = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
         pa_csv.write_csv(table, text, options)
         texts = [name for name in table.schema.names if name.startswith("C")]
@@ -59,7 +72,7 @@ def run_reader(size: Size) -> list[Figure]:
             "text": _reading(_job(text, with_features=False)),
         }
         seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for turn in range(_TURNS + 1):
+        for turn in range(size.turns + 1):
             for name, run in runs.items():
                 began = perf_counter()
                 rows = run()
@@ -76,7 +89,7 @@ def run_reader(size: Size) -> list[Figure]:
         Figure(f"pyarrow's scan to codes, {what}", rates["scan to codes"], unit),
         Figure("reader with features, of the faster scan", rates["features"], unit, LIMIT_OF_SCAN, of_scan),
         Figure("reader of the same rows as text", rates["text"], unit),
-        Figure("reader with features, of the reader of text", rates["features"], unit, LIMIT_OF_TEXT, of_text),
+        Figure("reader with features, of the reader of text", rates["features"], unit, ratio=of_text),
     ]
 
 

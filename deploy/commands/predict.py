@@ -41,6 +41,16 @@ def predict(
     nulls: Annotated[
         bool, typer.Option("--nulls", help="Take columns that the input lacks as nulls, such as a user's for items.")
     ] = False,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Character between the fields of CSV. Default: a comma.")
+    ] = None,
+    list_delimiter: Annotated[
+        str | None, typer.Option(help='Text between the elements of a list in a field of CSV. Default: "|".')
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that means a missing value in CSV, besides the empty field; may be repeated."),
+    ] = None,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows in one call of the model.")] = 1024,
 ) -> None:
     """Score the rows of a file with a published model; its embedding rows come from the serving processes.
@@ -51,12 +61,18 @@ def predict(
     import sys
 
     from ...proto.errors import InvalidArgument
+    from ...proto.features.cells import RefusedRow
     from ...serving.client.client import ServingClient
-    from ...serving.inference.column_files import read_columns
+    from ...serving.inference.column_files import TextOptions, is_with_types, read_columns
     from ...serving.inference.inference import ServedModel
     from ...serving.inference.output_files import write_parquet
     from ...serving.inference.prediction import format_output, read_batches
 
+    text = TextOptions(delimiter or ",", list_delimiter or "|", tuple(missing or ()))
+    of_text = [("--delimiter", delimiter), ("--list-delimiter", list_delimiter), ("--missing", missing)]
+    unused = next((name for name, value in of_text if value is not None), None)
+    if unused is not None and is_with_types(input_file):
+        raise InvalidArgument(f"{unused}: has no effect with {input_file.suffix} files; it needs --input of CSV")
     if output is not None and not output.parent.is_dir():
         raise InvalidArgument(f"--output {output}: the folder of the file does not exist; create it first")
     is_parquet = output is not None and output.suffix == ".parquet"
@@ -71,14 +87,23 @@ def predict(
                 if value:
                     raise InvalidArgument(f"{option}: needs a version with features; {model} takes tensors")
         elif output is not None and is_parquet:
-            batches = read_columns(input_file, served.features, batch_rows, keep=keep or (), nulls=nulls)
+            batches = read_columns(input_file, served.features, batch_rows, text, keep=keep or (), nulls=nulls)
             rows = write_parquet(output, batches, served, keep=keep or (), outputs=only or ())
             typer.echo(f"{rows:,} rows in {output}")
             return
         lines = sys.stdout if output is None else opened.enter_context(output.open("w", encoding="utf-8"))
         if served.features is not None:
-            for columns in read_columns(input_file, served.features, batch_rows, nulls=nulls):
-                lines.writelines(f"{line}\n" for line in format_output(served(columns)))
+            before = 0
+            for columns in read_columns(input_file, served.features, batch_rows, text, nulls=nulls):
+                try:
+                    scores = served(columns)
+                except RefusedRow as refused:
+                    place = f"{input_file}, row {before + refused.row + 1}, column {refused.column}"
+                    raise InvalidArgument(f"{place}: {refused.problem}") from None
+                lines.writelines(f"{line}\n" for line in format_output(scores))
+                before += columns.num_rows
             return
+        if unused is not None:
+            raise InvalidArgument(f"{unused}: has no effect, as the version has no features; it takes tensors")
         for batch in read_batches(input_file, served.inputs, batch_rows):
             lines.writelines(f"{line}\n" for line in format_output(served(*batch)))

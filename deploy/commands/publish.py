@@ -33,6 +33,13 @@ def publish(
     program: Annotated[
         str | None, typer.Option(help="Path or URL of a program that a run has kept. Default: only rows are published.")
     ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Path or URL of the folder of features that a run has kept with its program. Default: the program "
+            "takes tensors alone."
+        ),
+    ] = None,
     without: Annotated[
         list[str] | None, typer.Option(help="Name of a table that is not published; may be repeated.")
     ] = None,
@@ -46,8 +53,11 @@ def publish(
 
     from ...proto.config.units import format_bytes
     from ...proto.control import ControlClient
+    from ...proto.errors import InvalidArgument
     from ...worker.publish.publishing import Publication, publish_from
 
+    if features is not None and program is None:
+        raise InvalidArgument("--features: has no effect without --program, whose inputs they make; name both")
     columns = (SpinnerColumn(), TextColumn("publish {task.completed:,} rows"), TimeElapsedColumn())
     with ControlClient(coordinator) as control:
         publication = Publication(
@@ -58,6 +68,7 @@ def publish(
             card=_card(card or []),
             program=None if program is None else _program(program, control, namespace, without or []),
             without=tuple(without or ()),
+            features={} if features is None or program is None else _features(features, program),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=None)
@@ -71,6 +82,15 @@ def _program(path: str, control: ControlClient, namespace: str, without: list[st
 
     tables = {schema.full_name for schema in control.list_tables(namespace) if schema.name not in without}
     return program_of_file(path, tables, is_signed=bool(loaded_security(control.security).signing_key))
+
+
+def _features(path: str, program: str) -> dict[str, bytes]:
+    from ...proto.checkpoint.folder import Folder
+    from ...proto.checkpoint.urls import absolute
+    from ...proto.published.kept_features import kept_features
+
+    folder, _, name = program.rpartition("/")
+    return kept_features(Folder(absolute(path)), bytes(Folder(folder or ".").read(name)))
 
 
 def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:

@@ -26,6 +26,7 @@ class OptionEffect:
 
 
 _LOCAL = ("model.backend=local",)
+_PREDICT = ("--model", "m", "--root", "r", "--input", "rows.parquet")
 _ELASTIC = ("train.dense=ps", "train.staleness=2")
 
 OPTION_EFFECTS: tuple[OptionEffect, ...] = (
@@ -38,6 +39,12 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "data.csv", "data.format csv", ("data.csv={label: a, categorical: [b]}",)),
     OptionEffect(
         "job", "data.shuffle_rows above 0", "no train.elastic", (*_ELASTIC, "train.elastic={}", "data.shuffle_rows=9")
+    ),
+    OptionEffect(
+        "job",
+        "timestamp of data.csv and data.columns",
+        "metrics.progressive and metrics.file",
+        ("data.format=csv", "data.csv={label: a, categorical: [b], timestamp: t}"),
     ),
     OptionEffect("job", "data.where", "data.format parquet, orc, arrow or jsonl", ("data.where=a > 1",)),
     OptionEffect("job", "keys of cluster", "no cluster.address", ("cluster.address=a:1", "cluster.shards=1")),
@@ -134,12 +141,11 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("inspect", "--key", "--table", ("FOLDER", "--key", "5")),
     OptionEffect("inspect", "--table", "--key", ("FOLDER", "--table", "a/b")),
     OptionEffect(
-        "predict",
-        "--keep, --only",
-        "an --output that ends in .parquet",
-        ("--model", "m", "--root", "r", "--input", "i", "--keep", "a"),
+        "predict", "--delimiter, --list-delimiter, --missing", "--input of CSV", (*_PREDICT, "--delimiter", ";")
     ),
+    OptionEffect("predict", "--keep, --only", "an --output that ends in .parquet", (*_PREDICT, "--keep", "a")),
     OptionEffect("ps", "--ssd-bytes", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-bytes", "1GiB")),
+    OptionEffect("publish", "--features", "--program", ("m", "--root", "r", "--namespace", "n", "--features", "f")),
     OptionEffect("row", "--model", "--serving", ("a/t", "5", "--model", "m")),
     OptionEffect("serve", "--namespace", "no --root", ("--model", "m", "--root", "r", "--namespace", "n")),
     OptionEffect("serve", "--ssd-path", "--memory-budget", ("--model", "m", "--root", "r", "--ssd-path", "s")),

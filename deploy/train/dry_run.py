@@ -30,7 +30,7 @@ from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
 from .dry_forward import TRIED_SAMPLES, try_forward
 
 if TYPE_CHECKING:
-    from ...worker.data.line_decoder import Lines
+    from ...worker.data.decoded import Lines
 
 _SHOWN, _SHOWN_KEYS = 4, 2  # values of an example
 _NO_BUDGET = 1 << 60
@@ -198,9 +198,8 @@ def _named(name: str, value: Tensor | Lists) -> Iterator[DryTensor]:
 
 def _labels(batch: Batch) -> Iterator[DryTensor]:
     named = [(f"labels {name}", batch.label(name)) for name in batch.names.labels] or [("labels", batch.labels)]
-    named += [
-        (name, each) for name, each in (("sample weights", batch.weights), ("groups", batch.groups)) if each is not None
-    ]
+    beside = (("sample weights", batch.weights), ("groups", batch.groups), ("times", batch.times))
+    named += [(name, each) for name, each in beside if each is not None]
     for name, tensor in named:
         yield _tensor(name, tensor.numpy(), tensor.numpy())
 

@@ -1,7 +1,8 @@
 """Keeps the model of a job file when its run is over, and names the commands that publish and serve it.
 
 A cluster that the job started ends with it, so rows and program are kept as a version without an alias. The rows of a
-running cluster stay there. Then only the program is kept, and ``sparserow publish --program`` publishes both.
+running cluster stay there. Then only the program and its features are kept, and ``sparserow publish --program`` with
+``--features`` publishes all of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import absolute
 from ...proto.config.job import JobConfig
 from ...proto.errors import SparserowError
+from ...proto.published.kept_features import keep_features
 from ...proto.published.model_names import DEFAULT_ALIAS, check_name
 from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import loaded_security
@@ -117,10 +119,12 @@ def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     program = export_program(trained.source, is_signed=is_signed)
     place = Folder(root)
     place.make()
-    file = f"{name}.program.pt2"
+    file, kept = f"{name}.program.pt2", f"{name}.features"
+    keep_features(place / kept, trained.features, program.archive)
     place.put(file, program.archive)
     path = f"{root}/{file}"
     words = ["sparserow", "publish", name, "--root", root, "--namespace", job.name, "--program", path]
+    words += ["--features", f"{root}/{kept}"] if trained.features else []
     words += ["--coordinator", str(job.cluster.address), *([] if tower is None else ["--without", tower])]
     commands = {"publish": shlex.join(words), "serve": _serve_command(name, root, DEFAULT_ALIAS)}
     return KeptModel((f"its program in {path}",), commands)

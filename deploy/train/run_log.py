@@ -14,9 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import numpy as np
+
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition
 from ...proto.extras import install_command
+from ...worker.data.batch import TimeRange
 from ...worker.training.training_report import EpochResult, Observer
 
 _EVERY_SEC = 2.0
@@ -61,11 +64,12 @@ class RunLog:
             self._scalars("train", {"loss": loss, "auc": auc}, self._before + samples)
         self._observer.batch(epoch=epoch, done=done, samples=samples, loss=loss, auc=auc)
 
-    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Writes the metrics of a window; see :class:`Observer`."""
-        self._write("window", epoch=epoch, samples=samples, metrics=dict(metrics))
+        told = {} if times is None else {"times": [_iso(each) for each in times]}
+        self._write("window", epoch=epoch, samples=samples, metrics=dict(metrics), **told)
         self._scalars("progressive", metrics, self._before + samples)
-        self._observer.window(epoch, samples, metrics)
+        self._observer.window(epoch, samples, metrics, times)
 
     def evaluating(self, epoch: int) -> None:
         """Forwards the start of an evaluation."""
@@ -91,6 +95,11 @@ class RunLog:
             for name, value in values.items():
                 if math.isfinite(value):
                     self._board.add_scalar(f"{group}/{name}", value, samples)
+
+
+def _iso(microseconds: int) -> str:
+    """Returns a time as ISO 8601 in UTC, of whatever year."""
+    return f"{np.datetime64(microseconds, 'us')}Z"
 
 
 def _opened(path: str | None) -> IO[str] | None:

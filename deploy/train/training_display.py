@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from ...proto.config.units import format_bytes
+from ...worker.data.batch import TimeRange
 from ...worker.training.training_report import EpochResult, TrainResult
 
 
@@ -56,7 +57,7 @@ class TrainingDisplay:
         rate = self._clock.rate(epoch, samples)
         self._show(epoch, done, f"{rate:,.0f} samples/s{self._whose}  loss {loss:.4f}  AUC {auc:.4f}")
 
-    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Shows nothing: the bar has the metrics of recent samples."""
 
     def evaluating(self, epoch: int) -> None:

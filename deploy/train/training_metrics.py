@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...worker.data.batch import TimeRange
 from ...worker.training.training_report import EpochResult, Observer
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class TrainingMetrics(Collector):
         self._epoch, self._samples, self._loss, self._auc = epoch, samples, loss, auc
         self._observer.batch(epoch=epoch, done=done, samples=samples, loss=loss, auc=auc)
 
-    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Forwards the metrics of a window; see :class:`Observer`."""
-        self._observer.window(epoch, samples, metrics)
+        self._observer.window(epoch, samples, metrics, times)
 
     def evaluating(self, epoch: int) -> None:
         """Forwards the start of an evaluation; see :class:`Observer`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
@@ -34,7 +35,6 @@ _OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"
 
 LabelValues: TypeAlias = dict[str, Literal[0, 1]]
 BucketCount: TypeAlias = Annotated[int, Field(ge=2, le=65536)]
-_LABEL: Any = Field(description="The column to predict.")
 _LABEL_VALUES: Any = Field(
     {"0": 0, "1": 1},
     description="Texts of the label and the class of each; a line or row with another text is malformed.",
@@ -49,43 +49,6 @@ _BUCKETS: Any = Field(
     description="Numeric columns that also become keys: each is cut into so many quantile buckets, whose number is a "
     "key of a table NAME_bucket.",
 )
-
-
-class CsvSchema(StrictModel):
-    """Delimited text: the columns and the use of each. A column is given by its name, or its position from 0."""
-
-    columns: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Names of all columns in file order; empty: the names in the header, or column_0, column_1, ..."
-    )
-    header: bool = Field(False, description="Whether the first line of each file is a header.")
-    delimiter: str = Field(
-        ",",
-        pattern=_CHARACTER,
-        description="Character between the fields of a line.",
-        json_schema_extra={"allowed": "one ASCII character"},
-    )
-    quote: str = Field(
-        "",
-        pattern=_OPTIONAL_CHARACTER,
-        description="Character around fields that contain delimiters; empty: none.",
-        json_schema_extra={"allowed": "one ASCII character, or empty"},
-    )
-    comment: str = Field("", description="A line that begins with this text is skipped; empty: none.")
-    trim: bool = Field(False, description="Whether spaces around a field are dropped.")
-    missing: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Texts that mean a missing value, besides the empty field."
-    )
-    label: ColumnRef = _LABEL
-    label_values: LabelValues = _LABEL_VALUES
-    numeric: dict[str, NumericTransform] = _NUMERIC
-    categorical: Annotated[tuple[ColumnRef, ...], FromList] = _CATEGORICAL
-    buckets: dict[str, BucketCount] = _BUCKETS
-
-    @model_validator(mode="after")
-    def _has_inputs(self) -> CsvSchema:
-        if not self.numeric and not self.categorical and not self.buckets:
-            raise InvalidArgument("no input columns; name some under numeric, categorical or buckets")
-        return self
 
 
 class LabelConfig(StrictModel):
@@ -112,12 +75,12 @@ class LabelConfig(StrictModel):
         return self
 
 
-class ColumnsSchema(StrictModel):
-    """Files with named columns: the use of each. Columns that are not named are not read."""
+class SampleColumns(StrictModel):
+    """What a job reads of each sample, whatever the format of its files: labels, weight, group, and simple inputs."""
 
-    label: Annotated[str | None, Field(min_length=1)] = Field(
-        None, description="The column to predict; null: see labels."
-    )
+    section: ClassVar[str]
+
+    label: ColumnRef | None = Field(None, description="The column to predict; null: see labels.")
     label_values: LabelValues = _LABEL_VALUES
     labels: dict[str, LabelConfig] = Field(
         {},
@@ -130,25 +93,41 @@ class ColumnsSchema(StrictModel):
     group: Annotated[str | None, Field(min_length=1)] = Field(
         None, description="Column of the group of a sample, such as its user, for metrics by group; null: none."
     )
+    timestamp: Annotated[str | None, Field(min_length=1)] = Field(
+        None,
+        description="Column of the time of a sample, a timestamp or a text of ISO 8601: windows of metrics.progressive "
+        "say in metrics.file from when to when their samples are. null: none.",
+    )
     numeric: dict[str, NumericTransform] = _NUMERIC
-    categorical: Annotated[tuple[str, ...], FromList] = _CATEGORICAL
+    categorical: Annotated[tuple[ColumnRef, ...], FromList] = _CATEGORICAL
     buckets: dict[str, BucketCount] = _BUCKETS
 
     @property
     def has_inputs(self) -> bool:
-        """Whether columns are named besides the label."""
+        """Whether columns are named that are inputs of the model."""
         return bool(self.numeric or self.categorical or self.buckets)
 
     @property
     def roles(self) -> dict[str, str]:
         """The columns that are no inputs of the model, by the setting that names each."""
-        named = {"data.columns.label": self.label} if self.label is not None else {}
-        named |= {f"data.columns.labels.{name}": label.column or name for name, label in self.labels.items()}
-        others = (("sample_weight", self.sample_weight), ("group", self.group))
-        return named | {f"data.columns.{setting}": column for setting, column in others if column is not None}
+        named = {f"{self.section}.label": str(self.label)} if self.label is not None else {}
+        named |= {f"{self.section}.labels.{name}": label.column or name for name, label in self.labels.items()}
+        others = (("sample_weight", self.sample_weight), ("group", self.group), ("timestamp", self.timestamp))
+        return named | {f"{self.section}.{setting}": column for setting, column in others if column is not None}
+
+    def may_be_input(self, setting: str) -> bool:
+        """Returns whether the column of a role may be an input of the model as well: that of a group or a time."""
+        return setting in (f"{self.section}.group", f"{self.section}.timestamp")
+
+    def check_features(self, features: Iterable[Any]) -> None:
+        """Raises InvalidArgument when a feature reads a column that is no input; see :meth:`may_be_input`."""
+        for feature in features:
+            for setting, column in self.roles.items():
+                if column in feature.columns and not self.may_be_input(setting):
+                    raise InvalidArgument(f"features.{feature.name}: reads {column!r}, which is {setting}")
 
     @model_validator(mode="after")
-    def _one_way_of_labels(self) -> ColumnsSchema:
+    def _one_way_of_labels(self) -> SampleColumns:
         if (self.label is None) == (not self.labels):
             raise InvalidArgument("label: exactly one of label and labels is needed")
         if self.labels and "label_values" in self.model_fields_set:
@@ -158,10 +137,74 @@ class ColumnsSchema(StrictModel):
         columns = list(self.roles.values())
         twice = next((column for column in columns if columns.count(column) > 1), None)
         if twice is not None:
-            raise InvalidArgument(f"column {twice} has two roles; allowed: one of label, sample_weight and group")
+            raise InvalidArgument(
+                f"column {twice} has two roles; allowed: one of label, sample_weight, group and timestamp"
+            )
         return self
 
 
+class CsvSchema(SampleColumns):
+    """Delimited text: the columns and the use of each. A column is given by its name, or its position from 0."""
+
+    section: ClassVar[str] = "data.csv"
+
+    columns: Annotated[tuple[str, ...], FromList] = Field(
+        (), description="Names of all columns in file order; empty: the names in the header, or column_0, column_1, ..."
+    )
+    header: bool = Field(False, description="Whether the first line of each file is a header.")
+    delimiter: str = Field(
+        ",",
+        pattern=_CHARACTER,
+        description="Character between the fields of a line.",
+        json_schema_extra={"allowed": "one ASCII character"},
+    )
+    list_delimiter: str = Field(
+        "|",
+        pattern=_CHARACTER,
+        description="Character between the elements of a field that a feature of kind multi_hot or sequence reads.",
+        json_schema_extra={"allowed": "one ASCII character"},
+    )
+    quote: str = Field(
+        "",
+        pattern=_OPTIONAL_CHARACTER,
+        description="Character around fields that contain delimiters; empty: none.",
+        json_schema_extra={"allowed": "one ASCII character, or empty"},
+    )
+    comment: str = Field("", description="A line that begins with this text is skipped; empty: none.")
+    trim: bool = Field(False, description="Whether spaces around a field are dropped.")
+    missing: Annotated[tuple[str, ...], FromList] = Field(
+        (), description="Texts that mean a missing value, besides the empty field."
+    )
+
+    @model_validator(mode="after")
+    def _delimiters_differ(self) -> CsvSchema:
+        if self.list_delimiter == self.delimiter and not self.quote:
+            raise InvalidArgument("list_delimiter: is that of the fields of a line, so that lists need a quote")
+        return self
+
+
+class ColumnsSchema(SampleColumns):
+    """Files with named columns: the use of each. Columns that are not named are not read."""
+
+    section: ClassVar[str] = "data.columns"
+
+    label: Annotated[str | None, Field(min_length=1)] = Field(
+        None, description="The column to predict; null: see labels."
+    )
+    categorical: Annotated[tuple[str, ...], FromList] = _CATEGORICAL
+
+
+class _CriteoColumns(ColumnsSchema):
+    """The columns of Criteo's layout, which no job names."""
+
+    section: ClassVar[str] = "data.format criteo"
+
+
+CRITEO_NUMERIC = tuple(f"I{number}" for number in range(1, 14))
+CRITEO_CATEGORICAL = tuple(f"C{number}" for number in range(1, 27))
+CRITEO_COLUMNS = _CriteoColumns(
+    label="label", numeric=dict.fromkeys(CRITEO_NUMERIC, "log"), categorical=CRITEO_CATEGORICAL
+)
 _WITH_COLUMNS = ("parquet", "orc", "arrow", "jsonl")
 
 
@@ -204,6 +247,11 @@ class DataConfig(StrictModel):
     )
 
     _features: tuple[Any, ...] = PrivateAttr(())
+
+    @property
+    def samples(self) -> SampleColumns:
+        """What is read of each sample: the section of the format, or that of Criteo's layout."""
+        return self.csv or self.columns or CRITEO_COLUMNS
 
     @property
     def features(self) -> tuple[Any, ...]:

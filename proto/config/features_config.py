@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
-from ..features.kinds import Feature, ListOfKeys, feature_of
+from ..features.base import Feature
+from ..features.kinds import ListOfKeys, MultiHotFeature, SequenceFeature, feature_of
 from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
@@ -18,19 +19,19 @@ def features_of_job(job: JobConfig) -> tuple[Feature, ...]:
     Raises:
         InvalidArgument: a feature is not allowed, or the sections ``data`` and ``features`` do not fit together.
     """
-    columns = job.data.columns
+    columns, form = job.data.samples, job.data.format
     if not job.features:
-        if columns is not None and not columns.has_inputs:
+        if not columns.has_inputs:
             raise InvalidArgument(
-                "data.columns: no input columns; name some under numeric, categorical or buckets, or a section features"
+                f"{columns.section}: no input columns; name some under numeric, categorical or buckets, or a section "
+                "features"
             )
+        _check_list_delimiter(job, ())
         return ()
-    if columns is None:
+    if columns.has_inputs and form != "criteo":
         raise InvalidArgument(
-            f"features: is not possible with data.format {job.data.format}; allowed: parquet, orc, arrow, jsonl"
+            f"features: takes the place of {columns.section}.numeric, categorical and buckets; remove them"
         )
-    if columns.has_inputs:
-        raise InvalidArgument("features: takes the place of data.columns.numeric, categorical and buckets; remove them")
     made = tuple(feature_of(name, options) for name, options in job.features.items())
     is_own = isinstance(job.model, OwnModelConfig)
     for feature in made:
@@ -44,7 +45,25 @@ def features_of_job(job: JobConfig) -> tuple[Feature, ...]:
                 f"features.{feature.name}.table: is not possible, as each feature of model.kind {job.model.kind} has a "
                 "table of its own"
             )
-        for setting, column in columns.roles.items():
-            if column in feature.columns and setting != "data.columns.group":
-                raise InvalidArgument(f"features.{feature.name}: reads {column!r}, which is {setting}")
+        if form == "criteo" and _reads_lists(feature):
+            raise InvalidArgument(
+                f"features.{feature.name}: reads lists, which data.format criteo does not have; allowed: kind id, "
+                "dense, bucketize, cross, split, time"
+            )
+    columns.check_features(made)
+    _check_list_delimiter(job, made)
     return made
+
+
+def _reads_lists(feature: Feature) -> bool:
+    return isinstance(feature, MultiHotFeature | SequenceFeature)
+
+
+def _check_list_delimiter(job: JobConfig, features: tuple[Feature, ...]) -> None:
+    csv = job.data.csv
+    if csv is None or any(_reads_lists(feature) for feature in features):
+        return
+    if "list_delimiter" in csv.model_fields_set:
+        raise InvalidArgument(
+            "data.csv.list_delimiter: has no effect without a feature of kind multi_hot or sequence; remove it"
+        )

@@ -44,7 +44,7 @@ class MetricsConfig(StrictModel):
         10_000_000,
         ge=1,
         le=2**40,
-        description="Most groups of data.columns.group on one worker; an evaluation with more is refused.",
+        description="Most groups of the group column on one worker; an evaluation with more is refused.",
     )
     weighted: bool = Field(
         False,
@@ -83,14 +83,16 @@ class MetricsConfig(StrictModel):
 
 def check_metrics(job: JobConfig) -> None:
     """Raises InvalidArgument when an option of the section has no effect on the tasks and columns of the job."""
-    given, columns = job.metrics.model_fields_set, job.data.columns
+    given, columns = job.metrics.model_fields_set, job.data.samples
     losses = {task.loss for task in job.all_tasks}
     if "at" in given and losses <= {"bce", "mse"}:
         raise InvalidArgument("metrics.at: has no effect without a task over candidates; remove it")
-    if "max_groups" in given and (columns is None or columns.group is None):
-        raise InvalidArgument("metrics.max_groups: has no effect without data.columns.group; remove it")
-    if job.metrics.weighted and (columns is None or columns.sample_weight is None):
-        raise InvalidArgument("metrics.weighted: has no effect without data.columns.sample_weight; remove it")
+    if "max_groups" in given and columns.group is None:
+        where = _column_of(job, "group", "a group column")
+        raise InvalidArgument(f"metrics.max_groups: has no effect without {where}; remove it")
+    if job.metrics.weighted and columns.sample_weight is None:
+        where = _column_of(job, "sample_weight", "sample weights")
+        raise InvalidArgument(f"metrics.weighted: has no effect without {where}; remove it")
     if job.metrics.progressive is not None:
         if job.metrics.file is None and job.metrics.tensorboard is None:
             raise InvalidArgument(
@@ -104,8 +106,21 @@ def check_metrics(job: JobConfig) -> None:
         _check_judged(job, "metrics.stop.metric", job.metrics.stop.metric)
     if job.metrics.best is not None:
         _check_best(job, job.metrics.best)
-    if columns is not None and columns.group is not None and "bce" not in losses:
-        raise InvalidArgument("data.columns.group: has no effect without a task with loss bce; remove it")
+    if columns.timestamp is not None and (job.metrics.progressive is None or job.metrics.file is None):
+        raise InvalidArgument(
+            f"{columns.section}.timestamp: has no effect without metrics.progressive and metrics.file; remove it"
+        )
+    if columns.group is not None and "bce" not in losses:
+        raise InvalidArgument(f"{columns.section}.group: has no effect without a task with loss bce; remove it")
+
+
+def _column_of(job: JobConfig, setting: str, words: str) -> str:
+    """Returns the setting that names a column, or that the format of the data has no such column."""
+    return (
+        f"{words}, which data.format criteo lacks"
+        if job.data.format == "criteo"
+        else f"{job.data.samples.section}.{setting}"
+    )
 
 
 def _check_judged(job: JobConfig, setting: str, metric: str) -> None:
@@ -121,8 +136,7 @@ def _judged(job: JobConfig, loss: str) -> list[str]:
         return ["mse", "mae"]
     if loss != "bce":
         return ["loss", "mrr", *(f"{name}@{k}" for k in job.metrics.at for name in ("hit_rate", "ndcg"))]
-    columns = job.data.columns
-    has_groups = columns is not None and columns.group is not None
+    has_groups = job.data.samples.group is not None
     return ["auc", *(["gauc"] if has_groups else []), "log_loss", "normalized_entropy"]
 
 

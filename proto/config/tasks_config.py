@@ -89,17 +89,16 @@ def tasks_of_job(job: JobConfig) -> tuple[Task, ...]:
     Raises:
         InvalidArgument: a task has no such label, or the model of the job cannot have these tasks.
     """
-    columns = job.data.columns
-    labels = tuple(columns.labels) if columns is not None else ()
+    section, labels = job.data.samples.section, tuple(job.data.samples.labels)
     if not job.tasks:
         if len(labels) > 1:
-            raise InvalidArgument(f"tasks: are needed, as data.columns.labels has several: {', '.join(labels)}")
+            raise InvalidArgument(f"tasks: are needed, as {section}.labels has several: {', '.join(labels)}")
         name = labels[0] if labels else "label"
         return (_named(Task(name, name)),)
     made = tuple(_named(_task(name, task, labels)) for name, task in job.tasks.items())
     unused = [label for label in labels if all(label != task.label for task in made)]
     if unused:
-        raise InvalidArgument(f"data.columns.labels.{unused[0]}: has no effect, as no task has this label; remove it")
+        raise InvalidArgument(f"{section}.labels.{unused[0]}: has no effect, as no task has this label; remove it")
     if not isinstance(job.model, OwnModelConfig):
         if len(made) > 1:
             raise InvalidArgument(f"tasks: model.kind {job.model.kind} has one output; allowed: one task")
@@ -124,7 +123,7 @@ def _task(name: str, config: TaskConfig, labels: tuple[str, ...]) -> Task:
     if config.label is not None and not labels:
         raise InvalidArgument(
             f"tasks.{name}.label: has no effect, as the data have one label; remove it, or name labels in "
-            "data.columns.labels"
+            "data.columns.labels or data.csv.labels"
         )
     if labels and label not in labels:
         raise InvalidArgument(f"tasks.{name}.label: there is no label {label!r}; allowed: {', '.join(labels)}")

@@ -6,7 +6,7 @@ An error names the feature, the column, and where the data come from; nothing is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +21,24 @@ from ..row_keys import TextHasher
 Columns: TypeAlias = "pa.Table | pa.RecordBatch | Mapping[str, Any]"
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class RefusedRow(InvalidArgument):
+    """The error for a row that a feature refuses, while its column fits.
+
+    Attributes:
+        column: the name of the column.
+        row: the number of the row among those that were given, from 0.
+        problem: what is wrong with the cell, as a sentence about it.
+    """
+
+    def __init__(self, text: str, column: str, row: int, problem: str) -> None:
+        super().__init__(text)
+        self.column, self.row, self.problem = column, row, problem
+
+    def __reduce__(self) -> tuple[type[RefusedRow], tuple[str, str, int, str]]:
+        """Makes the error picklable, as it crosses processes."""
+        return RefusedRow, (str(self), self.column, self.row, self.problem)
 
 
 @dataclass(frozen=True)
@@ -103,6 +121,18 @@ class Cells:
         """Returns the error of a column that does not fit."""
         return InvalidArgument(f"{self._where}: column {column!r} of feature {self._feature!r}: {text}")
 
+    def refuse_row(self, column: str, rows: npt.NDArray[np.bool_], problem: Callable[[int], str]) -> RefusedRow:
+        """Returns the error of the first row that does not fit.
+
+        Args:
+            column: the name of the column.
+            rows: which rows do not fit, (n) bool.
+            problem: returns what is wrong with a row, by its number from 0, as words about it.
+        """
+        row = int(np.flatnonzero(rows)[0])
+        text = f"{self._where}: column {column!r} of feature {self._feature!r}: row {row} {problem(row)}"
+        return RefusedRow(text, column, row, f"it {problem(row)} (feature {self._feature})")
+
     def column(self, name: str, *, refuses_null: bool = False) -> pa.Array:
         """Returns a column as one array.
 
@@ -115,20 +145,16 @@ class Cells:
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:8]
             count = "there is no such column" if not found else f"there are {len(found)} columns of this name"
             raise self.refuse(name, f"{count}; the nearest names: {', '.join(near) or 'none, as there is no column'}")
-        chunks = self._table.column(found[0])
-        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # of an empty column
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-        if refuses_null and array.null_count:
-            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            raise self.refuse(name, f"row {row} is null, which on_null refuses")
+        array = whole(self._table.column(found[0]))
+        if refuses_null and (is_null := _nulls(array)) is not None:
+            raise self.refuse_row(name, is_null, lambda _: "is null, which on_null refuses")
         return array
 
     def numbers(self, name: str, *, refuses_null: bool = False) -> npt.NDArray[np.float64]:
-        """Returns the numbers of a column, (n) float64 with NaN for nulls.
+        """Returns the numbers of a column, (n) float64 with NaN for nulls. NaN in the column is a null as well.
 
         Raises:
-            InvalidArgument: the column has no numbers, or one that is not finite as a float32.
+            InvalidArgument: the column has no numbers, or one that is not finite as a float32, or a null.
         """
         array = self.column(name, refuses_null=refuses_null)
         kind = array.type
@@ -140,16 +166,15 @@ class Cells:
         numbers: npt.NDArray[np.float64] = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             return numbers  # a null is NaN, and every integer is finite as a float32
-        is_bad = ~(np.abs(numbers) <= _FLOAT32_MAX)
-        if array.null_count:
-            is_bad &= ~array.is_null().to_numpy(zero_copy_only=False)
+        is_bad = np.abs(numbers) > _FLOAT32_MAX
         if is_bad.any():
-            row = int(np.flatnonzero(is_bad)[0])
-            raise self.refuse(name, f"row {row} is {numbers[row]}, which is not finite as a float32")
+            raise self.refuse_row(name, is_bad, lambda row: f"is {numbers[row]}, which is not finite as a float32")
+        if refuses_null and (is_nan := np.isnan(numbers)).any():
+            raise self.refuse_row(name, is_nan, lambda _: "is NaN, which on_null refuses as a null")
         return numbers
 
     def tokens(self, name: str, *, refuses_null: bool = False) -> Tokens:
-        """Returns the texts of a column of integers or texts, each distinct one once.
+        """Returns the texts of a column of integers, booleans or texts, each distinct one once.
 
         Raises:
             InvalidArgument: the column has neither, or a null.
@@ -167,6 +192,8 @@ class Cells:
         """
         if pa.types.is_null(array.type):
             return Tokens(np.full(len(array), -1, dtype=np.int64), _NO_TEXTS)
+        if pa.types.is_boolean(array.type):
+            array = array.cast(pa.int8())
         if not pa.types.is_dictionary(array.type):
             self._check_tokens(name, array.type)
             if not is_distinct:
@@ -188,7 +215,7 @@ class Cells:
         is_text = any(
             test(kind)
             for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
-                         pa.types.is_integer)
+                         pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_integer)
         )  # fmt: skip
         if not is_text:
             raise self.refuse(name, f"has type {kind}; an integer or a text is needed")
@@ -208,6 +235,21 @@ class Cells:
             raise self.refuse(name, f"has type {array.type}; a list is needed")
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         return Lists(pc.list_flatten(array), lengths)
+
+
+def whole(chunks: pa.ChunkedArray) -> pa.Array:
+    """Returns a column of a table as one array."""
+    array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # of an empty column
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array
+
+
+def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Returns which cells are null, (n) bool, also where a dictionary has the null; None: there is none."""
+    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+        array = array.dictionary_decode()
+    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
 def texts_of(values: pa.Array) -> pa.Array:

@@ -12,28 +12,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..row_keys import hash_key
+from .base import Feature, HashUnknown, KeyOptions
 from .cells import Cells, Lists, Tokens, kept_positions
 from .jagged import Jagged, offsets_of
 from .kinds import (
     BucketizedFeature,
     CrossFeature,
-    Feature,
-    HashUnknown,
     IdFeature,
-    KeyOptions,
     MultiHotFeature,
     NumericFeature,
     SequenceFeature,
     SplitFeature,
     TimeFeature,
 )
+from .statistics import Statistics
+from .times import TIME_FORM, are_no_times, moments
 from .vocabulary import Vocabulary
-
-Statistics: TypeAlias = tuple[float, ...]
 
 # The function of each part of a time, and its first value.
 _PARTS = {"hour": (pc.hour, 0), "weekday": (pc.day_of_week, 0), "day": (pc.day, 1), "month": (pc.month, 1)}
 
+
+_SHOWN_CHARACTERS = 40
 
 Array: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.int64] | Jagged"
 
@@ -71,12 +71,10 @@ def computed(feature: Feature, cells: Cells, statistics: Statistics | None, voca
         InvalidArgument: a column is missing, or does not fit; the text names it.
     """
     if isinstance(feature, NumericFeature):
-        return _numeric(feature, cells, statistics)
+        return scaled(feature, numbers_before_statistics(feature, cells), statistics)
     if isinstance(feature, BucketizedFeature):
         assert statistics is not None
-        values = numbers_before_statistics(feature, cells)
-        buckets = np.searchsorted(np.array(statistics), values, side="right")
-        return np.where(np.isnan(values), feature.null_bucket, buckets).astype(np.int64)
+        return bucket_of(feature, numbers_before_statistics(feature, cells), statistics)
     if isinstance(feature, IdFeature):
         column = feature.columns[0]
         array = cells.column(column, refuses_null=feature.on_null == "refuse")
@@ -89,8 +87,16 @@ def computed(feature: Feature, cells: Cells, statistics: Statistics | None, voca
     return _list_of_keys(feature, cells, vocabulary)
 
 
-def _numeric(feature: NumericFeature, cells: Cells, statistics: Statistics | None) -> npt.NDArray[np.float32]:
-    values = numbers_before_statistics(feature, cells)
+def scaled(
+    feature: NumericFeature, values: npt.NDArray[np.float64], statistics: Statistics | None
+) -> npt.NDArray[np.float32]:
+    """Returns the values of a feature of numbers, (n) float32.
+
+    Args:
+        feature: the feature.
+        values: the numbers after ``clip`` and ``log1p``, (n) float64; NaN is a missing one.
+        statistics: (mean, std) or (low, high); None without ``scale``.
+    """
     if feature.scale != "none":
         assert statistics is not None
         first, second = statistics
@@ -99,10 +105,36 @@ def _numeric(feature: NumericFeature, cells: Cells, statistics: Statistics | Non
     return out
 
 
+def bucket_of(feature: BucketizedFeature, values: npt.NDArray[np.float64], edges: Statistics) -> npt.NDArray[np.int64]:
+    """Returns the number of the bucket that each number falls into, (n) int64; a bucket includes its left edge.
+
+    Args:
+        feature: the feature.
+        values: the numbers, (n) float64; NaN is a missing one.
+        edges: the edges between buckets, ascending.
+    """
+    buckets = np.searchsorted(np.array(edges), values, side="right")
+    return np.where(np.isnan(values), feature.null_bucket, buckets).astype(np.int64)
+
+
 def _keys(
-    feature: KeyOptions, name: str, array: pa.Array, vocabulary: Vocabulary | None, cells: Cells
+    feature: KeyOptions,
+    name: str,
+    array: pa.Array,
+    vocabulary: Vocabulary | None,
+    cells: Cells,
+    lengths: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Returns the key of each cell of an array that belongs to the column ``name``, (n) int64."""
+    """Returns the key of each cell of an array that belongs to the column ``name``, (n) int64.
+
+    Args:
+        feature: the feature.
+        name: the name of the column.
+        array: the cells, or the elements of its lists.
+        vocabulary: the keys of tokens; None: they are hashed.
+        cells: the columns.
+        lengths: the length of each list, (rows) int64; None: a cell a row.
+    """
     tokens = cells.tokens_of(name, array, is_distinct=vocabulary is not None)
     default = str(feature.default).encode()
     if vocabulary is None:
@@ -120,9 +152,11 @@ def _keys(
         keys = np.where(unknown, len(vocabulary), keys)
     used = keys[tokens.codes]
     if (used < 0).any():
-        row = int(np.flatnonzero(used < 0)[0])
-        token = texts[int(tokens.codes[row]) % len(texts)].as_py().decode(errors="replace")
-        raise cells.refuse(name, f"{token!r} is not in the vocabulary {vocabulary.name}, and unknown is refuse")
+        first = int(np.flatnonzero(used < 0)[0])
+        token = texts[int(tokens.codes[first]) % len(texts)].as_py().decode(errors="replace")
+        rows = used < 0 if lengths is None else _rows_of(used < 0, lengths)
+        problem = f"has {token!r}, which is not in the vocabulary {vocabulary.name}, and unknown is refuse"
+        raise cells.refuse_row(name, rows, lambda _: problem)
     return used
 
 
@@ -153,19 +187,34 @@ def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
     part, first = _PARTS[feature.part]
     if pa.types.is_null(array.type):
         return np.full(len(array), feature.null_key, dtype=np.int64)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        try:
-            array = array.cast(pa.timestamp("us"))
-        except pa.ArrowInvalid as error:
-            raise cells.refuse(column, f"a text is no timestamp: {error}") from None
-    if not pa.types.is_timestamp(array.type):
-        raise cells.refuse(column, f"has type {array.type}; a timestamp, or a text of ISO 8601 is needed")
-    moments = array if array.type.tz is not None else pc.assume_timezone(array, "UTC")
-    local = moments.cast(pa.timestamp(array.type.unit, tz=feature.zone))
+    try:
+        found = moments(array)
+    except pa.ArrowTypeError:
+        raise cells.refuse(column, f"has type {array.type}; {TIME_FORM} is needed") from None
+    except pa.ArrowInvalid:
+        raise cells.refuse_row(
+            column, are_no_times(array), lambda row: f"is no timestamp: {_short(array[row])}"
+        ) from None
+    local = found.cast(pa.timestamp(found.type.unit, tz=feature.zone))
     values = pc.fill_null(pc.subtract(pc.cast(part(local), pa.int64()), first), feature.null_key)
     return np.array(values.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _short(text: pa.Scalar) -> str:
+    value = text.as_py()
+    return repr((value if isinstance(value, str) else value.decode(errors="backslashreplace"))[:_SHOWN_CHARACTERS])
+
+
+def _rows_of(items: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Returns which lists have an element that is true, (n) bool.
+
+    Args:
+        items: the elements of all lists, (m) bool.
+        lengths: the length of each list, (n) int64.
+    """
+    rows = np.zeros(len(lengths), dtype=np.bool_)
+    rows[np.repeat(np.arange(len(lengths)), lengths)[items]] = True
+    return rows
 
 
 def check_zone(name: str) -> bool:
@@ -188,8 +237,9 @@ def _list_of_keys(
         lists = cells.lists(column, refuses_null=refuses)
     items = lists.items
     if refuses and items.null_count:
-        raise cells.refuse(column, "a list has a null, which on_null refuses")
-    values = _keys(feature, column, items, vocabulary, cells)
+        rows = _rows_of(items.is_null().to_numpy(zero_copy_only=False), lists.lengths)
+        raise cells.refuse_row(column, rows, lambda _: "has a null in its list, which on_null refuses")
+    values = _keys(feature, column, items, vocabulary, cells, lists.lengths)
     made = Jagged(values, offsets_of(lists.lengths), _weights(feature, cells, lists))
     return _cut(feature, made, lists.lengths, cells, column)
 
@@ -219,14 +269,16 @@ def _weights(feature: KeyOptions, cells: Cells, lists: Lists) -> npt.NDArray[np.
         return None
     weights = cells.lists(name)
     if not np.array_equal(weights.lengths, lists.lengths):
-        row = int(np.flatnonzero(weights.lengths != lists.lengths)[0])
-        raise cells.refuse(
-            name, f"row {row} has {weights.lengths[row]} weights for {lists.lengths[row]} keys; each key needs one"
+        raise cells.refuse_row(
+            name,
+            weights.lengths != lists.lengths,
+            lambda row: f"has {weights.lengths[row]} weights for {lists.lengths[row]} keys; each key needs one",
         )
     values = pc.cast(weights.items, pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     numbers: npt.NDArray[np.float32] = values.astype(np.float32)
     if not np.isfinite(numbers).all():
-        raise cells.refuse(name, "a weight is null or not finite")
+        rows = _rows_of(~np.isfinite(numbers), lists.lengths)
+        raise cells.refuse_row(name, rows, lambda _: "has a weight that is null or not finite")
     return numbers
 
 
@@ -235,7 +287,8 @@ def _cut(feature: KeyOptions, made: Jagged, lengths: npt.NDArray[np.int64], cell
     if most is None or not (lengths > most).any():
         return made
     if isinstance(feature, MultiHotFeature):
-        row = int(np.flatnonzero(lengths > most)[0])
-        raise cells.refuse(column, f"row {row} has {lengths[row]} keys; allowed: at most {most} (max_len)")
+        raise cells.refuse_row(
+            column, lengths > most, lambda row: f"has {lengths[row]} keys; allowed: at most {most} (max_len)"
+        )
     stays = kept_positions(lengths, most, feature.keep)  # type: ignore[attr-defined]
     return replace(made, values=made.values[stays], offsets=offsets_of(np.minimum(lengths, most)))

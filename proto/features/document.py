@@ -10,8 +10,9 @@ from pydantic import Field, Strict, TypeAdapter
 
 from ..documents import checked, parse_json
 from ..errors import DataLoss, InvalidArgument
+from .base import Feature
 from .feature_set import FeatureSet
-from .kinds import Feature, NumericFeature, feature_of
+from .kinds import NumericFeature, feature_of
 from .vocabulary import Vocabulary
 
 FEATURES = "features.json"
@@ -72,6 +73,21 @@ def files_of(features: FeatureSet, arguments: Arguments) -> dict[str, bytes]:
 
 def _options(feature: Feature) -> dict[str, Any]:
     return feature.model_dump(mode="json", exclude={"name"}, exclude_unset=True) | {"kind": feature.kind}  # type: ignore[attr-defined]
+
+
+def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
+    """Returns the names of the vocabularies' files, each once.
+
+    Args:
+        data: the bytes of ``features.json``.
+        where: the place of the files, which begins error texts.
+
+    Raises:
+        DataLoss: the file does not hold features.
+    """
+    place = f"{where}/{FEATURES}"
+    document = checked(_DOCUMENT, parse_json(data, place, MOST_BYTES), place)
+    return tuple(dict.fromkeys(document.vocabularies.values()))
 
 
 def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Arguments]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from ..errors import FailedPrecondition, InvalidArgument
 from ..row_keys import TextHasher, hash_texts
+from .base import Feature
 from .cells import Cells, Columns, table_of
-from .compute import Array, Statistics, check_zone, computed, numbers_before_statistics
-from .kinds import BucketizedFeature, Feature, NumericFeature, TimeFeature
-from .statistics import Moments, QuantileSample, Range
+from .compute import Array, check_zone, computed, numbers_before_statistics
+from .kinds import BucketizedFeature, NumericFeature, TimeFeature
+from .statistics import Statistics, StatisticsPass
 from .vocabulary import Vocabulary
 
-_SAMPLE_SEED = 20
 Opener = Callable[[str], bytes]
 
 
@@ -75,6 +73,12 @@ class FeatureSet:
         return tuple(dict.fromkeys(name for feature in self.features for name in feature.columns))
 
     @property
+    def pools(self) -> dict[str, str]:
+        """How lists are pooled, by the name of each feature that says so."""
+        found = {feature.name: getattr(feature, "pool", None) for feature in self.features}
+        return {name: pool for name, pool in found.items() if pool is not None}
+
+    @property
     def lacks(self) -> tuple[str, ...]:
         """The names of features whose statistics a pass over the training data must find first (:meth:`fit`)."""
         return tuple(
@@ -86,8 +90,7 @@ class FeatureSet:
     def fit(self, training: Iterable[Columns], where: str = "features") -> FeatureSet:
         """Returns the set with the statistics of the training data, found in one pass.
 
-        Mean, deviation and range are exact. Quantiles are exact up to 200,000 rows, and beyond those of a uniform
-        sample of 200,000 rows, drawn with a fixed seed.
+        :class:`StatisticsPass` says how exact they are.
 
         Args:
             training: the data, as tables, record batches or mappings; not read when no feature lacks statistics.
@@ -96,18 +99,14 @@ class FeatureSet:
         Raises:
             InvalidArgument: a column is missing or does not fit; the text names it.
         """
-        lacking = [feature for feature in self.features if feature.name in self.lacks]
-        if not lacking:
+        learnt = StatisticsPass(feature for feature in self.features if feature.name in self.lacks)
+        if not learnt.features:
             return self
-        learnt = {feature.name: _statistic_of(feature, self.features.index(feature)) for feature in lacking}
         for columns in training:
             table = table_of(columns, where)
-            for feature in lacking:
-                values = numbers_before_statistics(feature, Cells(table, feature.name, where, self.hasher))
-                learnt[feature.name].add(values[~np.isnan(values)])
-        found: dict[str, Statistics] = dict(self.statistics)
-        found |= {feature.name: _found(feature, learnt[feature.name]) for feature in lacking}
-        return replace(self, statistics=found)
+            for feature in learnt.features:
+                learnt.add(feature, numbers_before_statistics(feature, Cells(table, feature.name, where, self.hasher)))
+        return replace(self, statistics={**self.statistics, **learnt.found()})
 
     def __call__(self, columns: Columns, where: str = "features") -> dict[str, Array]:
         """Returns the arrays of rows by the names of the features, in their order.
@@ -155,23 +154,3 @@ class FeatureSet:
             unknown = feature.unknown  # type: ignore[attr-defined]
             return len(vocabulary) + ({"row": 1, "refuse": 0}[unknown] if isinstance(unknown, str) else unknown.hash)
         return getattr(feature, "modulo", None)
-
-
-def _statistic_of(feature: Feature, index: int) -> Moments | Range | QuantileSample:
-    """Returns what learns the statistics of a feature.
-
-    Args:
-        feature: the feature.
-        index: its number in the set, by which samples differ.
-    """
-    if isinstance(feature, BucketizedFeature):
-        return QuantileSample(_SAMPLE_SEED + index)
-    return Moments() if isinstance(feature, NumericFeature) and feature.scale == "standardize" else Range()
-
-
-def _found(feature: Feature, kept: Moments | Range | QuantileSample) -> Statistics:
-    if not isinstance(kept, QuantileSample):
-        return kept.pair
-    assert isinstance(feature, BucketizedFeature)
-    assert feature.quantiles is not None
-    return kept.edges(feature.quantiles)

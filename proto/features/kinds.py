@@ -11,104 +11,14 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from ..config.config import FromList, StrictModel, describe_error
+from ..config.config import FromList
 from ..errors import InvalidArgument, not_allowed
-
-MOST_KEYS = 1 << 62
-_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
-_NAME_FORM = "a name of letters, digits and _, at most 128, that does not begin with a digit"
+from .base import MOST_KEYS, CellKind, Feature, KeyOptions, OneColumn
 
 Pool: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]
-
-
-class Feature(StrictModel):
-    """The base of every kind. ``IdFeature("user", column="user_id")`` makes one.
-
-    Args:
-        given: the name of the feature.
-        options: the attributes of its class.
-
-    Attributes:
-        name: the name of the feature, and of the tensor that the model takes.
-
-    Raises:
-        InvalidArgument: an option is unknown, of a wrong type or out of range; the text names it.
-    """
-
-    name: str = Field(pattern=_NAME, description="Name of the tensor.", json_schema_extra={"allowed": _NAME_FORM})
-
-    def __init__(self, given: str | None = None, /, **options: Any) -> None:
-        try:
-            super().__init__(**options if given is None else {"name": given, **options})
-        except ValidationError as error:
-            text = describe_error(type(self), error.errors()[0]).removeprefix("the document: ")
-            raise InvalidArgument(text) from None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns that the feature reads."""
-        column: str | None = getattr(self, "column", None)
-        return (self.name if column is None else column,)
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Whether a pass over the training data must find something before the feature can be computed."""
-        return False
-
-
-class OneColumn(Feature):
-    """The base of kinds that read one column.
-
-    Attributes:
-        column: the name of the column; None: the name of the feature.
-        on_null: what a null becomes: "default" takes ``default``, "refuse" ends the read with an error.
-    """
-
-    column: str | None = Field(None, min_length=1, description="Column; null: the feature's name.")
-    on_null: Literal["default", "refuse"] = Field(
-        "default", description="default: a null takes the feature's default. refuse: it is an error."
-    )
-
-
-class HashUnknown(StrictModel):
-    """Tokens that a vocabulary does not have share ``hash`` rows, chosen by their hash."""
-
-    hash: int = Field(ge=1, le=1 << 32, description="Number of rows that unknown tokens share.")
-
-
-class KeyOptions(StrictModel):
-    """The options that turn a token into a key.
-
-    Attributes:
-        table: the name of the table that the keys look up; None: the name of the feature.
-        modulo: the keys are taken modulo this number; None: they have 63 bits.
-        vocabulary: a file with a token on each line; the key of a token is the number of its line, from 0. None: the
-            key of a token is its hash (``proto/row_keys.py``).
-        unknown: what a token becomes that the vocabulary does not have: "row": the key behind the last line, which all
-            of them share. {"hash": n}: one of n keys behind the last line. "refuse": an error.
-        default: the token of a null.
-    """
-
-    table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
-    modulo: int | None = Field(None, ge=1, le=MOST_KEYS, description="Keys are taken modulo this; null: 63 bits.")
-    vocabulary: str | None = Field(
-        None, min_length=1, description="File with a token on each line, whose number is its key; null: hashed keys."
-    )
-    unknown: Literal["row", "refuse"] | HashUnknown = Field(
-        "row",
-        description="What tokens become that the vocabulary does not have: one row for all, {hash: n} rows, or refuse.",
-    )
-    default: str | int = Field("", description="Token of a null.")
-
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> KeyOptions:
-        if self.vocabulary is None and "unknown" in self.model_fields_set:
-            raise InvalidArgument("unknown: has no effect without vocabulary")
-        if self.vocabulary is not None and self.modulo is not None:
-            raise InvalidArgument("modulo: has no effect with vocabulary, whose keys are the numbers of its lines")
-        return self
+_POOL = "How a model with an argument pools pools the rows of a list; null: as that argument says."
 
 
 class IdFeature(OneColumn, KeyOptions):
@@ -156,6 +66,11 @@ class NumericFeature(OneColumn):
         return self
 
     @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return dict.fromkeys(self.columns, "number")
+
+    @property
     def needs_statistics(self) -> bool:
         """Whether a pass over the training data must find mean and std, or low and high."""
         return self.scale != "none" and self.statistics is None
@@ -186,6 +101,11 @@ class BucketizedFeature(OneColumn):
         if edges is not None and (not edges or any(not a < b for a, b in itertools.pairwise(edges))):
             raise not_allowed("boundaries", list(edges), "numbers in ascending order, at least one")
         return self
+
+    @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return dict.fromkeys(self.columns, "number")
 
     @property
     def null_bucket(self) -> int:
@@ -237,12 +157,12 @@ class MultiHotFeature(ListOfKeys):
 
     Attributes:
         weights: the name of a list column with a weight for each key; None: no weights.
-        pool: how the model pools the rows of a list.
+        pool: how a model of sparserow pools the rows of a list; None: as its argument ``pools`` says.
     """
 
     kind: Literal["multi_hot"] = "multi_hot"
     weights: str | None = Field(None, min_length=1, description="List column with a weight of each key.")
-    pool: Pool = Field("sum", description="How the rows of a list are pooled.")
+    pool: Pool | None = Field(None, description=_POOL)
 
     @model_validator(mode="after")
     def _weights_can_be_pooled(self) -> MultiHotFeature:
@@ -255,6 +175,11 @@ class MultiHotFeature(ListOfKeys):
         """The names of the columns that the feature reads."""
         return super().columns if self.weights is None else (*super().columns, self.weights)
 
+    @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return {name: "numbers" if name == self.weights else "texts" for name in self.columns}
+
 
 class SequenceFeature(ListOfKeys):
     """The keys of a list column in their order. A list longer than ``max_len`` is cut.
@@ -265,6 +190,11 @@ class SequenceFeature(ListOfKeys):
 
     kind: Literal["sequence"] = "sequence"
     keep: Literal["last", "first"] = Field("last", description="End of a list that is kept when it is cut.")
+
+    @property
+    def cells(self) -> dict[str, CellKind]:
+        """What a cell of each column is."""
+        return dict.fromkeys(self.columns, "texts")
 
     @model_validator(mode="after")
     def _keep_has_an_effect(self) -> SequenceFeature:
@@ -279,19 +209,21 @@ class SplitFeature(ListOfKeys):
     Attributes:
         delimiter: the text between two parts.
         keep: the end of a list that is kept when it is cut.
-        pool: how the model pools the rows of a list; None: it takes them as a sequence.
+        pool: how a model of sparserow pools the rows of a list; None: as its argument ``pools`` says, and without
+            that it takes them as a sequence.
     """
 
     kind: Literal["split"] = "split"
     delimiter: str = Field("|", min_length=1, max_length=16, description="Text between two parts.")
     keep: Literal["last", "first"] = Field("last", description="End of a list that is kept when it is cut.")
-    pool: Pool | None = Field(None, description="How the rows of a list are pooled; null: a sequence.")
+    pool: Pool | None = Field(None, description=_POOL)
 
 
 class TimeFeature(OneColumn):
     """A part of a timestamp as a key, counted from 0. Gives (n) int64.
 
-    A null has a key of its own, behind the others. A timestamp without a zone is in UTC.
+    A null has a key of its own, behind the others. A timestamp without a zone is in UTC. A text of ISO 8601 is one as
+    well, and may end in Z or an offset.
 
     Attributes:
         part: "hour" (24 keys), "weekday" (7, Monday is 0), "day" of the month (31) or "month" (12).

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import torch
 from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
@@ -22,10 +20,6 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
 from ...proto.errors import DataLoss, FailedPrecondition, not_allowed, typed_error
-from ...proto.features.compute import Array
-from ...proto.features.document import Arguments
-from ...proto.features.feature_set import FeatureSet
-from ...proto.features.jagged import Jagged
 from ...proto.published.dense import (
     DenseVersion,
     dense_facts,
@@ -33,14 +27,18 @@ from ...proto.published.dense import (
     read_dense,
     read_dense_proof,
 )
-from ...proto.published.feature_files import read_features
 from ...proto.published.program import trusted_keys
 from ...proto.published.program_proof import check_proof
 from ...proto.published.registry import ModelRegistry
 from ...proto.schema import DTYPES, Dtype
 from ..client.client import ServingClient
+from .column_arguments import arguments_of, features_of_version, is_of_columns
 from .load_program import load_exported
 from .served_model_stats import ServedModelStats
+
+if TYPE_CHECKING:
+    from ...proto.features.document import Arguments
+    from ...proto.features.feature_set import FeatureSet
 
 _DEADLINE_MS = 1000
 
@@ -251,8 +249,8 @@ class ServedModel(Closing):
         if self._closed:
             raise FailedPrecondition("ServedModel: the model is closed")
         loaded = self._loaded
-        if len(arguments) == 1 and isinstance(arguments[0], pa.Table | pa.RecordBatch | Mapping):
-            arguments = _of_columns(loaded, arguments[0])
+        if len(arguments) == 1 and is_of_columns(arguments[0]):
+            arguments = self._of_columns(loaded, arguments[0])
         try:
             with torch.no_grad():
                 output = self._run(loaded, arguments)
@@ -262,6 +260,14 @@ class ServedModel(Closing):
         if dense is None:
             return Prediction(output, loaded.version, 0, None)
         return Prediction(output, loaded.version, dense.number, dense.step)
+
+    @staticmethod
+    def _of_columns(loaded: _Loaded, columns: Any) -> tuple[Any, ...]:
+        if loaded.features is None:
+            raise FailedPrecondition(
+                f"ServedModel: version {loaded.version} was published without features, so its program takes tensors"
+            )
+        return arguments_of(loaded.features, loaded.arguments, columns)
 
     def _run(self, loaded: _Loaded, arguments: tuple[Any, ...]) -> Any:
         if loaded.on_device is None:
@@ -305,7 +311,7 @@ class ServedModel(Closing):
             deadline_ms=self._deadline_ms,
         )
         on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._kept)
-        features, names = read_features(self._folder(version), manifest.features, _client.text_keys) or (None, ())
+        features, names = features_of_version(self._folder(version), manifest.features)
         loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device, features, names)
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)
@@ -353,30 +359,6 @@ class ServedModel(Closing):
             raise DataLoss(f"{folder.url}: dense weights {dense.number} do not match those of the program")
         module.load_state_dict({key: value.to(present[key]) for key, value in weights.items()}, assign=True)
         return dataclasses.replace(loaded, module=module, dense=dense)
-
-
-def _of_columns(loaded: _Loaded, columns: Any) -> tuple[Any, ...]:
-    """Returns the arguments of a version's program, made of columns."""
-    if loaded.features is None:
-        raise FailedPrecondition(
-            f"ServedModel: version {loaded.version} was published without features, so its program takes tensors"
-        )
-    arrays = loaded.features(columns, "ServedModel")
-    return tuple(_argument(arrays, each) for each in loaded.arguments)
-
-
-def _argument(arrays: dict[str, Array], features: str | tuple[str, ...]) -> Any:
-    """Returns one argument of a program: a feature, or several as the columns of a matrix."""
-    if not isinstance(features, str):
-        columns = [_argument(arrays, name) for name in features]
-        return torch.stack(columns, dim=1) if columns else torch.empty(_rows_of(arrays), 0)
-    array = arrays[features]
-    return tuple(map(tensor_of, array.parts)) if isinstance(array, Jagged) else tensor_of(array)
-
-
-def _rows_of(arrays: dict[str, Array]) -> int:
-    first = next(iter(arrays.values()))
-    return len(first.offsets) - 1 if isinstance(first, Jagged) else len(first)
 
 
 def _is_on_host(value: Any) -> bool:

@@ -43,6 +43,9 @@ def made_data(folder: Path, job: str) -> list[str]:
     if job == "adult":
         for path in (train, test):
             path.write_text(ADULT * 20 + ADULT.replace("39", "51").replace("<=50K", ">50K"))
+    elif job == "text":
+        for path in (train, test):
+            path.write_text("click,user,item,tags,price,at\n" + "yes,ada,i1,new|sale,12.5,2024-01-05T06:30:00Z\n" * 9)
     elif job in ("parquet", "features"):
         for path in (train, test):
             (path / "day=2024-01-03").mkdir(parents=True)
@@ -68,8 +71,7 @@ def check_named_tensors(config: JobConfig, batch: Batch, tensors: dict[str, Any]
     for name, values in batch.tensors.items():
         if not isinstance(values, torch.Tensor):
             named |= {f"{name}.values": values[0], f"{name}.offsets": values[1]}
-    columns = config.data.columns
-    assert columns is not None
+    columns = config.data.samples
     beside = [f"labels {name}" for name in columns.labels] or ["labels"]
     assert set(tensors) == {*named, *beside, *(["groups"] if columns.group else [])}
     for name, tensor in named.items():

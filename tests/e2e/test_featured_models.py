@@ -40,7 +40,7 @@ def columns_of(rows: int, seed: int) -> dict[str, list[Any]]:
 
 
 class Net(nn.Module):
-    def __init__(self, features: sr.TensorFeatures) -> None:
+    def __init__(self, features: sr.Features) -> None:
         super().__init__()
         with sr.deferred():
             self.users, self.crosses = nn.Embedding(MODULO, 8), nn.Embedding(MODULO, 8)
@@ -70,7 +70,7 @@ class Net(nn.Module):
 @dataclass
 class World:
     root: str
-    features: sr.TensorFeatures
+    features: sr.Features
     test: dict[str, list[Any]]
     scores: Tensor
 
@@ -81,7 +81,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("featured")
     (folder / "cities.txt").write_text("c0\nc1\nc2\n")
     train, test = columns_of(2_000, 1), columns_of(SAMPLES, 2)
-    features = sr.TensorFeatures(
+    features = sr.Features(
         [
             sr.IdFeature("user", column="user_id", modulo=MODULO),
             sr.NumericFeature("age", log1p=True, scale="standardize"),
@@ -115,7 +115,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         one = {name: values[:1] for name, values in train.items()}
         with pytest.raises(sr.InvalidArgument, match=r"example: feature 'user' has 1 rows; at least 2"):
             sr.publish(session, "ctr", root=root, model=model, features=features, example=one)
-        fewer = sr.TensorFeatures(features.set.features[:2])
+        fewer = sr.Features(features.set.features[:2])
         with pytest.raises(sr.FailedPrecondition, match="age need statistics"):
             fewer(example)
         assert ModelRegistry(root).versions("ctr") == [1]

@@ -92,6 +92,34 @@ def scores(trained: Trained) -> list[list[float]]:
     return [first.tolist(), second.tolist()]
 
 
+_POSITIONAL = """
+import sys
+
+import sparserow as sr
+import torch
+
+with sr.ServingClient(sys.argv[1:2], model="ctr@1") as client, sr.ServedModel(client, sys.argv[2]) as served:
+    scores = served(torch.tensor([1, 2]), torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.tensor([0.5, 0.25]))
+    assert scores.shape == (2,)
+    assert "pyarrow" not in sys.modules, "tensors need no columns"
+    try:
+        served({"user": [1]})
+    except sr.FailedPrecondition as error:
+        assert "was published without features" in str(error)
+    else:
+        raise AssertionError("columns are refused")
+"""
+
+
+def test_a_version_that_takes_tensors_does_not_import_pyarrow(trained: Trained, scores: list[list[float]]) -> None:
+    assert scores
+    with sr.local_serving("ctr@1", root=trained.root) as serving:
+        done = subprocess.run(
+            [sys.executable, "-c", _POSITIONAL, serving.addresses[0], trained.root], capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_program_scores_as_in_training_and_changes_with_its_alias(
     trained: Trained, scores: list[list[float]]
 ) -> None:

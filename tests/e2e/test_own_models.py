@@ -350,7 +350,7 @@ def test_too_many_groups_end_an_evaluation(folder: Path) -> None:
     job = load_config(JobConfig, folder / "job.yaml", [*sets, "metrics.max_groups=39"])
     backend = LocalBackend(job.train, job.model.min_rows)
     trainer = Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence())
-    with pytest.raises(sr.InvalidArgument, match=r"metrics\.max_groups: 40 groups of data\.columns\.group"):
+    with pytest.raises(sr.InvalidArgument, match=r"metrics\.max_groups: 40 groups of samples are on one"):
         trainer.run()
 
 

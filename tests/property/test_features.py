@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sparserow as sr
+from sparserow.proto.features.base import Feature, HashUnknown
 from sparserow.proto.features.compute import Jagged
 from sparserow.proto.features.document import features_of, files_of
 from sparserow.proto.features.feature_set import FeatureSet
-from sparserow.proto.features.kinds import Feature, HashUnknown
 
 WORDS = ("a", "b", "", "ä", "long " * 9, "0", "7", "c|d", "e|f|g|h", "|")
 VOCABULARY = "a\nb\nä\n7\n"
@@ -224,3 +224,15 @@ def test_statistics_do_not_depend_on_the_pieces_of_the_data(pieces: int) -> None
     assert counts[10] == 500, "nulls have a bucket of their own"
     assert np.all(np.abs(counts[:10] - 450) <= 1)
     assert fitted.keys_of("q") == 11
+
+
+def test_texts_of_times_may_have_zones() -> None:
+    """ISO 8601 with an offset, with Z and without a zone, which is UTC, also in one column."""
+    texts = ["2024-01-05T06:30:00Z", "2024-01-05 06:30:00+02:00", "2024-01-05T06:30:00-0330", "2024-01-05", None]
+    moments = [datetime.datetime(2024, 1, 5, 6, 30), datetime.datetime(2024, 1, 5, 4, 30)]
+    moments += [datetime.datetime(2024, 1, 5, 10), datetime.datetime(2024, 1, 5)]
+    hours = [moment.replace(tzinfo=datetime.UTC).astimezone(ZoneInfo("Asia/Tokyo")).hour for moment in moments]
+    feature = sr.TimeFeature("hour", column="at", zone="Asia/Tokyo")
+    for kind in (pa.string(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())):
+        found = sr.Features([feature])({"at": pa.array(texts, pa.string()).cast(kind)})["hour"]
+        assert found.tolist() == [*hours, 24], kind

@@ -51,7 +51,7 @@ def job_of(folder: Path, kind: str = "popularity", **changes: Any) -> JobConfig:
 
 def keys_of() -> np.ndarray:
     """The key of each item, by its number."""
-    features = sr.TensorFeatures([sr.IdFeature("item", modulo=1_000_000)])
+    features = sr.Features([sr.IdFeature("item", modulo=1_000_000)])
     keys = features({"item": np.arange(ITEMS)})["item"].numpy()
     assert len(set(keys.tolist())) == ITEMS
     return keys

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import sparserow as sr
+import torch
 from sparserow.proto.features.feature_set import FeatureSet
-from sparserow.serving.inference.column_files import read_columns
+from sparserow.serving.inference.column_files import TextOptions, read_columns
 
 
 def features() -> FeatureSet:
-    return sr.TensorFeatures([sr.IdFeature("user"), sr.NumericFeature("age")]).set
+    return sr.Features([sr.IdFeature("user"), sr.NumericFeature("age")]).set
 
 
 def test_a_column_of_csv_that_is_a_key_is_read_as_text(tmp_path: Path) -> None:
@@ -23,6 +24,35 @@ def test_a_column_of_csv_that_is_a_key_is_read_as_text(tmp_path: Path) -> None:
     arrays = features()(columns)
     assert arrays["user"].tolist() == [sr.hash_key("007"), sr.hash_key("7")]
     assert arrays["age"].tolist() == [1.5, 2.0]
+
+
+def test_cells_of_csv_are_what_the_features_read(tmp_path: Path) -> None:
+    """As in training, an empty cell and a missing text are nulls, and a list is a field with its own delimiter."""
+    some = sr.Features(
+        [
+            sr.IdFeature("user", default="nobody"),
+            sr.IdFeature("age_key", column="age"),
+            sr.NumericFeature("age"),
+            sr.MultiHotFeature("tags", weights="weights"),
+            sr.SequenceFeature("seen"),
+            sr.TimeFeature("hour", column="at"),
+        ]
+    )
+    path = tmp_path / "rows.csv"
+    path.write_text("user;age;tags;weights;seen;at\n?;7;a+b;1+2;x;2024-01-05T06:00:00\n;;?;;+y;\n")
+    (columns,) = read_columns(path, some.set, 10, TextOptions(";", "+", ("?",)))
+    typed = {"user": [None, None], "age": [7, None], "tags": [["a", "b"], None], "weights": [[1.0, 2.0], None]}
+    typed |= {"seen": [["x"], [None, "y"]], "at": ["2024-01-05T06:00:00", None]}
+    found, wanted = some(columns), some(typed)
+    for name, value in wanted.items():
+        pairs = zip(found[name], value, strict=True) if isinstance(value, tuple) else [(found[name], value)]
+        assert all(torch.equal(*pair) for pair in pairs), name
+    path.write_text("user;age;tags;weights;seen;at\n1;1.50;;;;\n")
+    with pytest.raises(sr.InvalidArgument, match=r"'age' is read as a number and as a text, so .* plain integers"):
+        list(read_columns(path, some.set, 10, TextOptions(";", "+")))
+    for options, message in (({"delimiter": "||"}, "--delimiter: .* one ASCII"), ({"list_delimiter": ""}, "--list-")):
+        with pytest.raises(sr.InvalidArgument, match=message):
+            TextOptions(**options)
 
 
 def test_rows_come_in_batches(tmp_path: Path) -> None:
@@ -41,7 +71,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(sr.InvalidArgument, match=r"there is no column 'user', which .*; columns: age, usr"):
         list(read_columns(path, features(), 4))
     path.write_text("age,user\nold,2\n")
-    with pytest.raises(sr.InvalidArgument, match=r"rows\.csv: .*old"):
+    with pytest.raises(sr.InvalidArgument, match=r"rows\.csv: column 'age': 'old' is no number"):
         list(read_columns(path, features(), 4))
     damaged = tmp_path / "rows.parquet"
     damaged.write_bytes(b"PAR1 and no more")

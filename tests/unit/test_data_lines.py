@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import gzip
-import math
 import pickle
 import random
 
-import numpy as np
+import pyarrow as pa
 import pytest
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
 from sparserow.proto.row_keys import hash_key, hash_keys
+from sparserow.worker.data import line_decoder
 from sparserow.worker.data.bad_line import BadLine, BadLinePolicy
-from sparserow.worker.data.line_checker import check_lines
 from sparserow.worker.data.line_decoder import LineDecoder
-from sparserow.worker.data.line_layout import LineLayout
+from sparserow.worker.data.line_layout import LineField, LineLayout
 from sparserow.worker.data.line_windows import LinePosition, LineWindow, first_line, header_end, read_runs
 
 LAYOUT = LineLayout(
     columns=("y", "a", "unused", "b", "c"),
-    label=0,
-    label_values={"no": 0.0, "yes": 1.0},
-    numeric=(1, 3),
-    categorical=(4,),
+    fields=(
+        LineField(0, "y", "label"),
+        LineField(1, "a", "number"),
+        LineField(1, "a", "text"),
+        LineField(3, "b", "number"),
+        LineField(4, "c", "text"),
+        LineField(4, "c", "texts"),
+    ),
     quote='"',
     comment="#",
     trim=True,
@@ -44,11 +47,40 @@ def test_key_is_xxh3_shifted_right_by_one():
 
 def test_values_missing_values_comments_and_blanks():
     text = b'# heading\nyes, 1.5, x, ?, red\n\nno,,x,-2e3,\n  \nno, 3, x, 4 ,"a,b"\r\nyes, ?, x, 0, ?'
-    lines = LineDecoder(LAYOUT).decode(window_of(text), BadLinePolicy())
-    np.testing.assert_array_equal(lines.numeric, [[1.5, math.nan], [math.nan, -2000], [3, 4], [math.nan, 0]])
-    assert lines.keys[:, 0].tolist() == [hash_key("red"), hash_key(""), hash_key("a,b"), hash_key("")]
-    assert lines.labels.tolist() == [1, 0, 0, 1]
-    assert lines.labels.dtype == np.float32
+    table, numbers = LineDecoder(LAYOUT).decode(window_of(text), BadLinePolicy())
+    assert numbers.tolist() == [2, 4, 6, 7]
+    assert table.to_pydict() == {
+        "label y": [b"yes", b"no", b"no", b"yes"],
+        "number a": [1.5, None, 3, None],
+        "text a": [b"1.5", None, b"3", None],
+        "number b": [None, -2000, 4, 0],
+        "text c": [b"red", None, b"a,b", None],
+        "texts c": [[b"red"], None, [b"a,b"], None],
+    }
+
+
+def test_lists_in_a_field():
+    layout = LineLayout(
+        ("ids", "weights"),
+        (LineField(0, "ids", "texts"), LineField(1, "weights", "numbers")),
+        list_delimiter=" ",
+        missing=frozenset({"-"}),
+    )
+    decode = LineDecoder(layout).decode
+    good = b"a b c,1 .5 -2e1\n,\n-,-\n7, 7\n a,1\n- b,- 2\n"
+    table, numbers = decode(window_of(good.replace(b", 7", b",7")), BadLinePolicy())
+    assert numbers.tolist() == [1, 2, 3, 4, 5, 6]
+    assert table.to_pydict() == {
+        "texts ids": [[b"a", b"b", b"c"], None, None, [b"7"], [None, b"a"], [None, b"b"]],
+        "numbers weights": [[1, 0.5, -20], None, None, [7], [1], [None, 2]],
+    }
+    for bad in (b"1 x", b"nan", b"1 inf", b"1e39"):
+        with pytest.raises(BadLine, match=r"line 2, column weights: .* is not a number; expected a finite float32"):
+            decode(window_of(b"a b,1 2\na b," + bad + b"\n"), BadLinePolicy())
+        policy = BadLinePolicy("skip")
+        table, numbers = decode(window_of(b"a b,+1 2\na b," + bad + b"\nc,3\n"), policy)
+        assert table.column("numbers weights").to_pylist() == [[1, 2], [3]]
+        assert (numbers.tolist(), policy.count) == ([1, 3], 1)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +91,6 @@ def test_values_missing_values_comments_and_blanks():
         (b"no, one, x, 2, c", "a", "'one' is not a number; expected a finite float32 or nothing"),
         (b"no, 1, x, nan, c", "b", "'nan' is not a number"),
         (b"no, 1, x, 1e39, c", "b", "'1e39' is not a number"),
-        (b"maybe, 1, x, 2, c", "y", "'maybe' is not a label; expected 'no' or 'yes'"),
-        (b", 1, x, 2, c", "y", "'' is not a label"),
         (b'no, 1, x, 2,"c', None, "the quotes do not match"),
     ],
 )
@@ -78,19 +108,17 @@ def test_a_malformed_line_is_named(line: bytes, column: str | None, problem: str
     assert (str(carried), carried.line, carried.column) == (str(caught.value), 3012, column)
 
     policy = BadLinePolicy("skip")
-    assert len(LineDecoder(LAYOUT).decode(window_of(text), policy)) == 3001
+    assert len(LineDecoder(LAYOUT).decode(window_of(text), policy)[1]) == 3001
     assert policy.count == 1
     assert policy.first is not None
     assert policy.first.line == 3002
 
 
 def test_hexadecimal_tokens_are_checked():
-    layout = LineLayout(("y", "c"), 0, {"0": 0.0, "1": 1.0}, (), (1,), delimiter="\t", token="hex")
+    layout = LineLayout(("y", "c"), (LineField(1, "c", "text"),), delimiter="\t", token="hex")
     decode = LineDecoder(layout).decode
-    assert decode(window_of(b"0\t05db9164\n1\t\n"), BadLinePolicy()).keys[:, 0].tolist() == [
-        hash_key("05db9164"),
-        hash_key(""),
-    ]
+    table, _ = decode(window_of(b"0\t05db9164\n1\t\n"), BadLinePolicy())
+    assert table.column("text c").to_pylist() == [b"05db9164", None]
     for token in (b"xyz", b"123456789", b" 1"):
         with pytest.raises(BadLine, match=r"column c.*1-8 hexadecimal digits"):
             decode(window_of(b"0\t1f\n0\t" + token + b"\n"), BadLinePolicy())
@@ -99,9 +127,9 @@ def test_hexadecimal_tokens_are_checked():
 def test_a_quoted_field_ends_with_its_line():
     text = b'no,1,x,2,"c\nyes,1,x,2,d"\nno,1,x,2,e\n'
     policy = BadLinePolicy("skip")
-    lines = LineDecoder(LAYOUT).decode(window_of(text), policy)
+    _, numbers = LineDecoder(LAYOUT).decode(window_of(text), policy)
     assert policy.first is not None
-    assert (policy.first.line, policy.count, len(lines)) == (1, 1, 2)
+    assert (policy.first.line, policy.count, numbers.tolist()) == (1, 1, [2, 3])
 
 
 def test_both_paths_mean_the_same():
@@ -124,11 +152,17 @@ def test_both_paths_mean_the_same():
             for _ in range(draw.randrange(1, 6))
         ).encode()
         window = window_of(text)
-        slow = check_lines(LAYOUT, window, BadLinePolicy("skip"))
-        lines = LineDecoder(LAYOUT).decode(window, BadLinePolicy("skip"))
-        assert lines.labels.tolist() == [row.label for row in slow], text
-        np.testing.assert_array_equal(lines.numeric, [row.numeric for row in slow], err_msg=repr(text))
-        assert lines.keys[:, 0].tolist() == [hash_key(row.tokens[0]) for row in slow], text
+        decoder = LineDecoder(LAYOUT)
+        table, numbers = decoder.decode(window, BadLinePolicy("skip"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(line_decoder.pa_csv, "read_csv", refuse)
+            slow, slow_numbers = decoder.decode(window, BadLinePolicy("skip"))
+        assert table.to_pydict() == slow.to_pydict(), text
+        assert numbers.tolist() == slow_numbers.tolist(), text
+
+
+def refuse(*_: object) -> None:
+    raise pa.ArrowInvalid("so that each line is decoded by itself")
 
 
 def test_runs_cover_a_file_and_their_spans_cover_them(tmp_path):

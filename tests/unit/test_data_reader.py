@@ -131,7 +131,7 @@ def test_csv_schema_by_name_position_and_header(tmp_path):
         ("{label: 0, numeric: {'1': log}, categorical: [1]}", "column column_1 has two roles"),
         ("{label: 0, categorical: [0]}", "column column_0 has two roles"),
         ("{label: 0, numeric: {'1': cube}}", "csv.numeric.1: 'cube' is not allowed"),
-        ("{label: 0}", "csv: no input columns"),
+        ("{label: 0}", "features: there is none"),
         ("{label: y, columns: [y, y, c], categorical: [c]}", "a column name stands twice"),
         ("{label: y, header: true, columns: [y, x, c], categorical: [c]}", "the header differs from data.csv.columns"),
         ("{label: 0, categorical: [1], delimiter: ab}", "csv.delimiter: 'ab' is not allowed; allowed: one ASCII"),
@@ -295,8 +295,8 @@ def test_state_of_another_dealing_is_refused(counting):
 
 def test_the_state_of_an_older_version_is_refused_by_name(counting):
     state = reader_of(config_of(counting, *COUNTING), batch_size=10).state_dict()
-    with pytest.raises(InvalidArgument, match=r"reader state\.version: 1 is not allowed; allowed: 2\. Another version"):
-        reader_of(config_of(counting, *COUNTING), batch_size=10).load_state_dict({**state, "version": 1})
+    with pytest.raises(InvalidArgument, match=r"reader state\.version: 2 is not allowed; allowed: 3\. Another version"):
+        reader_of(config_of(counting, *COUNTING), batch_size=10).load_state_dict({**state, "version": 2})
 
 
 def test_a_pass_left_early_starts_anew(counting):
@@ -323,7 +323,10 @@ def test_option_errors(options, message):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ("numeric: {x: log}, categorical: [c]", "the input 'dense x' was log False, .*; this reader has log True"),
+        (
+            "numeric: {x: log}, categorical: [c]",
+            '.dense x. was .*"log1p": false.*; this reader has .*"log1p": true',
+        ),
         ("numeric: {x: none}, categorical: [c], buckets: {x: 4}", "the input 'sparse x_bucket' was not there"),
         ("categorical: [c]", "the input 'dense x' was .*; this reader has not there"),
         ("numeric: {x: none}, categorical: [y2, c]", "the inputs of the model are the same in another order"),

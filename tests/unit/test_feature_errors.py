@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 import sparserow as sr
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
+from sparserow.proto.features.base import Feature
 from sparserow.proto.features.document import FEATURES, features_of, files_of
 from sparserow.proto.features.feature_set import FeatureSet
-from sparserow.proto.features.kinds import KINDS, Feature, feature_of
+from sparserow.proto.features.kinds import KINDS, feature_of
 
 
 def no_file(path: str) -> bytes:
@@ -74,9 +75,17 @@ def test_wrong_sets_are_named() -> None:
         (sr.MultiHotFeature("a"), {"a": ["x"]}, "has type string; a list is needed"),
         (sr.MultiHotFeature("a", max_len=1), {"a": [[1], [1, 2]]}, r"row 1 has 2 keys; allowed: at most 1 \(max_len\)"),
         (sr.MultiHotFeature("a", weights="w"), {"a": [[1, 2]], "w": [[1.0]]}, "row 0 has 1 weights for 2 keys"),
-        (sr.MultiHotFeature("a", weights="w"), {"a": [[1]], "w": [[None]]}, "a weight is null or not finite"),
-        (sr.SequenceFeature("a", on_null="refuse"), {"a": [[1, None]]}, "a list has a null, which on_null refuses"),
-        (sr.TimeFeature("a"), {"a": ["noon"]}, "a text is no timestamp: .*noon"),
+        (
+            sr.MultiHotFeature("a", weights="w"),
+            {"a": [[1]], "w": [[None]]},
+            "has a weight that is null or not fin",
+        ),
+        (
+            sr.SequenceFeature("a", on_null="refuse"),
+            {"a": [[1, None]]},
+            "row 0 has a null in its list, which on_null",
+        ),
+        (sr.TimeFeature("a"), {"a": ["noon"]}, "row 0 is no timestamp: 'noon'"),
         (sr.TimeFeature("a"), {"a": [3]}, "has type int64; a timestamp, or a text of ISO 8601 is needed"),
         (sr.IdFeature("a"), {"a": [1], "b": [1, 2]}, "the columns have different lengths: a 1, b 2"),
         (sr.IdFeature("a"), {"a": [1, "x"]}, "column 'a': Arrow cannot take it"),
@@ -96,18 +105,18 @@ def test_two_columns_of_one_name_are_refused() -> None:
 def test_vocabularies_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     with pytest.raises(NotFound, match=r"words\.txt: the file does not exist"):
-        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"")
     with pytest.raises(InvalidArgument, match="the file has no line"):
-        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"x\ny\nx\n")
     with pytest.raises(InvalidArgument, match="line 3 repeats line 1, 'x'"):
-        sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path))])
+        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"x\r\ny")
-    features = sr.TensorFeatures([sr.IdFeature("a", vocabulary=str(path), unknown="refuse", default="y")])
+    features = sr.Features([sr.IdFeature("a", vocabulary=str(path), unknown="refuse", default="y")])
     assert features.keys_of("a") == 2
     assert features({"a": ["y", "x", None]})["a"].tolist() == [1, 0, 1]
-    with pytest.raises(InvalidArgument, match=r"'z' is not in the vocabulary .*words\.txt, and unknown is refuse"):
+    with pytest.raises(InvalidArgument, match=r"has 'z', which is not in the vocabulary .*words\.txt, and unknown is"):
         features({"a": ["x", "z"]})
 
 

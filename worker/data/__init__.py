@@ -2,7 +2,7 @@
 
 from .bad_line import BadLine
 from .batch import Batch
-from .features import Features, FeatureSpec
+from .features import FeatureSpec, FittedFeatures
 from .named_batch import NamedBatch, NamedPart
 from .reader import ClickReader, ReadOptions, StepBatch
 from .source import PlannedFile
@@ -14,7 +14,7 @@ __all__ = [
     "Batch",
     "ClickReader",
     "FeatureSpec",
-    "Features",
+    "FittedFeatures",
     "NamedBatch",
     "NamedPart",
     "PlannedFile",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 # Keys of lists: values (m) int64 and offsets (B + 1) int64, and weights (m) float32 where the feature has some.
 Lists: TypeAlias = tuple[Tensor, ...]
+TimeRange: TypeAlias = tuple[int, int]  # microseconds since 1970 in UTC
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Batch:
         weights: the weights of the samples, (B) float32; None: each counts once.
         groups: a key of the group of each sample, for metrics by group, (B) int64; None: the job names none.
         names: the names of the features and labels.
+        times: the time of each sample, microseconds since 1970 in UTC, (B) int64 on the host; None: the job names none.
     """
 
     dense: Tensor
@@ -51,6 +53,7 @@ class Batch:
     weights: Tensor | None = None
     groups: Tensor | None = None
     names: BatchNames = BatchNames()
+    times: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -64,6 +67,11 @@ class Batch:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The positional and the keyword arguments of the forward of a model that takes matrices."""
         return (self.dense, self.sparse), {}
+
+    @property
+    def time_range(self) -> TimeRange | None:
+        """The times of the first and the last sample by time; None for an empty batch, and without times."""
+        return time_range_of([self.times])
 
     @property
     def tensors(self) -> dict[str, Tensor | Lists]:
@@ -92,6 +100,7 @@ class Batch:
             lists=tuple(part_of(lists, begin, end) for lists in self.lists),
             weights=None if self.weights is None else self.weights[rows],
             groups=None if self.groups is None else self.groups[rows],
+            times=None if self.times is None else self.times[rows],
         )
 
     def parts(self, size: int, *, least: int = 1) -> Iterator[Batch]:
@@ -116,6 +125,12 @@ class Batch:
             weights=None if self.weights is None else change(self.weights),
             groups=None if self.groups is None else change(self.groups),
         )
+
+
+def time_range_of(times: Iterable[Tensor | None]) -> TimeRange | None:
+    """Returns the least and the greatest of times, in microseconds; None where there are none."""
+    ranges = [(int(each.min()), int(each.max())) for each in times if each is not None and len(each)]
+    return (min(first for first, _ in ranges), max(last for _, last in ranges)) if ranges else None
 
 
 def part_of(lists: Lists, begin: int, end: int) -> Lists:

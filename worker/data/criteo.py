@@ -1,31 +1,30 @@
 """The format of the Criteo click logs: a label, 13 numbers I1..I13 and 26 hexadecimal tokens C1..C26.
 
 Both published forms are read: tab-separated without a header, and comma-separated with the header
-``label,I1,...,C26`` in any order. The first line decides which form a file has. Missing values are empty fields. The
-logarithm of numbers is taken.
+``label,I1,...,C26`` in any order. The first line decides which form a file has. Missing values are empty fields. A job
+without ``features`` takes the logarithm of the numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ...proto.config.data_config import CRITEO_CATEGORICAL, CRITEO_NUMERIC
 from ...proto.errors import InvalidArgument
-from .features import DenseFeature, FeatureSpec
-from .formats import FileFormat
-from .line_layout import LineLayout
+from .formats import FileFormat, fields_of
+from .line_layout import FieldKind, LineLayout
 from .line_windows import first_line
 
 LABEL = "label"
-NUMERIC = tuple(f"I{i}" for i in range(1, 14))
-CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
-COLUMNS = (LABEL, *NUMERIC, *CATEGORICAL)
-
-_FEATURES = FeatureSpec(
-    dense=tuple(DenseFeature(name, source, log=True) for source, name in enumerate(NUMERIC)),
-    categorical=CATEGORICAL,
-)
+COLUMNS = (LABEL, *CRITEO_NUMERIC, *CRITEO_CATEGORICAL)
 
 
-def criteo_format(path: str) -> FileFormat:
+def criteo_format(path: str, uses: Iterable[tuple[str, FieldKind]]) -> FileFormat:
     """Returns the format of a Criteo file, which its first line shows.
+
+    Args:
+        path: the path of the file.
+        uses: the columns that are read, of ``COLUMNS``, and what is made of each.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
@@ -47,13 +46,5 @@ def criteo_format(path: str) -> FileFormat:
             f"{path}, line 1: the header lacks the column {absent[0]}; expected {LABEL}, I1..I13, C1..C26"
         )
     names = tuple(fields) if header else COLUMNS
-    layout = LineLayout(
-        columns=names,
-        label=names.index(LABEL),
-        label_values={"0": 0.0, "1": 1.0},
-        numeric=tuple(names.index(name) for name in NUMERIC),
-        categorical=tuple(names.index(name) for name in CATEGORICAL),
-        delimiter=delimiter,
-        token="hex",
-    )
-    return FileFormat(layout, header, _FEATURES)
+    layout = LineLayout(columns=names, fields=fields_of(uses, names), delimiter=delimiter, token="hex")
+    return FileFormat(layout, header)

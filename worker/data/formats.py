@@ -1,15 +1,15 @@
-"""The description of a file's format for a reader. Each format has a factory, which ``data.format`` of a job chooses.
+"""The description of a text file's format for a reader. Each format has a factory, which ``data.format`` chooses.
 
-A new format needs a function from a path to :class:`FileFormat` in a file of its own, a value of
-``DataConfig.format``, and a case in ``open_reader``.
+A new format of text needs a function from a path to :class:`FileFormat` in a file of its own, a value of
+``DataConfig.format``, and a case in ``sources/open_reader.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .features import FeatureSpec
-from .line_layout import LineLayout
+from .line_layout import FieldKind, LineField, LineLayout
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,17 @@ class FileFormat:
     Attributes:
         layout: the layout of its lines.
         header: whether its first line is a header.
-        features: the inputs that the model reads from it.
     """
 
     layout: LineLayout
     header: bool
-    features: FeatureSpec
+
+
+def fields_of(uses: Iterable[tuple[str, FieldKind]], names: Sequence[str]) -> tuple[LineField, ...]:
+    """Returns the fields of a line that a job reads.
+
+    Args:
+        uses: the columns and what is made of each; all of them are among ``names``.
+        names: the names of all fields of a line, in file order.
+    """
+    return tuple(LineField(names.index(name), name, kind) for name, kind in dict.fromkeys(uses))

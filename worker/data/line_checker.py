@@ -5,31 +5,33 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from .bad_line import BadLine, BadLinePolicy, shown
-from .line_layout import LineLayout
+from .line_layout import LineField, LineLayout
 from .line_windows import LineWindow
 
 HEX_TOKEN = re.compile(rb"[0-9a-fA-F]{1,8}")
 _NUMBER = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
+# A text as it is, a number, or a list of numbers; None where the value is missing.
+Value: TypeAlias = "bytes | float | list[float | None] | None"
+
 
 @dataclass(frozen=True)
-class Row:
+class CheckedLine:
     """One good line.
 
     Attributes:
-        numeric: the numbers; NaN when missing.
-        tokens: the tokens of the categorical fields; b"" when missing.
-        label: 0.0 or 1.0.
+        number: the number of the line in its file, from 1.
+        values: the value of each of the layout's ``fields``. A text, and a list of texts, is the field itself.
     """
 
-    numeric: tuple[float, ...]
-    tokens: tuple[bytes, ...]
-    label: float
+    number: int
+    values: tuple[Value, ...]
 
 
 class _Problem(Exception):  # noqa: N818 - becomes a BadLine once its place is known
@@ -38,13 +40,14 @@ class _Problem(Exception):  # noqa: N818 - becomes a BadLine once its place is k
         self.column, self.text = column, text
 
 
-def check_lines(layout: LineLayout, window: LineWindow, policy: BadLinePolicy) -> list[Row]:
+def check_lines(layout: LineLayout, window: LineWindow, policy: BadLinePolicy) -> list[CheckedLine]:
     """Decodes the data lines of a window, and returns the good ones in order.
 
     Raises:
         BadLine: a line is malformed, and the policy is ``error``.
     """
-    rows: list[Row] = []
+    good: list[CheckedLine] = []
+    missing = {text.encode() for text in layout.missing} | {b""}
     blanks = b" \r" if layout.delimiter == "\t" else b" \t\r"
     lines = window.text.split(b"\n")
     for number, raw in enumerate(lines[: window.lines], start=window.place.line):
@@ -52,29 +55,36 @@ def check_lines(layout: LineLayout, window: LineWindow, policy: BadLinePolicy) -
         if not line.strip(blanks) or (layout.comment and line.startswith(layout.comment.encode())):
             continue
         try:
-            rows.append(_row(layout, line))
+            good.append(CheckedLine(number, _values(layout, line, missing)))
         except _Problem as problem:
             policy.meet(BadLine(window.path, number, problem.column, problem.text))
-    return rows
+    return good
 
 
-def _row(layout: LineLayout, line: bytes) -> Row:
+def _values(layout: LineLayout, line: bytes, missing: set[bytes]) -> tuple[Value, ...]:
     try:
-        fields = split_fields(line, layout.delimiter, layout.quote)
+        texts = split_fields(line, layout.delimiter, layout.quote)
     except ValueError as error:
         raise _Problem(None, str(error)) from error
-    if len(fields) != len(layout.columns):
+    if len(texts) != len(layout.columns):
         delimiter = "tab" if layout.delimiter == "\t" else repr(layout.delimiter)
-        raise _Problem(None, f"{len(fields)} columns, expected {len(layout.columns)} separated by {delimiter}")
+        raise _Problem(None, f"{len(texts)} columns, expected {len(layout.columns)} separated by {delimiter}")
     if layout.trim:
-        fields = [field.strip(b" ") for field in fields]
-    missing = {token.encode() for token in layout.missing} | {b""}
-    numeric = tuple(
-        float("nan") if fields[p].strip(b" ") in missing else _number(layout.columns[p], fields[p])
-        for p in layout.numeric
-    )
-    tokens = tuple(b"" if fields[p] in missing else _token(layout, p, fields[p]) for p in layout.categorical)
-    return Row(numeric, tokens, _label(layout, fields[layout.label]))
+        texts = [text.strip(b" ") for text in texts]
+    return tuple(_value(layout, field, texts[field.position], missing) for field in layout.fields)
+
+
+def _value(layout: LineLayout, field: LineField, text: bytes, missing: set[bytes]) -> Value:
+    if field.kind == "number":
+        return _number(field.name, text, missing)
+    if field.kind == "numbers":
+        if text in missing:
+            return None
+        return [_number(field.name, part, missing) for part in text.split(layout.list_delimiter.encode())]
+    is_token = field.kind == "text" and text not in missing
+    if is_token and layout.token == "hex" and HEX_TOKEN.fullmatch(text) is None:
+        raise _Problem(field.name, f"{shown(text)} is not 1-8 hexadecimal digits; expected those or nothing")
+    return text
 
 
 def split_fields(line: bytes, delimiter: str, quote: str) -> list[bytes]:
@@ -93,24 +103,9 @@ def split_fields(line: bytes, delimiter: str, quote: str) -> list[bytes]:
     return [field.encode("latin-1") for field in fields]
 
 
-def _number(column: str, field: bytes) -> float:
-    if _NUMBER.fullmatch(field) is None or abs(value := float(field)) > _FLOAT32_MAX:
-        raise _Problem(column, f"{shown(field)} is not a number; expected a finite float32 or nothing")
-    return value
-
-
-def _token(layout: LineLayout, position: int, field: bytes) -> bytes:
-    if layout.token == "hex" and HEX_TOKEN.fullmatch(field) is None:
-        raise _Problem(
-            layout.columns[position], f"{shown(field)} is not 1-8 hexadecimal digits; expected those or nothing"
-        )
-    return field
-
-
-def _label(layout: LineLayout, field: bytes) -> float:
-    value = layout.label_values.get(field.decode("utf-8", "backslashreplace"))
-    if value is None:
-        raise _Problem(
-            layout.columns[layout.label], f"{shown(field)} is not a label; expected {layout.expected_labels}"
-        )
+def _number(column: str, text: bytes, missing: set[bytes]) -> float | None:
+    if text.strip(b" ") in missing:
+        return None
+    if _NUMBER.fullmatch(text) is None or abs(value := float(text)) > _FLOAT32_MAX:
+        raise _Problem(column, f"{shown(text)} is not a number; expected a finite float32 or nothing")
     return value

@@ -1,4 +1,4 @@
-"""Decodes lines into columns of numbers and keys.
+"""Decodes lines of text into Arrow columns of texts, numbers and lists of them.
 
 Two paths give the same result. The fast path gives a whole window to Arrow's CSV parser. The slow path
 (``line_checker``) decodes what Arrow refuses, line by line. It names a bad line, or decodes a line for which Arrow is
@@ -8,75 +8,27 @@ too strict.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from ...proto.features.jagged import Jagged
-from ...proto.row_keys import hash_keys
 from .bad_line import BadLinePolicy
-from .line_checker import HEX_TOKEN, check_lines
-from .line_layout import LineLayout
+from .line_checker import CheckedLine, check_lines
+from .line_layout import LineField, LineLayout
 from .line_windows import LineWindow
 
 _LINES_PER_PIECE = 1024
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+_TEXT = pa.large_binary()
+_MOST_DIGITS = 8
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
 
-
-@dataclass(frozen=True)
-class Lines:
-    """Decoded lines, in file order.
-
-    Attributes:
-        numeric: the numbers, (n, len(layout.numeric)) float64; NaN where a value is missing.
-        keys: the keys, (n, len(layout.categorical)) int64.
-        labels: the labels, (n) float32; where the job names several, (n, labels).
-        lists: the keys of each feature that gives lists.
-        weights: the weight of each sample, (n) float32; None: the job names none.
-        groups: a key of the group of each sample, (n) int64; None: the job names none.
-    """
-
-    numeric: npt.NDArray[np.float64]
-    keys: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.float32]
-    lists: tuple[Jagged, ...] = ()
-    weights: npt.NDArray[np.float32] | None = None
-    groups: npt.NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, order: npt.NDArray[np.int64] | slice) -> Lines:
-        """Returns the lines at the positions ``order``, (m) int64 or a slice, whose lines are a view."""
-        return Lines(
-            self.numeric[order],
-            self.keys[order],
-            self.labels[order],
-            tuple(lists.take(order) for lists in self.lists),
-            None if self.weights is None else self.weights[order],
-            None if self.groups is None else self.groups[order],
-        )
-
-
-def concatenate(parts: Sequence[Lines]) -> Lines:
-    """Joins the lines of ``parts``, which must have at least one part, in order."""
-    return Lines(
-        np.concatenate([part.numeric for part in parts]),
-        np.concatenate([part.keys for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        tuple(Jagged.concatenate(lists) for lists in zip(*(part.lists for part in parts), strict=True)),
-        _joined([part.weights for part in parts]),
-        _joined([part.groups for part in parts]),
-    )
-
-
-def _joined(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    there = [part for part in parts if part is not None]
-    return np.concatenate(there) if there else None
+# A table with a column for each field of the layout, by its typed name, and the number of each row's line, (n) int64.
+NumberedTable: TypeAlias = "tuple[pa.Table, npt.NDArray[np.int64]]"
 
 
 class _NotAccepted(Exception):  # noqa: N818 - a signal, never shown
@@ -88,13 +40,13 @@ class LineDecoder:
 
     def __init__(self, layout: LineLayout) -> None:
         self._layout = layout
-        self._missing = {token.encode() for token in layout.missing} | {b""}
-        self._labels = {token.encode(): value for token, value in layout.label_values.items()}
+        self._missing = pa.array([text.encode() for text in sorted(layout.missing)], _TEXT)
         names = [str(position) for position in range(len(layout.columns))]
-        used = {layout.label, *layout.numeric, *layout.categorical}
-        token_type = pa.dictionary(pa.int32(), pa.binary())
-        types = {names[p]: pa.float64() if p in layout.numeric else token_type for p in used}
-        nulls = {"", *layout.missing, *(f" {token}" for token in layout.missing)}
+        kinds: dict[int, set[str]] = {}
+        for field in layout.fields:
+            kinds.setdefault(field.position, set()).add(field.kind)
+        types = {names[at]: pa.float64() if found == {"number"} else _TEXT for at, found in kinds.items()}
+        nulls = {"", *layout.missing, *(f" {text}" for text in layout.missing)}
         self._read = pa_csv.ReadOptions(column_names=names, use_threads=False)
         self._parse = pa_csv.ParseOptions(
             delimiter=layout.delimiter, quote_char=layout.quote or False, newlines_in_values=False
@@ -107,7 +59,7 @@ class LineDecoder:
             check_utf8=False,
         )
 
-    def decode(self, window: LineWindow, policy: BadLinePolicy) -> Lines:
+    def decode(self, window: LineWindow, policy: BadLinePolicy) -> NumberedTable:
         """Decodes all data lines of a window; blank lines and comments are left out.
 
         Raises:
@@ -116,76 +68,122 @@ class LineDecoder:
         try:
             return self._decode_fast(window)
         except _NotAccepted:
-            return concatenate([self._decode_piece(piece, policy) for piece in window.pieces(_LINES_PER_PIECE)])
+            parts = [self._decode_piece(piece, policy) for piece in window.pieces(_LINES_PER_PIECE)]
+        return pa.concat_tables([table for table, _ in parts]), np.concatenate([numbers for _, numbers in parts])
 
-    def _decode_piece(self, piece: LineWindow, policy: BadLinePolicy) -> Lines:
+    def _decode_piece(self, piece: LineWindow, policy: BadLinePolicy) -> NumberedTable:
         try:
             return self._decode_fast(piece)
         except _NotAccepted:
-            rows = check_lines(self._layout, piece, policy)
-        numeric = np.array([row.numeric for row in rows], dtype=np.float64)
-        keys = [hash_keys(row.tokens) for row in rows]
-        return Lines(
-            numeric.reshape(len(rows), len(self._layout.numeric)),
-            np.array(keys, dtype=np.int64).reshape(len(rows), len(self._layout.categorical)),
-            np.array([row.label for row in rows], dtype=np.float32),
-        )
+            lines = check_lines(self._layout, piece, policy)
+        columns = {field.typed_name: self._checked(at, field, lines) for at, field in enumerate(self._layout.fields)}
+        return pa.table(columns), np.array([line.number for line in lines], dtype=np.int64)
 
-    def _decode_fast(self, window: LineWindow) -> Lines:
+    def _checked(self, at: int, field: LineField, lines: Sequence[CheckedLine]) -> pa.Array:
+        values = [line.values[at] for line in lines]
+        if field.kind == "number":
+            return pa.array(values, pa.float64())
+        if field.kind == "numbers":
+            return pa.array(values, pa.list_(pa.float64()))
+        return self._of_texts(field, pa.array(values, _TEXT))
+
+    def _decode_fast(self, window: LineWindow) -> NumberedTable:
         layout = self._layout
         comment = layout.comment.encode()
         if comment and (window.text.startswith(comment) or b"\n" + comment in window.text):
             raise _NotAccepted
-        if not window.text.strip():
-            return self._no_lines()
+        if not window.text or window.text.isspace():
+            return pa.table({field.typed_name: self._checked(0, field, []) for field in layout.fields}), _no_numbers()
         self._read.block_size = len(window.text) + 1
         try:
             table = pa_csv.read_csv(pa.BufferReader(window.text), self._read, self._parse, self._convert)
         except pa.ArrowInvalid as error:
             raise _NotAccepted from error
-        rows = table.num_rows
-        if layout.quote.encode() in window.text and layout.quote and rows != window.lines:
+        numbers = _line_numbers(window, table.num_rows)
+        if layout.quote and layout.quote.encode() in window.text and len(numbers) != window.lines:
             raise _NotAccepted  # there are blank lines, or a quoted field contains a line end
-        numeric = np.empty((rows, len(layout.numeric)), dtype=np.float64)
-        for out, position in enumerate(layout.numeric):
-            numeric[:, out] = self._numbers(table.column(str(position)))
-        keys = np.empty((rows, len(layout.categorical)), dtype=np.int64)
-        for out, position in enumerate(layout.categorical):
-            codes, tokens = self._tokens(table.column(str(position)))
-            keys[:, out] = self._keys(tokens)[codes]
-        codes, tokens = self._tokens(table.column(str(layout.label)))
-        return Lines(numeric, keys, self._label_values(tokens)[codes])
+        found = {name: table.column(name).combine_chunks() for name in table.column_names}
+        columns = {field.typed_name: self._of_parsed(field, found[str(field.position)]) for field in layout.fields}
+        return pa.table(columns), numbers
 
-    def _no_lines(self) -> Lines:
-        layout = self._layout
-        return Lines(
-            np.empty((0, len(layout.numeric))),
-            np.empty((0, len(layout.categorical)), dtype=np.int64),
-            np.empty(0, dtype=np.float32),
-        )
-
-    def _numbers(self, column: Any) -> npt.NDArray[np.float64]:
-        values: npt.NDArray[np.float64] = column.to_numpy()
-        present = values if column.null_count == 0 else values[column.is_valid().to_numpy()]
-        if not (np.abs(present) <= _FLOAT32_MAX).all():
+    def _of_parsed(self, field: LineField, cells: pa.Array) -> pa.Array:
+        """Returns the column of a field, of which Arrow parsed the cells."""
+        if field.kind == "number":
+            return _checked_numbers(cells if cells.type != _TEXT else self._parsed_numbers(cells))
+        if field.kind == "text" and self._layout.token == "hex" and not _are_hex(cells):
             raise _NotAccepted
-        return values
+        return self._of_texts(field, cells)
 
-    def _tokens(self, column: Any) -> tuple[npt.NDArray[np.int64], list[bytes]]:
-        merged = column.combine_chunks()
-        tokens: list[bytes] = merged.dictionary.to_pylist()
-        if self._layout.trim:
-            tokens = [token.strip(b" ") for token in tokens]
-        return merged.indices.to_numpy(), tokens
+    def _of_texts(self, field: LineField, cells: pa.Array) -> pa.Array:
+        """Returns the column of a field that is a text or has texts.
 
-    def _keys(self, tokens: list[bytes]) -> npt.NDArray[np.int64]:
-        tokens = [b"" if token in self._missing else token for token in tokens]
-        if self._layout.token == "hex" and not all(HEX_TOKEN.fullmatch(token) for token in tokens if token):
-            raise _NotAccepted
-        return hash_keys(tokens)
+        Args:
+            field: the field.
+            cells: its cells as they are, (n) large binary.
+        """
+        cells = self._trimmed(cells)
+        if field.kind == "label":
+            return cells
+        cells = self._without_missing(cells)
+        if field.kind == "text":
+            return cells
+        parts = pc.split_pattern(cells, self._layout.list_delimiter)
+        items = self._trimmed(parts.values)
+        if field.kind == "numbers":
+            made = _checked_numbers(self._parsed_numbers(items))
+        else:
+            made = self._without_missing(items)
+        return pa.ListArray.from_arrays(parts.offsets, made, mask=parts.is_null())
 
-    def _label_values(self, tokens: list[bytes]) -> npt.NDArray[np.float32]:
+    def _trimmed(self, cells: pa.Array) -> pa.Array:
+        if not self._layout.trim:
+            return cells
+        return pc.ascii_trim(cells.view(pa.large_string()), characters=" ").view(_TEXT)
+
+    def _without_missing(self, cells: pa.Array) -> pa.Array:
+        """Returns texts with null in place of those that mean a missing value."""
+        is_missing = pc.equal(pc.binary_length(cells), 0)
+        if len(self._missing):
+            is_missing = pc.or_(is_missing, pc.is_in(cells, value_set=self._missing))
+        return pc.if_else(is_missing, pa.scalar(None, _TEXT), cells) if pc.any(is_missing).as_py() else cells
+
+    def _parsed_numbers(self, cells: pa.Array) -> pa.Array:
+        texts = pc.ascii_trim(cells.view(pa.large_string()), characters=" ").view(_TEXT)
         try:
-            return np.array([self._labels[token] for token in tokens], dtype=np.float32)
-        except KeyError as error:
+            return pc.cast(self._without_missing(texts).view(pa.large_string()), pa.float64())
+        except pa.ArrowInvalid as error:
             raise _NotAccepted from error
+
+
+def _checked_numbers(numbers: pa.Array) -> pa.Array:
+    values = numbers.to_numpy(zero_copy_only=False)
+    present = values if numbers.null_count == 0 else values[numbers.is_valid().to_numpy(zero_copy_only=False)]
+    if not (np.abs(present) <= _FLOAT32_MAX).all():
+        raise _NotAccepted
+    return numbers
+
+
+def _are_hex(cells: pa.Array) -> bool:
+    """Returns whether each text has at most 8 hexadecimal digits, and nothing else."""
+    _, offsets, data = cells.buffers()
+    places = np.frombuffer(offsets, np.int64, count=len(cells) + 1, offset=cells.offset * 8)
+    if np.diff(places).max(initial=0) > _MOST_DIGITS:
+        return False
+    text = b"" if data is None else memoryview(data)[places[0] : places[-1]].tobytes()
+    return not text.translate(None, _HEX_DIGITS)
+
+
+def _no_numbers() -> npt.NDArray[np.int64]:
+    return np.empty(0, dtype=np.int64)
+
+
+def _line_numbers(window: LineWindow, rows: int) -> npt.NDArray[np.int64]:
+    """Returns the number of the line of each row, (rows) int64; Arrow leaves out empty lines."""
+    first = window.place.line
+    if rows == window.lines:
+        return np.arange(first, first + rows)
+    lines = window.text.split(b"\n")[: window.lines]
+    numbers = np.array([at for at, line in enumerate(lines, start=first) if line not in (b"", b"\r")], dtype=np.int64)
+    if len(numbers) != rows:
+        raise _NotAccepted
+    return numbers

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from .batch import Batch
-from .features import Features
-from .line_decoder import Lines
+from .decoded import Lines
+from .features import FittedFeatures
 
 
-def batch_of(features: Features, lines: Lines) -> Batch:
+def batch_of(features: FittedFeatures, lines: Lines) -> Batch:
     """Returns the samples of lines as the tensors that a model reads.
 
     Args:
@@ -24,4 +24,5 @@ def batch_of(features: Features, lines: Lines) -> Batch:
         None if lines.weights is None else torch.from_numpy(lines.weights),
         None if lines.groups is None else torch.from_numpy(lines.groups),
         features.spec.names,
+        None if lines.times is None else torch.from_numpy(lines.times),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import Batch, Lists, part_of
+from .batch import Batch, Lists, TimeRange, part_of, time_range_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class NamedPart:
         label_names: the names of several labels; () for one.
         weights: the weights of the samples, (B) float32; None: each counts once.
         groups: a key of the group of each sample, (B) int64; None: the job names none.
+        times: the time of each sample, microseconds since 1970 in UTC, (B) int64 on the host; None: the job names none.
     """
 
     tensors: Mapping[str, Tensor | Lists]
@@ -32,6 +33,7 @@ class NamedPart:
     label_names: tuple[str, ...] = ()
     weights: Tensor | None = None
     groups: Tensor | None = None
+    times: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -76,6 +78,11 @@ class NamedBatch:
         """The device of the labels."""
         return self.micro_batches[0].labels.device
 
+    @property
+    def time_range(self) -> TimeRange | None:
+        """The times of the first and the last sample by time; None for an empty batch, and without times."""
+        return time_range_of(part.times for part in self.micro_batches)
+
     def parts(self, size: int, *, least: int = 1) -> Iterator[NamedPart]:
         """Yields the micro-batches, whose size and least number were given before."""
         del size, least
@@ -114,7 +121,9 @@ def _named(part: Batch, names: Sequence[str]) -> NamedPart:
     # A column of its own is contiguous, and does not keep the matrix.
     matrices = replace(part, dense=part.dense.t().contiguous().t(), sparse=part.sparse.t().contiguous().t())
     tensors = matrices.tensors
-    return NamedPart({name: tensors[name] for name in names}, part.labels, part.names.labels, part.weights, part.groups)
+    return NamedPart(
+        {name: tensors[name] for name in names}, part.labels, part.names.labels, part.weights, part.groups, part.times
+    )
 
 
 def _moved(part: NamedPart, device: torch.device) -> NamedPart:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .bad_line import BadLine
 from .dealing import Interval
-from .line_decoder import Lines, concatenate
+from .decoded import Lines, concatenate
 from .sample_order import SampleOrder
 from .source import DecodedPart, PlannedFile, Source
 

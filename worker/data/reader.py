@@ -23,8 +23,8 @@ from .bad_line import BadLine
 from .batch import Batch
 from .candidates import CandidateSampler
 from .dealing import Dealing, Interval
-from .features import Features
-from .line_decoder import Lines
+from .decoded import Lines
+from .features import FittedFeatures
 from .lines_to_batch import batch_of
 from .named_batch import NamedBatch
 from .negatives import NegativeSampling
@@ -32,7 +32,7 @@ from .part_reader import PartReader, Samples
 from .sample_order import SampleOrder
 from .source import PlannedFile, Source
 
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 StepBatch: TypeAlias = Batch | NamedBatch
 
 
@@ -107,7 +107,7 @@ class ClickReader:
         self,
         source: Source,
         files: Sequence[PlannedFile],
-        features: Features,
+        features: FittedFeatures,
         options: ReadOptions,
         made: Callable[[Batch], StepBatch] | None = None,
     ) -> None:
@@ -141,7 +141,7 @@ class ClickReader:
         return self._options
 
     @property
-    def features(self) -> Features:
+    def features(self) -> FittedFeatures:
         """The transforms in use."""
         return self._features
 
@@ -264,7 +264,7 @@ class ClickReader:
         return Dealing(left, state["world"], state["batch_size"], self._next.dealing.in_order)
 
     def _set(self, cursor: _Cursor, bad_lines: int, state: dict[str, Any]) -> None:
-        self._features = Features.from_state(self._features.spec, state["features"])
+        self._features = FittedFeatures.from_state(self._features.spec, state["features"])
         self._next, self._bad_lines, self._first_bad_line = cursor, bad_lines, None
         self._resume = True
 
@@ -272,7 +272,8 @@ class ClickReader:
         if state.get("version") != _STATE_VERSION:
             raise InvalidArgument(
                 f"reader state.version: {state.get('version')!r} is not allowed; allowed: {_STATE_VERSION}. Another "
-                "version of sparserow saved it, which deals samples in another order; let that version end the epoch"
+                "version of sparserow saved it, which deals samples or makes inputs otherwise; let that version end "
+                "the epoch"
             )
         mine, saved = self._order_state(), state["order"]
         for name in (*mine, *(name for name in saved if name not in mine)):

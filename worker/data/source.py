@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .bad_line import BadLine
+from .decoded import Lines
 from .features import FeatureSpec
-from .line_decoder import Lines
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from ...proto.config.data_config import CRITEO_CATEGORICAL, CRITEO_NUMERIC
 from ...proto.errors import not_allowed
 from ..metrics.binary import auc, log_loss
-from .criteo import CATEGORICAL, COLUMNS, NUMERIC
+from .criteo import COLUMNS
 
 CARDINALITIES = (
     *(100, 500, 100_000, 50_000, 200, 20, 5_000, 300, 3, 20_000, 3_000, 100_000, 2_000),
@@ -85,13 +86,13 @@ class _GeneratingModel:
         self._factors = {
             column: random.normal(0, 1, (CARDINALITIES[column], _FACTORS)) for pair in _PAIRS for column in pair
         }
-        self._number_effects = random.normal(0, _NUMBER_EFFECT, len(NUMERIC))
-        self._number_spreads = random.uniform(0.5, 1.5, len(NUMERIC))
+        self._number_effects = random.normal(0, _NUMBER_EFFECT, len(CRITEO_NUMERIC))
+        self._number_spreads = random.uniform(0.5, 1.5, len(CRITEO_NUMERIC))
 
     def draw(self, random: np.random.Generator, rows: int) -> _Block:
         """Draws ``rows`` samples."""
         ids = np.stack([_zipf(random, n, rows) for n in CARDINALITIES], axis=1)
-        numbers = np.floor(np.exp(random.normal(1.0, self._number_spreads, (rows, len(NUMERIC)))))
+        numbers = np.floor(np.exp(random.normal(1.0, self._number_spreads, (rows, len(CRITEO_NUMERIC)))))
         ids[random.random(ids.shape, dtype=np.float32) < _MISSING_IDS] = -1
         numbers[random.random(numbers.shape, dtype=np.float32) < _MISSING_NUMBERS] = np.nan
         logits = self._logits(ids, numbers)
@@ -143,11 +144,11 @@ def _tokens(ids: npt.NDArray[np.int64], column: int) -> pa.Array:
 
 def _table(block: _Block) -> pa.Table:
     columns = [pa.array(block.labels)]
-    for column in range(len(NUMERIC)):
+    for column in range(len(CRITEO_NUMERIC)):
         number = block.numbers[:, column]
         missing = np.isnan(number)
         columns.append(pa.array(np.where(missing, 0, number).astype(np.int64), mask=missing))
-    columns += [_tokens(block.ids[:, column], column) for column in range(len(CATEGORICAL))]
+    columns += [_tokens(block.ids[:, column], column) for column in range(len(CRITEO_CATEGORICAL))]
     return pa.table(dict(zip(COLUMNS, columns, strict=True)))
 
 

@@ -2,65 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ...proto.config.data_config import ColumnRef, CsvSchema
 from ...proto.errors import InvalidArgument
-from .features import BucketFeature, DenseFeature, FeatureSpec
-from .formats import FileFormat
+from .formats import FileFormat, fields_of
 from .line_checker import split_fields
-from .line_layout import LineLayout
+from .line_layout import FieldKind, LineLayout
 from .line_windows import first_line
 
 
-def csv_format(schema: CsvSchema, path: str) -> FileFormat:
-    """Returns the format of one file. Columns are found by name when they have names, or by position from 0.
+def with_names(schema: CsvSchema, path: str) -> CsvSchema:
+    """Returns the schema with a name for each column that it gives by position.
+
+    Args:
+        schema: the schema of the job file.
+        path: the path of a file, in which the columns are found.
+
+    Raises:
+        NotFound, DataLoss: the file cannot be read.
+        InvalidArgument: a column of the schema is not in the file.
+    """
+    find = _Finder(names_of(schema, path), path)
+    labels = {
+        name: label.model_copy(update={"column": find(f"labels.{name}", label.column or name)})
+        for name, label in schema.labels.items()
+    }
+    numeric = [(find("numeric", ref), transform) for ref, transform in schema.numeric.items()]
+    buckets = [(find("buckets", ref), count) for ref, count in schema.buckets.items()]
+    for role, pairs in (("numeric", numeric), ("buckets", buckets)):
+        if len(dict(pairs)) < len(pairs):
+            raise InvalidArgument(f"data.csv.{role}: two entries are the same column of {path}; allowed: one for each")
+    return schema.model_copy(
+        update={
+            "label": None if schema.label is None else find("label", schema.label),
+            "labels": labels,
+            "sample_weight": None if schema.sample_weight is None else find("sample_weight", schema.sample_weight),
+            "group": None if schema.group is None else find("group", schema.group),
+            "timestamp": None if schema.timestamp is None else find("timestamp", schema.timestamp),
+            "numeric": dict(numeric),
+            "categorical": tuple(find("categorical", ref) for ref in schema.categorical),
+            "buckets": dict(buckets),
+        }
+    )
+
+
+def csv_format(schema: CsvSchema, path: str, uses: Iterable[tuple[str, FieldKind]]) -> FileFormat:
+    """Returns the format of one file.
 
     Args:
         schema: the schema of the job file.
         path: the path of the file.
+        uses: the columns that are read, which the file has (:func:`names_of`), and what is made of each.
 
     Raises:
         NotFound, DataLoss: the file cannot be read.
-        InvalidArgument: a column of the schema is not in the file, or has two roles.
+        InvalidArgument: the file has another header than the schema.
     """
-    names = _names(schema, path)
-    where = _Finder(names, path)
-    label = where("label", schema.label)
-    numeric = {where("numeric", ref): kind for ref, kind in schema.numeric.items()}
-    bucketed = {where("buckets", ref): buckets for ref, buckets in schema.buckets.items()}
-    categorical = [where("categorical", ref) for ref in schema.categorical]
-    read = sorted({*numeric, *bucketed})
-    for position in [*read, *categorical]:
-        if [label, *read, *categorical].count(position) > 1:
-            raise InvalidArgument(
-                f"data.csv: column {names[position]} has two roles; allowed: one of label, categorical, or "
-                "numeric and buckets"
-            )
+    names = names_of(schema, path)
     layout = LineLayout(
-        columns=tuple(names),
-        label=label,
-        label_values={str(token): float(value) for token, value in schema.label_values.items()},
-        numeric=tuple(read),
-        categorical=tuple(categorical),
+        columns=names,
+        fields=fields_of(uses, names),
         delimiter=schema.delimiter,
+        list_delimiter=schema.list_delimiter,
         quote=schema.quote,
         comment=schema.comment,
         trim=schema.trim,
         missing=frozenset(schema.missing),
     )
-    features = FeatureSpec(
-        dense=tuple(
-            DenseFeature(names[p], read.index(p), log=kind.startswith("log"), standardize=kind.endswith("standardize"))
-            for p, kind in numeric.items()
-        ),
-        categorical=tuple(names[p] for p in categorical),
-        buckets=tuple(BucketFeature(f"{names[p]}_bucket", read.index(p), count) for p, count in bucketed.items()),
-    )
-    return FileFormat(layout, schema.header, features)
+    return FileFormat(layout, schema.header)
 
 
-def _names(schema: CsvSchema, path: str) -> list[str]:
+def names_of(schema: CsvSchema, path: str) -> tuple[str, ...]:
+    """Returns the names of all fields of a line, in file order.
+
+    Raises:
+        NotFound, DataLoss: the file cannot be read.
+        InvalidArgument: the file has another header than the schema, a name twice, or no line where one is needed.
+    """
     line = first_line(path, "" if schema.header else schema.comment)
     try:
         fields = [f.decode("utf-8", "replace").strip() for f in split_fields(line, schema.delimiter, schema.quote)]
@@ -80,22 +99,22 @@ def _names(schema: CsvSchema, path: str) -> list[str]:
         )
     if len(set(names)) != len(names):
         raise InvalidArgument(f"{path}, line 1: a column name stands twice; expected distinct names")
-    return names
+    return tuple(names)
 
 
 class _Finder:
-    """Finds the position of a column by its name or its position; names have precedence."""
+    """Finds the name of a column by its name or its position; names have precedence."""
 
     def __init__(self, names: Sequence[str], path: str) -> None:
         self._names, self._path = names, path
 
-    def __call__(self, role: str, ref: ColumnRef) -> int:
+    def __call__(self, role: str, ref: ColumnRef) -> str:
         if isinstance(ref, int) or (ref not in self._names and ref.isdecimal()):
             if 0 <= int(ref) < len(self._names):
-                return int(ref)
+                return self._names[int(ref)]
             raise InvalidArgument(
                 f"data.csv.{role}: no column {ref} in {self._path}; allowed: 0 to {len(self._names) - 1}"
             )
         if ref in self._names:
-            return self._names.index(ref)
+            return ref
         raise InvalidArgument(f"data.csv.{role}: no column {ref!r} in {self._path}; allowed: {', '.join(self._names)}")

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import torch
 
     from ...proto.features.cells import Columns
-    from ..data.tensor_features import TensorFeatures
+    from ..data.feature_tensors import Features
 
 
 def featured_source(
-    model: torch.nn.Module, features: TensorFeatures, example: Columns
+    model: torch.nn.Module, features: Features, example: Columns
 ) -> tuple[ProgramSource, dict[str, bytes]]:
     """Returns the model to export, and the files of its features by name.
 

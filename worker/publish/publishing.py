@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...proto.features.cells import Columns
-    from ..data.tensor_features import TensorFeatures
+    from ..data.feature_tensors import Features
     from ..session.session import Session
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def publish(
     root: str,
     model: torch.nn.Module | None = None,
     example: tuple[Any, ...] | Columns | None = None,
-    features: TensorFeatures | None = None,
+    features: Features | None = None,
     dynamic_shapes: Any = None,
     alias: str | None = "live",
     dtype: ServedDtype | Mapping[str, ServedDtype] | None = None,
@@ -183,7 +183,7 @@ def publish_program(session: Session, publication: Publication) -> Published:
 
 
 def _source(
-    model: torch.nn.Module | None, example: Any, features: TensorFeatures | None, dynamic_shapes: Any
+    model: torch.nn.Module | None, example: Any, features: Features | None, dynamic_shapes: Any
 ) -> tuple[ProgramSource | None, dict[str, bytes]]:
     """Returns the model to export, and the files of its features by name."""
     if features is None:

@@ -28,7 +28,9 @@ def check_data(job: JobConfig) -> None:
     check_files(job.data, "test")
     spec, model = feature_spec(job.data), job.model
     if isinstance(model, OwnModelConfig):
-        own_model.check_arguments(model, own_model.class_of(model))
+        kind = own_model.class_of(model)
+        own_model.check_arguments(model, kind)
+        own_model.with_pools(model, kind, dict(spec.pools))
         input_names(model, spec)
         for task in job.all_tasks:
             names = spec.sparse_names if task.negatives is None else spec.categorical
@@ -104,7 +106,7 @@ def build_model(config: ModelConfig, features: FeatureSpec, *, sparse: bool) -> 
             :func:`~sparserow.worker.training.own_model.make`.
     """
     if isinstance(config, OwnModelConfig):
-        model = own_model.make(config)
+        model = own_model.make(config, dict(features.pools))
         own_model.check_reads(config, model, input_names(config, features) or ())
         own_model.tie_tables(config, model)
         return model

@@ -138,8 +138,7 @@ class _Scores:
         most = max(each.groups for each in sums)
         if most > self._config.max_groups:
             raise InvalidArgument(
-                f"metrics.max_groups: {most} groups of data.columns.group are on one worker; allowed: "
-                f"{self._config.max_groups}"
+                f"metrics.max_groups: {most} groups of samples are on one worker; allowed: {self._config.max_groups}"
             )
         samples = sum(each.samples for each in sums)
         return sum(each.weighted for each in sums) / samples if samples else math.nan

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...proto.config.job import JobConfig
-from ...proto.features.compute import Statistics
+from ...proto.features.base import Feature
 from ...proto.features.document import files_of
-from ...proto.features.kinds import Feature, SequenceFeature
-from ..data import Features
+from ...proto.features.kinds import SequenceFeature
+from ..data import FittedFeatures
 from ..data.sources.feature_columns import feature_set
 from .build_model import input_names
 
 
-def published_features(job: JobConfig, fitted: Features) -> dict[str, bytes]:
+def published_features(job: JobConfig, fitted: FittedFeatures) -> dict[str, bytes]:
     """Returns the files of a job's features by name; {} for a job without features.
 
     A feature for which training draws negatives is published as a list, of the candidates that a caller wants ranked.
@@ -29,12 +29,7 @@ def published_features(job: JobConfig, fitted: Features) -> dict[str, bytes]:
         return {}
     features = feature_set(job.data.features)
     spec = fitted.spec
-    statistics: dict[str, Statistics] = dict(features.statistics)
-    for feature, first, width in zip(spec.dense, fitted.mean, fitted.std, strict=True):
-        if feature.needs_fit:
-            statistics[feature.name] = (float(first), float(first + width if feature.min_max else width))
-    for bucket, edges in zip(spec.buckets, fitted.edges, strict=True):
-        statistics[bucket.name] = tuple(edges.tolist())
+    statistics = {**features.statistics, **fitted.statistics}
     drawn = [task.item for task in job.all_tasks if task.negatives is not None]
     served = tuple(_list_of(each) if each.name in drawn else each for each in features.features)
     whole, names = replace(features, features=served, statistics=statistics), input_names(job.model, spec)

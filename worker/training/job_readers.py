@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...proto.config.job import JobConfig
-from ..data import Batch, ClickReader, Features, NamedBatch, PlannedFile, ReadOptions, StepBatch
+from ..data import Batch, ClickReader, FittedFeatures, NamedBatch, PlannedFile, ReadOptions, StepBatch
 from ..data.candidates import CandidateSampler, ItemTable
 from ..data.negatives import NegativeSampling
 from ..data.sources import fit_features, item_table, open_reader, plan_files
@@ -32,7 +32,7 @@ class JobReaders:
 
     train: ClickReader
     test: ClickReader
-    features: Features
+    features: FittedFeatures
 
 
 def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
@@ -106,7 +106,7 @@ def _candidates_of(job: JobConfig, group: WorkerGroup, train: Sequence[PlannedFi
     return group.share(made() if group.makes_shared else None)
 
 
-def _made_by(job: JobConfig, features: Features, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
+def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
     """Returns what makes a batch for the job's model, after a check of its labels.
 
     Args:

@@ -14,8 +14,8 @@ from torch import nn
 
 from ...proto.config.model_config import OwnModelConfig
 from ...proto.errors import InvalidArgument, not_allowed
+from ...proto.features.base import Feature
 from ...proto.features.feature_set import FeatureSet
-from ...proto.features.kinds import Feature
 from .. import models
 
 _NEAREST = 3
@@ -62,8 +62,12 @@ def _of_the_zoo(name: str) -> type[nn.Module]:
     return found
 
 
-def make(config: OwnModelConfig) -> nn.Module:
+def make(config: OwnModelConfig, pools: Mapping[str, str] | None = None) -> nn.Module:
     """Makes the model of a job, with initial weights from torch's generator.
+
+    Args:
+        config: the section ``model`` of the job.
+        pools: how lists are pooled, by the name of each feature that says so; None: no feature does.
 
     Raises:
         InvalidArgument: the class cannot be imported, takes other arguments, or refuses a value.
@@ -71,7 +75,7 @@ def make(config: OwnModelConfig) -> nn.Module:
     kind = class_of(config)
     check_arguments(config, kind)
     try:
-        return kind(**config.args)
+        return kind(**with_pools(config, kind, pools or {}))
     except (ValueError, TypeError, RuntimeError) as error:  # torch has RuntimeError for sizes
         raise InvalidArgument(f"model.args: {config.class_} refuses them: {error}") from error
 
@@ -91,6 +95,33 @@ def check_arguments(config: OwnModelConfig, kind: type[nn.Module]) -> None:
     for name in named:
         if parameters[name].default is inspect.Parameter.empty and name not in config.args:
             raise InvalidArgument(f"model.args.{name}: is missing, and {config.class_} has no default for it")
+
+
+def with_pools(config: OwnModelConfig, kind: type[nn.Module], pools: Mapping[str, str]) -> dict[str, Any]:
+    """Returns ``model.args`` with the pools of features in its argument ``pools``.
+
+    Args:
+        config: the section ``model`` of the job.
+        kind: the class.
+        pools: how lists are pooled, by the name of each feature that says so.
+
+    Raises:
+        InvalidArgument: the class has no argument ``pools``, or ``model.args`` has another pool for a feature.
+    """
+    if not pools:
+        return config.args
+    if "pools" not in inspect.signature(kind).parameters:
+        raise InvalidArgument(
+            f"features.{next(iter(pools))}.pool: has no effect, as {config.class_} has no argument pools, and pools by "
+            "itself; remove it"
+        )
+    given = config.args.get("pools") or {}
+    for name, pool in pools.items():
+        if isinstance(given, Mapping) and given.get(name, pool) != pool:
+            raise InvalidArgument(
+                f"features.{name}.pool: is {pool}, and model.args.pools has {given[name]!r} for it; name one of them"
+            )
+    return {**config.args, "pools": {**pools, **given}}
 
 
 def inputs_of(config: OwnModelConfig, features: Sequence[str]) -> tuple[str, ...]:

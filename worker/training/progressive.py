@@ -5,16 +5,17 @@ The metrics are those of the task that a run shows, over windows of samples of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from ...proto.config.job import TrainConfig
+from ..data.batch import TimeRange
 from ..metrics.task_metrics import BinaryMetrics
 from .process_group import WorkerGroup
 from .training_step import StepResult
 
-# Is told the epoch, the samples of all workers in it so far, and the metrics of a window.
-Tell: TypeAlias = Callable[[int, int, Mapping[str, float]], None]
+# Is told the epoch, the samples of all workers in it so far, the metrics of a window, and the times of its samples.
+Tell: TypeAlias = Callable[[int, int, Mapping[str, float], TimeRange | None], None]
 
 
 class ProgressiveMetrics:
@@ -35,17 +36,20 @@ class ProgressiveMetrics:
         self._group, self._tell = group, tell
         self._metrics = BinaryMetrics()
         self._count = self._samples = 0
+        self._times: TimeRange | None = None
 
-    def add(self, epoch: int, result: StepResult) -> None:
+    def add(self, epoch: int, result: StepResult, times: TimeRange | None) -> None:
         """Adds a step; a refused one has no samples.
 
         Args:
             epoch: the number of the epoch.
             result: the result of the step.
+            times: the times of its first and last sample; None: they have none.
         """
         if result.is_taken and len(result.logits):
             self._metrics.add(result.logits.numpy(), result.labels.numpy())
             self._samples += len(result.logits)
+            self._times = _joined([self._times, times])
         self._count += 1
         if self._count == self._steps:
             self._end(epoch)
@@ -57,8 +61,14 @@ class ProgressiveMetrics:
         self._samples = 0
 
     def _end(self, epoch: int) -> None:
-        parts = self._group.to_rank((self._metrics, self._samples), 0)
-        self._metrics, self._count = BinaryMetrics(), 0
+        parts = self._group.to_rank((self._metrics, self._samples, self._times), 0)
+        self._metrics, self._count, self._times = BinaryMetrics(), 0, None
         if parts is not None:
-            whole = BinaryMetrics.merged([metrics for metrics, _ in parts])
-            self._tell(epoch, sum(samples for _, samples in parts), whole.results())
+            whole = BinaryMetrics.merged([metrics for metrics, _, _ in parts])
+            times = _joined([times for _, _, times in parts])
+            self._tell(epoch, sum(samples for _, samples, _ in parts), whole.results(), times)
+
+
+def _joined(ranges: Sequence[TimeRange | None]) -> TimeRange | None:
+    there = [each for each in ranges if each is not None]
+    return (min(first for first, _ in there), max(last for _, last in there)) if there else None

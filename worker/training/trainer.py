@@ -371,7 +371,7 @@ class Trainer:
                 progress.loss_sum += result.loss * len(batch)
                 recent.add(result, len(batch))
             if self._progressive is not None:
-                self._progressive.add(epoch, result)
+                self._progressive.add(epoch, result, batch.time_range)
             now = time.perf_counter()
             progress.seconds = seconds_before + now - began
             if self._checkpoints is not None:

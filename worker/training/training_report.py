@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from ..data.batch import TimeRange
+
 
 @dataclass(frozen=True)
 class EpochResult:
@@ -145,13 +147,14 @@ class Observer(Protocol):
         """
         ...
 
-    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Is called after each window of ``metrics.progressive``.
 
         Args:
             epoch: the present epoch, from 1.
             samples: the number of samples in this epoch so far, over all workers.
             metrics: the metrics of the samples of the window, by name.
+            times: the times of the first and the last of them, microseconds since 1970 in UTC; None: they have none.
         """
         ...
 
@@ -170,7 +173,7 @@ class Silence:
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
         """Does nothing."""
 
-    def window(self, epoch: int, samples: int, metrics: Mapping[str, float]) -> None:
+    def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Does nothing."""
 
     def evaluating(self, epoch: int) -> None:

@@ -9,68 +9,98 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from xxhash import xxh3_64_hexdigest
 
 from ....cpp_ext import _client
-from ....proto.config.data_config import ColumnsSchema
+from ....proto.config.data_config import SampleColumns
 from ....proto.errors import InvalidArgument
-from ....proto.features.cells import Cells
+from ....proto.features.base import CellKind, Feature
+from ....proto.features.cells import Cells, RefusedRow
 from ....proto.features.compute import Array, computed, numbers_before_statistics
 from ....proto.features.feature_set import FeatureSet
 from ....proto.features.jagged import Jagged
-from ....proto.features.kinds import BucketizedFeature, Feature, ListOfKeys, NumericFeature
+from ....proto.features.kinds import BucketizedFeature, IdFeature, ListOfKeys, NumericFeature, TimeFeature
+from ....proto.features.translation import features_of_columns
 from ..bad_line import BadLine, BadLinePolicy
-from ..features import BucketFeature, DenseFeature, FeatureSpec
-from ..line_decoder import Lines, concatenate
+from ..decoded import Lines, concatenate
+from ..feature_tensors import read_vocabulary
+from ..features import FeatureSpec
 from ..source import DecodedPart
-from ..tensor_features import read_vocabulary
-from .columns import ColumnDecoder, ColumnRoles, Inputs, labels_of
+from .columns import ColumnDecoder, Inputs
+from .roles import LIST, NUMBER, TEXT, TIME, ColumnRoles, InputColumn, labels_of
 
 
-def roles_of_features(schema: ColumnsSchema, features: FeatureSet) -> ColumnRoles:
-    """Returns the roles of the columns that the features of a job read.
+def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool) -> ColumnRoles:
+    """Returns the roles of the columns of a job.
 
     Args:
-        schema: the section ``data.columns``, which has the labels.
+        schema: the section that names labels, weight and group.
         features: the features.
+        is_translated: whether the features are those of ``numeric``, ``categorical`` and ``buckets`` of the section.
+
+    Raises:
+        InvalidArgument: a feature reads a column that is no input.
     """
-    numbers = [feature for feature in features.features if _is_number(feature)]
+    if not is_translated:
+        schema.check_features(features.features)
     keys = [feature for feature in features.features if not _is_number(feature) and not _is_list(feature)]
     lists = [feature for feature in features.features if _is_list(feature)]
-    counts = {feature.name: features.keys_of(feature.name) for feature in features.features}
+    counts = {} if is_translated else {feature.name: features.keys_of(feature.name) for feature in features.features}
     spec = FeatureSpec(
-        dense=tuple(
-            DenseFeature(
-                feature.name,
-                at,
-                standardize=feature.scale == "standardize",
-                min_max=feature.scale == "min_max",
-                given=feature.statistics,
-                default=feature.default,
-            )
-            for at, feature in enumerate(numbers)
-            if isinstance(feature, NumericFeature)
-        ),
+        dense=tuple(feature for feature in features.features if isinstance(feature, NumericFeature)),
         categorical=tuple(feature.name for feature in keys),
         buckets=tuple(
-            BucketFeature(feature.name, at, feature.quantiles)
-            for at, feature in enumerate(numbers)
+            feature
+            for feature in features.features
             if isinstance(feature, BucketizedFeature) and feature.quantiles is not None
         ),
         key_counts=tuple((name, count) for name, count in counts.items() if count is not None),
         options=tuple((feature.name, _options(feature, features)) for feature in features.features),
         lists=tuple(feature.name for feature in lists),
         labels=tuple(schema.labels),
+        pools=tuple(features.pools.items()),
     )
+    inputs = [
+        InputColumn(_setting(schema, feature, is_translated), column, kind, _expected(feature, kind))
+        for feature in features.features
+        for column, kind in feature.cells.items()
+    ]
     return ColumnRoles(
-        labels=labels_of(schema),
-        numeric=tuple(dict.fromkeys(name for feature in numbers for name in feature.columns)),
-        categorical=(),
-        spec=spec,
-        others=tuple(dict.fromkeys(name for feature in (*keys, *lists) for name in feature.columns)),
-        weight=schema.sample_weight,
-        group=schema.group,
+        schema.section, labels_of(schema), tuple(inputs), spec, schema.sample_weight, schema.group, schema.timestamp
     )
+
+
+def translated(schema: SampleColumns) -> tuple[Feature, ...]:
+    """Returns the features of ``numeric``, ``categorical`` and ``buckets`` of a section.
+
+    Raises:
+        InvalidArgument: a column has two roles; the group and the timestamp may be inputs as well.
+    """
+    keys = tuple(str(column) for column in schema.categorical)
+    roles = [column for setting, column in schema.roles.items() if not schema.may_be_input(setting)]
+    names = [*roles, *dict.fromkeys([*schema.numeric, *schema.buckets]), *keys]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidArgument(
+            f"{schema.section}: column {twice} has two roles; allowed: one of label, sample_weight, categorical, or "
+            "numeric and buckets"
+        )
+    return features_of_columns(schema.numeric, keys, schema.buckets)
+
+
+def _setting(schema: SampleColumns, feature: Feature, is_translated: bool) -> str:
+    if not is_translated:
+        return f"features.{feature.name}"
+    return f"{schema.section}.{'categorical' if isinstance(feature, IdFeature) else 'numeric or buckets'}"
+
+
+def _expected(feature: Feature, kind: CellKind) -> str:
+    if kind == "number":
+        return NUMBER
+    if kind in ("texts", "numbers"):
+        return LIST
+    return TIME if isinstance(feature, TimeFeature) else TEXT
 
 
 def _options(feature: Feature, features: FeatureSet) -> str:
@@ -109,12 +139,20 @@ class FeatureDecoder(ColumnDecoder):
         roles: the roles of the columns.
         features: the features.
         on_bad_line: "error" raises at a row that a feature refuses; "skip" leaves it out and counts it.
+        is_text: whether tables are decoded lines of text.
     """
 
-    def __init__(self, roles: ColumnRoles, features: FeatureSet, on_bad_line: Literal["error", "skip"]) -> None:
-        super().__init__(roles, on_bad_line)
+    def __init__(
+        self,
+        roles: ColumnRoles,
+        features: FeatureSet,
+        on_bad_line: Literal["error", "skip"],
+        *,
+        is_text: bool = False,
+    ) -> None:
+        super().__init__(roles, on_bad_line, is_text=is_text)
         self._features, self._skips = features, on_bad_line == "skip"
-        self._numbers = [feature for feature in features.features if _is_number(feature)]
+        self._numbers: tuple[Feature, ...] = (*roles.spec.dense, *roles.spec.buckets)
         others = [feature for feature in features.features if not _is_number(feature)]
         self._keys = [feature for feature in others if not _is_list(feature)]
         self._lists = [feature for feature in others if _is_list(feature)]
@@ -141,27 +179,19 @@ class FeatureDecoder(ColumnDecoder):
         return made
 
     def decode(self, table: Any, path: str, numbers: npt.NDArray[np.int64]) -> DecodedPart:
-        """Decodes the rows of a table; rows are looked at one by one where a feature refuses one of them."""
+        """Decodes the rows of a table; the rows that features refuse are found by halving it."""
         try:
             return super().decode(table, path, numbers)
-        except BadLine:
-            raise
-        except InvalidArgument:
-            policy = BadLinePolicy("skip" if self._skips else "error")
-            good = [part for at in range(table.num_rows) if (part := self._row(table, path, numbers, at, policy))]
-            lines = concatenate([part.lines for part in good]) if good else self.none()
-            return DecodedPart(lines, policy.count, policy.first)
-
-    def _row(
-        self, table: Any, path: str, numbers: npt.NDArray[np.int64], at: int, policy: BadLinePolicy
-    ) -> DecodedPart | None:
-        try:
-            return super().decode(table.slice(at, 1), path, numbers[at : at + 1])
-        except BadLine as bad:
-            policy.meet(bad)
-        except InvalidArgument as error:
-            policy.meet(BadLine(path, int(numbers[at]), None, str(error).removeprefix(f"{path}: "), unit="row"))
-        return None
+        except RefusedRow as refused:
+            rows = table.num_rows
+            if rows == 1:
+                policy = BadLinePolicy("skip" if self._skips else "error")
+                policy.meet(BadLine(path, int(numbers[0]), refused.column, refused.problem, self._unit))
+                return DecodedPart(self.none(), policy.count, policy.first)
+        first = self.decode(table.slice(0, rows // 2), path, numbers[: rows // 2])
+        second = self.decode(table.slice(rows // 2), path, numbers[rows // 2 :])
+        lines = concatenate([first.lines, second.lines])
+        return DecodedPart(lines, first.bad + second.bad, first.first_bad or second.first_bad)
 
     def none(self) -> Lines:
         """Returns no samples."""
@@ -169,4 +199,6 @@ class FeatureDecoder(ColumnDecoder):
         return self.without_rows(len(self._numbers), len(self._keys), tuple(lists))
 
     def _cells(self, table: Any, feature: Feature, path: str) -> Cells:
+        if self._is_text:
+            table = pa.table({name: self.column(table, name, kind) for name, kind in feature.cells.items()})
         return Cells(table, feature.name, path, self._features.hasher)

@@ -16,8 +16,8 @@ from ....proto.errors import InvalidArgument
 from ..bad_line import BadLine, BadLinePolicy, shown
 from ..line_windows import LinePosition, LineWindow, is_compressed, read_runs
 from ..source import PlannedFile
-from .columns import ColumnRoles
 from .lines import TextRuns, plan_runs
+from .roles import ColumnRoles
 from .row_filter import Selection
 from .tables import NumberedRows, own_names, with_partition
 

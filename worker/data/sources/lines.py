@@ -9,9 +9,10 @@ import numpy as np
 
 from ....proto.errors import DataLoss
 from ..bad_line import BadLinePolicy
+from ..decoded import Lines
 from ..features import FeatureSpec
 from ..formats import FileFormat
-from ..line_decoder import LineDecoder, Lines
+from ..line_decoder import LineDecoder
 from ..line_windows import (
     LinePosition,
     LineWindow,
@@ -23,6 +24,7 @@ from ..line_windows import (
 )
 from ..source import DecodedPart, PlannedFile
 from ..storage import read_range
+from .columns import ColumnDecoder
 
 
 class TextRuns:
@@ -81,12 +83,15 @@ class LineSource:
     """Reads files of text; see :class:`~sparserow.worker.data.source.Source`.
 
     Args:
-        format_of: returns the format of a file.
+        format_of: returns the format of a file, after checking that it has the columns of the decoder's roles.
+        decoder: makes samples of the decoded fields.
         on_bad_line: "error" raises at a malformed line; "skip" leaves it out and counts it.
     """
 
-    def __init__(self, format_of: Callable[[str], FileFormat], on_bad_line: Literal["error", "skip"]) -> None:
-        self._format_of, self._on_bad_line = format_of, on_bad_line
+    def __init__(
+        self, format_of: Callable[[str], FileFormat], decoder: ColumnDecoder, on_bad_line: Literal["error", "skip"]
+    ) -> None:
+        self._format_of, self._decoder, self._on_bad_line = format_of, decoder, on_bad_line
         self._formats: dict[str, tuple[FileFormat, LineDecoder]] = {}
         self._runs = TextRuns()
 
@@ -97,8 +102,9 @@ class LineSource:
         return self._formats[path]
 
     def spec(self, path: str) -> FeatureSpec:
-        """Returns the inputs that the model reads from a file."""
-        return self._of(path)[0].features
+        """Returns the inputs that the model reads, after checking that the file has their columns."""
+        self._of(path)
+        return self._decoder.roles.spec
 
     def plan(self, path: str) -> PlannedFile:
         """Returns the runs of lines of a file, after reading it once."""
@@ -113,17 +119,18 @@ class LineSource:
         run = next(read_runs(path, self._begin(path), _FIRST_BYTES), None)
         return self.none(path) if run is None else self._decoded(run).lines
 
-    def none(self, path: str) -> Lines:
+    def none(self, path: str) -> Lines:  # noqa: ARG002 - the columns of all files are those of the decoder
         """Returns no samples."""
-        return self._decoded(LineWindow(path, LinePosition(), b"", 0)).lines
+        return self._decoder.none()
 
     def _begin(self, path: str) -> LinePosition:
         return header_end(path) if self._of(path)[0].header else LinePosition()
 
     def _decoded(self, window: LineWindow) -> DecodedPart:
         policy = BadLinePolicy(self._on_bad_line)
-        lines = self._of(window.path)[1].decode(window, policy)
-        return DecodedPart(lines, policy.count, policy.first)
+        table, numbers = self._of(window.path)[1].decode(window, policy)
+        found = self._decoder.decode(table, window.path, numbers)
+        return DecodedPart(found.lines, policy.count + found.bad, policy.first or found.first_bad)
 
 
 _FIRST_BYTES = 1 << 18

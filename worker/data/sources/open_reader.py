@@ -6,23 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeAlias, TypeVar
 
+import pyarrow as pa
+
 from ....proto.config.data_config import DataConfig
 from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument, not_allowed
 from ..batch import Batch
 from ..candidates import ItemTable, count_items
-from ..criteo import criteo_format
-from ..features import Features, FeatureSpec, fit
+from ..criteo import COLUMNS, criteo_format
+from ..decoded import Lines
+from ..features import FeatureSpec, FittedFeatures, fit
 from ..formats import FileFormat
-from ..line_decoder import Lines
 from ..reader import ClickReader, ReadOptions, StepBatch
 from ..source import PlannedFile, Source
 from ..storage import find_paths
-from ..table_csv import csv_format
-from .columns import roles_of
-from .feature_columns import FeatureDecoder, feature_set, roles_of_features
+from ..table_csv import csv_format, names_of, with_names
+from .feature_columns import FeatureDecoder, feature_set, roles_of, translated
 from .hive import Partitions
 from .lines import LineSource
+from .roles import ColumnRoles, check_columns
 from .tables import TableFormat, TableSource
 
 _FILES_AT_ONCE = 16  # whose footers are read, as each may be a round trip to an object store
@@ -48,7 +50,7 @@ def feature_spec(config: DataConfig) -> FeatureSpec:
         NotFound, InvalidArgument, DataLoss: see :func:`check_files`.
     """
     paths = find_files(config, "train")
-    return _source(config, Partitions(paths)).spec(paths[0])
+    return _sources(config, paths)().spec(paths[0])
 
 
 def check_files(config: DataConfig, which: Which) -> tuple[str, ...]:
@@ -60,8 +62,8 @@ def check_files(config: DataConfig, which: Which) -> tuple[str, ...]:
         FailedPrecondition: the storage refuses.
     """
     paths = find_files(config, which)
-    partitions = Partitions(paths)
-    _check_alike(which, paths, _of_each(paths, lambda path: _source(config, partitions).spec(path)))
+    made = _sources(config, paths)
+    _check_alike(which, paths, _of_each(paths, lambda path: made().spec(path)))
     return paths
 
 
@@ -75,10 +77,10 @@ def plan_files(config: DataConfig, which: Which) -> tuple[PlannedFile, ...]:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     paths = find_files(config, which)
-    partitions = Partitions(paths)
+    made = _sources(config, paths)
 
     def planned(path: str) -> tuple[FeatureSpec, PlannedFile]:
-        source = _source(config, partitions)
+        source = made()
         return source.spec(path), source.plan(path)
 
     found = _of_each(paths, planned)
@@ -92,7 +94,7 @@ def _check_alike(which: Which, paths: Sequence[str], specs: Sequence[FeatureSpec
             raise InvalidArgument(f"data.{which}: {path} does not have the columns of {paths[0]}")
 
 
-def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) -> Features:
+def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) -> FittedFeatures:
     """Returns the transforms with the statistics of the training files, which are read once if any are needed.
 
     Args:
@@ -104,7 +106,7 @@ def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) 
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     files = tuple(plan if plan is not None else plan_files(config, "train"))
-    source = _source(config, Partitions([file.path for file in files]))
+    source = _sources(config, [file.path for file in files])()
     spec = source.spec(files[0].path)
     return fit(spec, _samples(source, files))
 
@@ -126,7 +128,7 @@ def item_table(
         NotFound, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     files = tuple(plan if plan is not None else plan_files(config, "train"))
-    source = _source(config, Partitions([file.path for file in files]))
+    source = _sources(config, [file.path for file in files])()
     names = source.spec(files[0].path).categorical
     if item not in names:
         raise not_allowed("item", item, ", ".join(names))
@@ -167,13 +169,13 @@ def first_samples(config: DataConfig, which: Which) -> Lines:
 def _strict_source(config: DataConfig, which: Which) -> tuple[tuple[str, ...], Source]:
     """Returns the checked files, and a source that skips no malformed line or row of them."""
     paths = check_files(config, which)
-    return paths, _source(config.model_copy(update={"on_bad_line": "error"}), Partitions(paths))
+    return paths, _sources(config.model_copy(update={"on_bad_line": "error"}), paths)()
 
 
 def open_reader(
     config: DataConfig,
     which: Which,
-    features: Features,
+    features: FittedFeatures,
     options: ReadOptions,
     plan: Sequence[PlannedFile] | None = None,
     made: Callable[[Batch], StepBatch] | None = None,
@@ -192,7 +194,7 @@ def open_reader(
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     files = tuple(plan if plan is not None else plan_files(config, which))
-    source = _source(config, Partitions([file.path for file in files]))
+    source = _sources(config, [file.path for file in files])()
     if source.spec(files[0].path) != features.spec:
         raise InvalidArgument(f"data.{which}: {files[0].path} does not have the columns of the training files")
     return ClickReader(source, files, features, options, made)
@@ -206,25 +208,29 @@ def _of_each(paths: Sequence[str], call: Callable[[str], Value]) -> list[Value]:
         return list(threads.map(call, paths))
 
 
-def _source(config: DataConfig, partitions: Partitions) -> Source:
-    """Returns a source of the job's format."""
+def _sources(config: DataConfig, paths: Sequence[str]) -> Callable[[], Source]:
+    """Returns what makes sources of some files, one for each thread; the first file shows the names of columns."""
+    samples = config.samples if config.csv is None else with_names(config.csv, paths[0])
+    features = feature_set(config.features or translated(samples))
+    roles = roles_of(samples, features, is_translated=not config.features)
+    decoder = FeatureDecoder(roles, features, config.on_bad_line, is_text=config.columns is None)
     if config.columns is None:
-        return LineSource(_line_format(config), config.on_bad_line)
+        return lambda: LineSource(_line_format(config, roles), decoder, config.on_bad_line)
     where = None if config.where is None else parse_where(config.where)
-    form = _table_format(config)
-    if not config.features:
-        return TableSource(form, roles_of(config.columns), where, partitions, config.on_bad_line)
-    features = feature_set(config.features)
-    roles = roles_of_features(config.columns, features)
-    decoder = FeatureDecoder(roles, features, config.on_bad_line)
-    return TableSource(form, roles, where, partitions, config.on_bad_line, decoder)
+    partitions = Partitions(paths)
+    return lambda: TableSource(_table_format(config), decoder, where, partitions, config.on_bad_line)
 
 
-def _line_format(config: DataConfig) -> Callable[[str], FileFormat]:
+def _line_format(config: DataConfig, roles: ColumnRoles) -> Callable[[str], FileFormat]:
+    """Returns what finds the format of a file of text, after checking that the file has the columns of the roles."""
     schema = config.csv
-    if schema is None:
-        return criteo_format
-    return lambda path: csv_format(schema, path)
+
+    def format_of(path: str) -> FileFormat:
+        names = COLUMNS if schema is None else names_of(schema, path)
+        check_columns(roles, (), pa.schema([(name, pa.null()) for name in names]), path)
+        return criteo_format(path, roles.uses) if schema is None else csv_format(schema, path, roles.uses)
+
+    return format_of
 
 
 def _table_format(config: DataConfig) -> TableFormat:

@@ -9,7 +9,7 @@ from pyarrow import orc
 
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
-from .columns import ColumnRoles
+from .roles import ColumnRoles
 from .row_filter import Selection
 from .tables import NumberedRows, count_by_reading, narrow_column, numbered_parts, numbered_rows
 

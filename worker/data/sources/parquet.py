@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system, is_url
-from .columns import ColumnRoles, is_plain_text
+from .roles import ColumnRoles, is_plain_text
 from .row_filter import Selection, partition_expression
 from .tables import NumberedRows, numbered_parts
 

@@ -16,13 +16,14 @@ from ....proto.checkpoint.folder import typed
 from ....proto.config.row_filter import Predicate, columns_of
 from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from ..bad_line import BadLinePolicy
+from ..decoded import Lines
 from ..features import FeatureSpec
-from ..line_decoder import Lines
 from ..source import DecodedPart, PlannedFile
 from ..storage import arrow_file_system
-from .columns import ColumnDecoder, ColumnRoles, check_columns
+from .columns import ColumnDecoder
 from .hive import Partitions
 from .lines import changed
+from .roles import ColumnRoles, check_columns
 from .row_filter import Selection, expression_of, may_select
 
 _OPEN_FILES = 4
@@ -176,25 +177,22 @@ class TableSource:
 
     Args:
         form: the format of the files.
-        roles: the columns to read.
+        decoder: makes samples of the columns of its roles.
         where: which rows to read; None: all.
         partitions: the columns that the paths give.
         on_bad_line: "error" raises at a malformed row; "skip" leaves it out and counts it.
-        decoder: decodes the columns; None: by their roles.
     """
 
     def __init__(
         self,
         form: TableFormat,
-        roles: ColumnRoles,
+        decoder: ColumnDecoder,
         where: Predicate | None,
         partitions: Partitions,
         on_bad_line: Literal["error", "skip"],
-        decoder: ColumnDecoder | None = None,
     ) -> None:
-        self._form, self._roles, self._where, self._partitions = form, roles, where, partitions
-        self._on_bad_line = on_bad_line
-        self._decoder = decoder or ColumnDecoder(roles, on_bad_line)
+        self._form, self._decoder, self._where, self._partitions = form, decoder, where, partitions
+        self._roles, self._on_bad_line = decoder.roles, on_bad_line
         self._open: OrderedDict[str, tuple[TableFile, Selection]] = OrderedDict()
 
     def spec(self, path: str) -> FeatureSpec:

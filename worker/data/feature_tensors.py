@@ -1,4 +1,4 @@
-"""``TensorFeatures``: features of a model in Python, from columns to the tensors that its ``forward`` takes."""
+"""``Features``: features of a model in Python, from columns to the tensors that its ``forward`` takes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ...cpp_ext import _client
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.errors import NotFound
+from ...proto.features.base import Feature
 from ...proto.features.cells import Columns
 from ...proto.features.compute import Array
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.jagged import Jagged
-from ...proto.features.kinds import Feature
 from ...proto.features.vocabulary import MOST_BYTES
 
 Tensors: TypeAlias = "dict[str, Tensor | tuple[Tensor, ...]]"
 
 
-class TensorFeatures:
+class Features:
     """The features of a model, as a function from columns to tensors by name.
 
     A published version holds them (``publish(features=)``), so that serving computes the same values.
@@ -43,7 +43,7 @@ class TensorFeatures:
         made = features if isinstance(features, FeatureSet) else FeatureSet.of(features, read_vocabulary)
         self.set = replace(made, hasher=_client.text_keys)
 
-    def fit(self, training: Iterable[Columns]) -> TensorFeatures:
+    def fit(self, training: Iterable[Columns]) -> Features:
         """Returns the features with the statistics of the training data: means, ranges, quantiles.
 
         Args:
@@ -53,7 +53,12 @@ class TensorFeatures:
         Raises:
             InvalidArgument: a column is missing or does not fit; the text names it.
         """
-        return TensorFeatures(self.set.fit(training))
+        return Features(self.set.fit(training))
+
+    @property
+    def pools(self) -> dict[str, str]:
+        """How lists are pooled, by the name of each feature that says so: the argument ``pools`` of a model."""
+        return self.set.pools
 
     def keys_of(self, name: str) -> int | None:
         """Returns how many keys a feature can give, from 0; None: they have 63 bits, or it gives numbers."""

@@ -1,0 +1,75 @@
+"""Reads timestamps, and texts of them, from Arrow arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+TIME_FORM = "a timestamp, or a text of ISO 8601"
+_ZONE = r"[T ]\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+
+
+def moments(array: pa.Array) -> pa.Array:
+    """Returns an array of timestamps with a zone; those without one, and texts without one, are in UTC.
+
+    Args:
+        array: timestamps, or texts of ISO 8601, also as a dictionary. A text with a time may end in Z or an offset.
+
+    Raises:
+        pa.ArrowTypeError: the array has neither.
+        pa.ArrowInvalid: a text is no timestamp.
+    """
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if any(test(array.type) for test in _TEXTS):
+        return _parsed(array.cast(pa.large_string()))
+    if not pa.types.is_timestamp(array.type):
+        raise pa.ArrowTypeError(f"{array.type} is no timestamp")
+    return array if array.type.tz is not None else pc.assume_timezone(array, "UTC")
+
+
+def _parsed(texts: pa.Array) -> pa.Array:
+    utc, null = pa.timestamp("us", "UTC"), pa.scalar(None, pa.large_string())
+    has_zone = pc.match_substring_regex(texts, _ZONE)
+    if not pc.any(has_zone).as_py():
+        return pc.assume_timezone(texts.cast(pa.timestamp("us")), "UTC")
+    zoned, plain = pc.if_else(has_zone, texts, null), pc.if_else(has_zone, null, texts)
+    return pc.coalesce(zoned.cast(utc), pc.assume_timezone(plain.cast(pa.timestamp("us")), "UTC"))
+
+
+def are_no_times(texts: pa.Array) -> npt.NDArray[np.bool_]:
+    """Returns which texts are no timestamps, (n) bool."""
+    return np.array([_is_no_time(texts[at : at + 1]) for at in range(len(texts))], dtype=np.bool_)
+
+
+def _is_no_time(text: pa.Array) -> bool:
+    try:
+        moments(text)
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def microseconds(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Returns timestamps in microseconds since 1970 in UTC, (n) int64, and which cells have none, (n) bool.
+
+    Args:
+        array: as for :func:`moments`. Finer units are cut to microseconds.
+
+    Raises:
+        pa.ArrowTypeError: as for :func:`moments`.
+    """
+    if pa.types.is_null(array.type):
+        return np.zeros(len(array), dtype=np.int64), np.ones(len(array), dtype=np.bool_)
+    try:
+        found, is_bad = moments(array), None
+    except pa.ArrowInvalid:
+        is_bad = are_no_times(array)
+        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        found = moments(pc.if_else(pa.array(is_bad), pa.scalar(None, plain.type), plain))
+    whole = found.cast(pa.timestamp("us", "UTC"), safe=False).cast(pa.int64())
+    is_null = whole.is_null().to_numpy(zero_copy_only=False)
+    return whole.fill_null(0).to_numpy(zero_copy_only=False), is_null
