@@ -95,7 +95,7 @@ CASES = (
     Case("dcn"),
     Case("autoint"),
     Case("din", epochs=2),
-    Case("mmoe", epochs=4),
+    Case("mmoe", epochs=8),
     Case("sasrec", tables=("candidates",), epochs=1, sets=("model.args.dim=32",)),
     # The price is of a sample, not of an item, so it belongs to the user's side where all items are ranked.
     Case("two_tower", sets=("model.args.item=[item]",)),
