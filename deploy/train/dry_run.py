@@ -15,13 +15,12 @@ from ...proto.config.job import JobConfig
 from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
-from ...proto.optimizers import RowOptimizer
 from ...worker.data import Batch, FeatureSpec
 from ...worker.data.batch import Lists
 from ...worker.data.candidates import ItemCounter, ItemTable
 from ...worker.data.features import fit
 from ...worker.data.lines_to_batch import batch_of
-from ...worker.data.sources import check_files, feature_spec, find_files, first_samples
+from ...worker.data.sources import feature_spec, find_files, first_samples
 from ...worker.layers.distribute import layers_of_tables
 from ...worker.layers.layer_swap import TableLayers
 from ...worker.training.build_model import check_data, input_names, model_without_tables
@@ -145,7 +144,7 @@ def dry_run(job: JobConfig) -> DryRun:
         job=job.name,
         samples=len(batch),
         train_files=len(find_files(job.data, "train")),
-        test_files=len(check_files(job.data, "test")),
+        test_files=len(find_files(job.data, "test")),
         tensors=_tensors(whole, names),
         tables=tables,
         dense_parameters=dense,
@@ -225,7 +224,7 @@ def _table(job: JobConfig, layers: TableLayers) -> DryTable:
     is_distributed = job.model.backend == "ps" and rows >= job.model.min_rows
     placement = _placement(job, config) if is_distributed else "worker"
     is_on_servers = placement in ("servers", "auto")
-    optimizer = _optimizer_of(job, config)
+    optimizer = job.train.row_optimizer_of(config).row_optimizer()
     row = PlannedTable(rows, dim, optimizer).row_bytes + (MEMORY_OVERHEAD if is_on_servers else 0)
     return DryTable(name, rows, dim, row, rows * row, is_on_servers, placement, optimizer.kind)
 
@@ -235,11 +234,6 @@ def _placement(job: JobConfig, table: TableConfig | None) -> str:
     if table is None or (table.placement == "auto" and refusal_of_devices(job, table) is not None):
         return "servers"
     return table.placement
-
-
-def _optimizer_of(job: JobConfig, table: TableConfig | None) -> RowOptimizer:
-    own = None if table is None else table.optimizer
-    return (job.train.row_optimizer if own is None else own).row_optimizer()
 
 
 def _step(job: JobConfig, tables: tuple[DryTable, ...], lookups: Sequence[float]) -> tuple[float, float, float]:

@@ -173,6 +173,11 @@ class TrainConfig(StrictModel):
         json_schema_extra={"allowed": f"a section with kind: {', '.join(OPTIMIZERS)}"},
     )
 
+    def row_optimizer_of(self, table: TableConfig | None) -> RowOptimizerConfig:
+        """Returns the optimizer of a table: that of its section, or the job's where it has none."""
+        own = None if table is None else table.optimizer
+        return self.row_optimizer if own is None else own
+
     @property
     def is_on_host(self) -> bool:
         """Whether no worker's model is on a CUDA device, whatever devices there are."""

@@ -35,7 +35,7 @@ def refusal_of_devices(job: JobConfig, table: TableConfig) -> str | None:
         (train.dense == "ps", "train.dense ps"),
         (train.elastic is not None, "train.elastic"),
         (train.parallel is not None, "train.parallel"),
-        ((table.optimizer or train.row_optimizer).kind == "ftrl", "optimizer ftrl"),
+        (train.row_optimizer_of(table).kind == "ftrl", "optimizer ftrl"),
         (policy != usual, "rules of admission, eviction or memory"),
     )
     return next((text for is_set, text in settings if is_set), None)

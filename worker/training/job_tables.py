@@ -85,8 +85,7 @@ class JobTables:
 
     def _open(self, name: str, rows: int, dim: int) -> OpenTable:
         config = self._config_of(name)
-        own = None if config is None else config.optimizer
-        optimizer = (self._job.train.row_optimizer if own is None else own).row_optimizer()
+        optimizer = self._job.train.row_optimizer_of(config).row_optimizer()
         return OpenTable(name, rows, dim, optimizer, "float32" if config is None else config.dtype)
 
     def _pattern_of(self, name: str) -> str:
@@ -169,9 +168,8 @@ class JobTables:
         model = self._job.model
         if isinstance(model, OwnModelConfig):
             return None
-        own = None if table is None else table.optimizer
-        optimizer = self._job.train.row_optimizer if own is None else own
-        if "init_scale" not in model.model_fields_set and starts_at_zero(optimizer.row_optimizer()):
+        optimizer = self._job.train.row_optimizer_of(table).row_optimizer()
+        if "init_scale" not in model.model_fields_set and starts_at_zero(optimizer):
             return Constant()
         return Uniform(-model.init_scale, model.init_scale)
 
