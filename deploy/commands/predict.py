@@ -61,9 +61,8 @@ def predict(
     import sys
 
     from ...proto.errors import InvalidArgument
-    from ...proto.features.cells import RefusedRow
     from ...serving.client.client import ServingClient
-    from ...serving.inference.column_files import TextOptions, is_with_types, read_columns
+    from ...serving.inference.column_files import TextOptions, is_with_types, naming_rows, read_columns
     from ...serving.inference.inference import ServedModel
     from ...serving.inference.output_files import write_parquet
     from ...serving.inference.prediction import format_output, read_batches
@@ -82,26 +81,20 @@ def predict(
     with contextlib.ExitStack() as opened:
         client = opened.enter_context(ServingClient(serving, model=model))
         served = opened.enter_context(ServedModel(client, root))
+        score = naming_rows(input_file, served)
         if served.features is None:
             for option, value in (("--nulls", nulls), ("a Parquet --output", is_parquet)):
                 if value:
                     raise InvalidArgument(f"{option}: needs a version with features; {model} takes tensors")
         elif output is not None and is_parquet:
             batches = read_columns(input_file, served.features, batch_rows, text, keep=keep or (), nulls=nulls)
-            rows = write_parquet(output, batches, served, keep=keep or (), outputs=only or ())
+            rows = write_parquet(output, batches, score, keep=keep or (), outputs=only or ())
             typer.echo(f"{rows:,} rows in {output}")
             return
         lines = sys.stdout if output is None else opened.enter_context(output.open("w", encoding="utf-8"))
         if served.features is not None:
-            before = 0
             for columns in read_columns(input_file, served.features, batch_rows, text, nulls=nulls):
-                try:
-                    scores = served(columns)
-                except RefusedRow as refused:
-                    place = f"{input_file}, row {before + refused.row + 1}, column {refused.column}"
-                    raise InvalidArgument(f"{place}: {refused.problem}") from None
-                lines.writelines(f"{line}\n" for line in format_output(scores))
-                before += columns.num_rows
+                lines.writelines(f"{line}\n" for line in format_output(score(columns)))
             return
         if unused is not None:
             raise InvalidArgument(f"{unused}: has no effect, as the version has no features; it takes tensors")

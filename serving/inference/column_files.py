@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +14,7 @@ import pyarrow.dataset as pa_dataset
 
 from ...proto.errors import DataLoss, InvalidArgument, NotFound, not_allowed
 from ...proto.features.base import CellKind
+from ...proto.features.cells import RefusedRow
 from ...proto.features.feature_set import FeatureSet
 
 _FORMATS = {".parquet": "parquet", ".orc": "orc", ".arrow": "feather", ".feather": "feather", ".jsonl": "json"}
@@ -98,6 +100,28 @@ def read_columns(
     except (pa.ArrowInvalid, OSError) as error:
         kind = InvalidArgument if path.suffix not in _FORMATS else DataLoss
         raise kind(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def naming_rows(path: Path, predict: Callable[[pa.Table], Any]) -> Callable[[pa.Table], Any]:
+    """Returns a model that names the row of the file where a feature refuses it.
+
+    Args:
+        path: the path of the file whose columns the model is called with, batch after batch.
+        predict: the model.
+    """
+    before = 0
+
+    def call(columns: pa.Table) -> Any:
+        nonlocal before
+        try:
+            output = predict(columns)
+        except RefusedRow as refused:
+            place = f"{path}, row {before + refused.row + 1}, column {refused.column}"
+            raise InvalidArgument(f"{place}: {refused.problem}") from None
+        before += columns.num_rows
+        return output
+
+    return call
 
 
 def _csv_of(features: FeatureSet, text: TextOptions) -> pa_dataset.CsvFileFormat:

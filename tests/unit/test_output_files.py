@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import sparserow as sr
 import torch
+from sparserow.proto.features.cells import RefusedRow
 from sparserow.serving.inference import output_files
+from sparserow.serving.inference.column_files import naming_rows
 from sparserow.serving.inference.output_files import columns_of, write_parquet
 from sparserow.serving.inference.prediction import format_output
 
@@ -80,3 +82,15 @@ def test_what_is_refused_leaves_the_former_file(
         write_parquet(path, batches(sizes), predict, **options)
     assert path.read_text() == "an older file"
     assert [each.name for each in tmp_path.iterdir()] == ["out.parquet"]
+
+
+def test_a_refused_row_is_named_by_its_place_in_the_file(tmp_path: Path) -> None:
+    def refuses(columns: pa.Table) -> dict[str, torch.Tensor]:
+        if 7 in columns["id"].to_pylist():
+            raise RefusedRow("a feature refuses it", "x", columns["id"].to_pylist().index(7), "it is 7")
+        return model(columns)
+
+    path = tmp_path / "out.parquet"
+    with pytest.raises(sr.InvalidArgument, match=r"in\.csv, row 8, column x: it is 7"):
+        write_parquet(path, batches([3, 3, 3]), naming_rows(Path("in.csv"), refuses), keep=["id"])
+    assert not list(tmp_path.iterdir())
