@@ -23,6 +23,7 @@ from .rows_ahead import rows_made_ahead
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
+ROWS_OF_IDS = -1  # the mode of a lookup that is not a bag (cpp_ext/ops/merged_lookups.h)
 
 
 class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - names are the taxonomy's
@@ -49,6 +50,8 @@ class DistributedLayer(nn.Module):
     """
 
     is_on_devices = False
+    _mode_number = ROWS_OF_IDS
+    include_last_offset = False
 
     def __init__(
         self,
@@ -105,12 +108,13 @@ class DistributedLayer(nn.Module):
 
     def lookup_options(self, *, has_offsets: bool = False, has_weights: bool = False) -> list[int]:
         """Returns the numbers that ``gather_all`` takes for a lookup of this layer (cpp_ext/ops/merged_lookups.h)."""
-        padding = -1 if self.padding_idx is None else self.padding_idx
-        return [self.embedding_dim, *self._bag_options(padding), int(has_offsets), int(has_weights)]
+        has = (int(has_offsets), int(has_weights))
+        return [self.embedding_dim, self._mode_number, self.padding_number, int(self.include_last_offset), *has]
 
-    def _bag_options(self, padding: int) -> tuple[int, int, int]:
-        """Returns the mode of bags, or -1 for rows of ids, the padding, and whether offsets include the last."""
-        return -1, padding, 0
+    @property
+    def padding_number(self) -> int:
+        """``padding_idx`` as the ops take it: -1 where there is none."""
+        return -1 if self.padding_idx is None else self.padding_idx
 
     def _gather_on_device(self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Rows on the anchor's device, by the op that serves any number of lookups.
@@ -200,9 +204,8 @@ class DistributedEmbedding(DistributedLayer):
     def _own_rows(self, ids: Tensor) -> Tensor:
         if self.anchor.device.type != "cpu":
             return self._gather_on_device(ids)
-        padding = -1 if self.padding_idx is None else self.padding_idx
         rows: Tensor = ops.gather(
-            ids, self._anchor_of_now(), self.binding, self.embedding_dim, padding, self._is_trained
+            ids, self._anchor_of_now(), self.binding, self.embedding_dim, self.padding_number, self._is_trained
         )  # fmt: skip
         return rows
 
@@ -286,13 +289,9 @@ class DistributedEmbeddingBag(DistributedLayer):
             self.tensor_group, lambda: self._own_pool(ids, offsets, weights), (bags, self.embedding_dim)
         )
 
-    def _bag_options(self, padding: int) -> tuple[int, int, int]:
-        return self._mode_number, padding, int(self.include_last_offset)
-
     def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.anchor.device.type != "cpu":
             return self._gather_on_device(ids, offsets, weights)
-        padding = -1 if self.padding_idx is None else self.padding_idx
         pooled: Tensor = ops.gather_bag(
             ids,
             offsets,
@@ -301,7 +300,7 @@ class DistributedEmbeddingBag(DistributedLayer):
             self.binding,
             self.embedding_dim,
             self._mode_number,
-            padding,
+            self.padding_number,
             self.include_last_offset,
             self._is_trained,
         )[0]

@@ -69,7 +69,6 @@ class ForwardPull:
         """Is the hook before a forward: pulls by the plan, or begins a trace when there is no plan yet."""
         if torch.compiler.is_compiling():
             return
-        begin_forward(module, None)
         self._watch(module)
         batch = (args, kwargs)
         sources, made = self._sources, None

@@ -19,11 +19,10 @@ from torch.export import ExportedProgram
 
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, not_allowed
-from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
+from .embedding import BAG_MODES, ROWS_OF_IDS, DistributedEmbedding, DistributedEmbeddingBag
 from .graph_check import largest_gap
 
 _WRITES = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
-_ROWS_OF_IDS = -1  # the mode of a lookup that is not a bag (cpp_ext/ops/gather_merged.h)
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class _Lookup:
     table: str
     dim: int
     ids: fx.Node
-    mode: int = _ROWS_OF_IDS
+    mode: int = ROWS_OF_IDS
     padding_idx: int = -1
     includes_last: bool = False
     offsets: fx.Node | None = None
@@ -174,7 +173,7 @@ def _of_layer(node: fx.Node, layer: torch.nn.Module) -> _Lookup | None:
         return None
     names = ["input", "offsets", "per_sample_weights"]
     arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    padding = -1 if layer.padding_idx is None else layer.padding_idx
+    padding = layer.padding_number
     if isinstance(layer, DistributedEmbedding):
         ids = arguments["input"]
         return _Lookup(node, layer.binding, layer.embedding_dim, ids, padding_idx=padding, dtype=layer.dtype)

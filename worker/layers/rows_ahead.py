@@ -296,6 +296,6 @@ def _version_of(tensor: Tensor | None) -> int:
 
 def _holds(given: Tensor, made: Tensor, version: int) -> bool:
     """Whether a tensor has the values that another one had when the rows were made."""
-    if given.dtype != made.dtype or _version_of(made) != version:
+    if given.dtype != made.dtype or given.device != made.device or _version_of(made) != version:
         return False
     return given.is_set_to(made) or (given.shape == made.shape and torch.equal(given, made))
