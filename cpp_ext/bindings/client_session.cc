@@ -86,12 +86,12 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::RowReader> shards, st
   return value_or_raise(Session::create(std::move(shards), options));
 }
 
-// The plan of a batch whose author named the ids: every binding's ids are a tensor of their own.
 const char* kind_name(MergeEntry::Kind kind) {
   if (kind == MergeEntry::Kind::kWhole) return "whole";
   return kind == MergeEntry::Kind::kSelect ? "select" : "narrow";
 }
 
+// The plan of a batch whose author named the ids: every binding's ids are a tensor of their own.
 MergePlan plan_of_names(const std::vector<std::string>& names) {
   MergePlan plan;
   for (const std::string& name : names) {

@@ -147,9 +147,7 @@ def machine_line() -> str:
 
 def write_json(path: Path, figures: Sequence[Figure]) -> None:
     """Writes the figures as ``[{metric, value, unit, limit, ratio, higher_is_better}, ...]``."""
-    keys = ("metric", "value", "unit", "limit", "ratio", "higher_is_better")
-    rows = [{key: value for key, value in asdict(figure).items() if key in keys} for figure in figures]
-    path.write_text(json.dumps(rows, indent=2) + "\n")
+    path.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
 
 
 def line_of(figure: Figure) -> str:

@@ -79,7 +79,7 @@ def _measure(size: OwnModelSize, log: SalesLog) -> Iterator[Figure]:
     plain = _job(size, log, "train.prefetch=0")
     with local_cluster(shards=SHARDS) as cluster:
         before = _bytes(cluster)
-        rates = {"without": [_rate(plain, cluster.address)]}
+        _rate(plain, cluster.address)
         received, sent = (after - first for after, first in zip(_bytes(cluster), before, strict=True))
     keys = _unique_keys(plain, size)
     floor = 2 * keys * (8 + 4 * size.dim)
@@ -97,15 +97,15 @@ def _measure(size: OwnModelSize, log: SalesLog) -> Iterator[Figure]:
     )
     ahead = _job(size, log, "train.prefetch=2")
     local = _job(size, log, "train.prefetch=0", "model.backend=local", "cluster={}")
+    turns = {"torch": local, "ahead": ahead, "without": plain}
+    rates: dict[str, list[float]] = {kind: [] for kind in turns}
     for run in range(size.runs):
-        turns = [("torch", local), ("ahead", ahead), ("without", plain)]
-        for kind, job in turns[:: 1 if run % 2 == 0 else -1]:
-            rates.setdefault(kind, [])
+        for kind in list(turns)[:: 1 if run % 2 == 0 else -1]:
             if kind == "torch":
-                rates[kind].append(_rate(job, None))
+                rates[kind].append(_rate(turns[kind], None))
             else:
                 with local_cluster(shards=SHARDS) as cluster:
-                    rates[kind].append(_rate(job, cluster.address))
+                    rates[kind].append(_rate(turns[kind], cluster.address))
     torch_rate = statistics.median(rates["torch"])
     yield Figure(f"{name}: DDP and local layers", torch_rate, "samples/s")
     for kind, words, limit in (("ahead", "prefetch 2", LIMIT_OF_TORCH), ("without", "no prefetch", None)):

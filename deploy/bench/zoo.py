@@ -143,8 +143,8 @@ def run_zoo(size: ZooSize) -> Iterator[Figure]:
     """Trains and compares every model; the full run takes about half an hour on two CPUs.
 
     Yields:
-        For each metric: its mean over the seeds on servers, with the mean in plain torch, their difference, and what is
-        best possible on this log where that is known.
+        What is best possible on the log; then, for each metric of each model, its mean over the seeds on servers, its
+        mean in plain torch, and their difference.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = write_sales_log(

@@ -27,7 +27,6 @@ from .roles import ColumnRoles, LabelRole
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MOST_INTEGER = float(1 << 24)
-_NEAREST, _LISTED = 3, 12
 _EMPTY_KEY = hash_key("")
 Inputs: TypeAlias = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], tuple[Jagged, ...]]
 
