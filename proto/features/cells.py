@@ -212,12 +212,7 @@ class Cells:
         return Tokens(numbers, texts_of(values))
 
     def _check_tokens(self, name: str, kind: pa.DataType) -> None:
-        is_text = any(
-            test(kind)
-            for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
-                         pa.types.is_string_view, pa.types.is_binary_view, pa.types.is_integer)
-        )  # fmt: skip
-        if not is_text:
+        if not (is_plain_text(kind) or pa.types.is_integer(kind)):
             raise self.refuse(name, f"has type {kind}; an integer or a text is needed")
 
     def lists(self, name: str, *, refuses_null: bool = False) -> Lists:
@@ -235,6 +230,16 @@ class Cells:
             raise self.refuse(name, f"has type {array.type}; a list is needed")
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         return Lists(pc.list_flatten(array), lengths)
+
+
+def is_plain_text(kind: pa.DataType) -> bool:
+    """Returns whether a type is text or bytes, and no dictionary of them."""
+    types = pa.types
+    return any(
+        test(kind)
+        for test in (types.is_string, types.is_large_string, types.is_string_view,
+                     types.is_binary, types.is_large_binary, types.is_binary_view)
+    )  # fmt: skip
 
 
 def whole(chunks: pa.ChunkedArray) -> pa.Array:

@@ -7,9 +7,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .cells import is_plain_text
+
 TIME_FORM = "a timestamp, or a text of ISO 8601"
 _ZONE = r"[T ]\d.*(Z|[+-]\d\d(:?\d\d)?)$"
-_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 def moments(array: pa.Array) -> pa.Array:
@@ -24,7 +25,7 @@ def moments(array: pa.Array) -> pa.Array:
     """
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if any(test(array.type) for test in _TEXTS):
+    if is_plain_text(array.type):
         return _parsed(array.cast(pa.large_string()))
     if not pa.types.is_timestamp(array.type):
         raise pa.ArrowTypeError(f"{array.type} is no timestamp")

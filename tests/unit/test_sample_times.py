@@ -17,6 +17,8 @@ import torch
 from sparserow.deploy.train.run_log import RunLog
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.features.cells import is_plain_text
+from sparserow.proto.features.times import microseconds
 from sparserow.worker.data import BadLine, NamedBatch, ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.training.local_backend import LocalBackend
@@ -156,4 +158,23 @@ def test_a_column_of_another_type_is_no_time(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": [3.5, 4.5]}), path)
     with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is double; expected a timestamp, or a"):
+        fit_features(job_of(path, "parquet", "features={user: {kind: id}}").data)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.binary_view()], ids=str
+)
+def test_texts_of_times_may_have_any_type_of_text(kind: pa.DataType) -> None:
+    texts = pa.array([text(row) for row in range(9)])
+    found, has_none = microseconds(texts.cast(kind))
+    assert found.tolist() == TIMES[:9]
+    assert not has_none.any()
+    assert is_plain_text(kind)
+    assert not is_plain_text(pa.list_(kind))
+
+
+def test_a_column_of_lists_is_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.parquet"
+    pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": [["a"], ["b"]]}), path)
+    with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is list<.*>; expected a timestamp"):
         fit_features(job_of(path, "parquet", "features={user: {kind: id}}").data)

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from ....proto.features.cells import is_plain_text
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system, is_url
-from .roles import ColumnRoles, is_plain_text
+from .roles import ColumnRoles
 from .row_filter import Selection, partition_expression
 from .tables import NumberedRows, numbered_parts
 

@@ -12,6 +12,7 @@ from pyarrow import types
 from ....proto.config.data_config import SampleColumns
 from ....proto.errors import InvalidArgument
 from ....proto.features.base import CellKind
+from ....proto.features.cells import is_plain_text
 from ....proto.features.times import TIME_FORM
 from ..features import FeatureSpec
 from ..line_layout import FieldKind
@@ -173,18 +174,6 @@ def _is_number(kind: Any) -> bool:
     )
 
 
-def is_plain_text(kind: Any) -> bool:
-    """Returns whether a type is text or bytes, and no dictionary of them."""
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_string_view(kind)
-        or types.is_binary_view(kind)
-    )
-
-
 def _is_text(kind: Any) -> bool:
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)
@@ -198,7 +187,8 @@ def _is_list(kind: Any) -> bool:
 
 
 def _is_time(kind: Any) -> bool:
-    return bool(types.is_timestamp(kind) or types.is_null(kind) or is_plain_text(getattr(kind, "value_type", kind)))
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return is_plain_text(kind) or bool(types.is_timestamp(kind) or types.is_null(kind))
 
 
 NUMBER, TEXT, LIST, TIME = "a number", "a text or an integer", "a list", TIME_FORM
