@@ -22,7 +22,8 @@
 // are applied at once, in every mode, and have no clock.
 //
 // Where a worker's clock starts: at its first_step, or at the first step not yet complete when it became a
-// member; and never before the first step that it names itself (its first pull or commit).
+// member; and never before the first step that it names itself (its first pull, or its first commit, from when it is
+// prepared).
 //
 // A commit that fails while it is applied, after a row changed or after it was prepared, fails its job: every later
 // call of the job gets kDataLoss until the next generation (a restore). kResourceExhausted means that no part of it is

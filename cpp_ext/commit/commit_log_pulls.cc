@@ -35,9 +35,12 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
   if (status.is_ok()) {
     JobWorker& worker = job.value()->workers[{worker_id, epoch}];
     if (!worker.named_a_step && job.value()->staleness) {
-      // Within a bound a pull may be made ahead; then the first commit says which step is the first.
+      // Within a bound a pull may be made ahead; then the first commit says which step is the first. The worker goes on
+      // while the COMMIT of what it prepared is under way, so that its pulls ahead may arrive before it.
       const auto ahead = static_cast<std::int64_t>(*job.value()->staleness);
-      count_lost(job_id, {worker_id, epoch}, true, ahead == 0 ? worker.name_step(step) : worker.start_at(step - ahead));
+      const std::int64_t prepared = worker.window.prepared_step();
+      const std::int64_t first = prepared == kNoStep ? step - ahead : std::min(step - ahead, prepared);
+      count_lost(job_id, {worker_id, epoch}, true, ahead == 0 ? worker.name_step(step) : worker.start_at(first));
       advance(lock, job.value());
       collect_readable(*job.value(), outcomes);
     }

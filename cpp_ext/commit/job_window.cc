@@ -76,6 +76,8 @@ std::vector<JobWindow::Range> JobWindow::unknown_in(std::uint64_t first, std::ui
 
 std::uint64_t JobWindow::prepared_sequence() const noexcept { return prepared_ ? prepared_->commit.sequence : 0; }
 
+std::int64_t JobWindow::prepared_step() const noexcept { return prepared_ ? prepared_->commit.step : kNoStep; }
+
 void JobWindow::set_prepared(Kept kept) { prepared_ = std::move(kept); }
 
 std::optional<Kept> JobWindow::take_prepared(std::uint64_t sequence) {

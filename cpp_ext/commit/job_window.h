@@ -69,6 +69,7 @@ class JobWindow {
 
   // What PREPARE brought and no COMMIT took. A later sequence supersedes the earlier ones.
   [[nodiscard]] std::uint64_t prepared_sequence() const noexcept;  // 0: nothing
+  [[nodiscard]] std::int64_t prepared_step() const noexcept;       // kNoStep: nothing, or what has no step
   [[nodiscard]] std::uint64_t prepared_bytes() const noexcept { return prepared_ ? prepared_->bytes : 0; }
   void set_prepared(Kept kept);
   std::optional<Kept> take_prepared(std::uint64_t sequence);

@@ -414,6 +414,19 @@ TEST_CASE("a pull made ahead within the bound does not name the first step") {
   CHECK(is_ok(waits));
 }
 
+TEST_CASE("a pull made ahead that overtakes the first commit does not begin the clock after it") {
+  Fixture f(2u, 2);
+  CHECK(is_ok(f.pull(1, 0)));
+  REQUIRE(f.log.prepare(f.make(0, 1, 0, {1}, 2.0f)).is_ok());
+  const auto waits = f.pull(0, 3);  // its worker is at step 1, whose rows ahead are those of step 3
+  CHECK(!waits->has_value());
+  REQUIRE(f.log.commit(f.make(0, 1, 0, {1}, 2.0f), true).is_ok());
+  CHECK(f.row(1) == -1.0f);
+  CHECK(!waits->has_value());
+  REQUIRE(f.commit(1, 1, 0, {2}, 2.0f).is_ok());
+  CHECK(is_ok(waits));
+}
+
 TEST_CASE("a job resumed at a later step may pull ahead at once") {
   Fixture f(2u, 2);
   CHECK(!f.pull(0, 102)->has_value());  // until the other worker is known to be there as well
