@@ -22,6 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ...proto.whole_file import write_whole
+
 MIN_REPETITIONS = 50
 
 
@@ -147,7 +149,7 @@ def machine_line() -> str:
 
 def write_json(path: Path, figures: Sequence[Figure]) -> None:
     """Writes the figures as ``[{metric, value, unit, limit, ratio, higher_is_better}, ...]``."""
-    path.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
+    write_whole(path, json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
 
 
 def line_of(figure: Figure) -> str:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument
+from ...proto.whole_file import write_whole
 from .harness import Figure, machine_line
 
 FORMAT = "sparserow bench 1"
@@ -76,10 +77,7 @@ class Suite:
     def write(self, path: Path) -> None:
         """Writes the file as a whole, or leaves the one that is there."""
         summary = [asdict(each) for each in summed_up(self.runs)]
-        text = json.dumps({"format": FORMAT, **asdict(self), "summary": summary}, indent=2)
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(text + "\n")
-        part.replace(path)
+        write_whole(path, json.dumps({"format": FORMAT, **asdict(self), "summary": summary}, indent=2) + "\n")
 
     @staticmethod
     def read(path: Path) -> Suite:

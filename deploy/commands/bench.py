@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...proto.errors import InvalidArgument
+from ...proto.whole_file import write_whole
 
 if TYPE_CHECKING:
     from ..bench.harness import Figure
@@ -157,7 +158,7 @@ def all_(
     summary = [each for each in summed_up(suite.runs) if each.benchmark in names]
     show_summary(f"bench all, {rounds} rounds" + (" (quick: not for judging)" if quick else ""), summary, Console())
     if plot is not None:
-        plot.write_text(ratio_svg(summary))
+        write_whole(plot, ratio_svg(summary))
     if failed:
         typer.echo(f"failed: {', '.join(sorted(set(failed)))}", err=True)
     _tell_missed([each.figure for each in summary], strict=strict)

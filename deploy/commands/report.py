@@ -17,14 +17,12 @@ def report(
     """Draw the loss and the metrics of a run as one page that needs no network.
     docs/job-metrics.md has the lines of the file.
     """
+    from ...proto.whole_file import write_whole
     from ..train.run_report import page_of, read_run
+    from .result_file import check_result_file
 
-    page = page_of(read_run(run), run.name)
     target = out if out is not None else run.with_suffix(".html")
-    try:
-        target.write_text(page, encoding="utf-8")
-    except OSError as error:
-        from ...proto.errors import FailedPrecondition
-
-        raise FailedPrecondition(f"--out: {target} cannot be written: {error.strerror}") from error
+    check_result_file(target, "--out")
+    page = page_of(read_run(run), run.name)
+    write_whole(target, page)
     typer.echo(f"wrote {target}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...proto.errors import InvalidArgument
+from ...proto.whole_file import write_whole
 
 
 def check_result_file(path: Path | None, option: str = "--json") -> None:
@@ -30,9 +31,13 @@ def check_result_file(path: Path | None, option: str = "--json") -> None:
 
 
 def write_result(path: Path | None, values: dict[str, Any]) -> None:
-    """Writes ``values`` as JSON, with null for NaN and infinities; without a path it does nothing."""
+    """Writes ``values`` as JSON, with null for NaN and infinities; without a path it does nothing.
+
+    Raises:
+        ResourceExhausted: the file cannot be written; one that was there stays.
+    """
     if path is not None:
-        path.write_text(json.dumps(_finite(values), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(_finite(values), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -78,8 +78,8 @@ def train(
             return
         result = run_job(config, checked.place, trace_file, resume=begin, overwrites=overwrite_checkpoints)
         if checked.place is None or checked.place.rank == 0:
-            write_result(json_file, result.as_dict())
             console = Console()
             console.print(summary(f"trained {config.name}", result))
             for line in next_commands(result):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
+            write_result(json_file, result.as_dict())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from ...proto.security.security import (
     process_security,
 )
 from ...proto.security.signing_keys import make_key_pair
+from ...proto.whole_file import write_whole
 
 _AUTHORITY_SEC = 10 * 365 * 86400
 
@@ -228,12 +228,4 @@ def _write_tokens(path: Path, entries: Sequence[TokenEntry]) -> None:
 
 def _write(path: Path, text: str, *, secret: bool = False) -> None:
     """Writes a file whole or not at all; a secret can be read only by its owner."""
-    beside = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        beside.unlink()
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(path)
+    write_whole(path, text, mode=0o600 if secret else 0o644)

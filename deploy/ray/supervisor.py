@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...proto.whole_file import write_whole
+
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.5, 5.0
 _CALM_SEC = 30.0  # after a run of this length, the pauses before restarts begin with the first again
 _STOP_SEC = 15.0
@@ -177,4 +179,4 @@ class Supervisor:
     def _keep_port(self, port: int) -> None:
         self._port = port
         if self._command.folder:
-            (Path(self._command.folder) / "port").write_text(str(port))
+            write_whole(Path(self._command.folder) / "port", str(port))

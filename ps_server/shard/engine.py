@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
 from ...proto.config.config import ClusterConfig
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from ...proto.security.security import Security, process_security
 from ...proto.shard_protocol import SHARD_PROTOCOL
+from ...proto.whole_file import write_whole
 from .coordinator_link import Registration
 from .follow_gate import FollowGate
 from .load import hottest_share, load_message, staleness_buckets, tier_message
@@ -199,9 +200,9 @@ class ShardEngine:
         if self._ssd_folder is not None:
             lines = [f"{table.table_id} {table.name}\n" for table in self._store.stats()]
             try:
-                (self._ssd_folder / "TABLES").write_text("".join(lines))
-            except OSError as error:
-                log.warning("%s: the tables' names could not be written: %s", self._ssd_folder, error.strerror)
+                write_whole(self._ssd_folder / "TABLES", "".join(lines))
+            except ResourceExhausted as error:
+                log.warning("the tables' names could not be written: %s", error)
 
     def set_route(self, route: pb.Route) -> None:
         """Takes over a slot map.

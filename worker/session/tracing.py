@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from ...proto.whole_file import write_whole
+
 Item = TypeVar("Item")
 ThreadName: TypeAlias = tuple[int, str]  # the operating system's id of a thread, and the thread's name
 _NO_THREAD = 1 << 32  # above every thread's id: ids of rows for spans that overlap spans of their own thread
@@ -137,7 +139,7 @@ def write_trace(path: Path, events: Sequence[dict[str, Any]]) -> None:
         path: the path of the file.
         events: Trace Events, such as :meth:`RecordedTrace.events` returns.
     """
-    path.write_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}))
+    write_whole(path, json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}))
 
 
 def loaded(batches: Iterable[Item], trace: Trace, step_of: Callable[[], int]) -> Iterator[Item]:
