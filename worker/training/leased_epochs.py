@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
-from ..data.leased import LeasedReader, Trained
+from ..data.leased import EpochScore, LeasedReader, Trained
 from .training_checkpoints import Progress
 from .training_report import EpochResult
 
@@ -64,6 +64,11 @@ def known_result(reader: LeasedReader, epoch: int, world: int, task: str) -> Epo
         return EpochResult(epoch, loss, sums.samples, tested.samples_per_sec, tested.auc, tested.log_loss, metrics)
     rate = sums.samples * world / sums.seconds if sums.seconds else 0.0
     return EpochResult(epoch, loss, sums.samples, rate, math.nan, math.nan)
+
+
+def keep_untested(reader: LeasedReader, result: EpochResult) -> None:
+    """Reports to the coordinator that the epoch that ended last stays without a test, so that it is reported once."""
+    reader.tell_tested(EpochScore(result.samples_per_sec, math.nan, math.nan))
 
 
 def tell_all_done(epochs: int) -> None:

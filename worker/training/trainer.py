@@ -288,8 +288,9 @@ class Trainer:
         )
         if known is None:
             return []
-        if not leased_epochs.was_tested(leased):
-            self._observer.epoch(known)  # worker 0 was restarted before it could test this epoch
+        if not leased_epochs.was_tested(leased):  # worker 0 was restarted before it could test this epoch
+            leased_epochs.keep_untested(leased, known)
+            self._observer.epoch(known)
         if is_last:
             leased_epochs.tell_all_done(epoch)
         return [known]
