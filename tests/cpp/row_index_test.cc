@@ -49,6 +49,80 @@ TEST_CASE("a promise for many rows is kept, whatever the index holds") {
   }
 }
 
+std::vector<Isa> isas() {
+  std::vector<Isa> supported;
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+    if (is_supported(isa)) supported.push_back(isa);
+  }
+  return supported;
+}
+
+// What both halves of a search of many suffixes find.
+std::vector<std::uint32_t> find_together(const RowIndex& index, const std::vector<std::uint64_t>& suffixes) {
+  std::vector<std::uint32_t> rows(suffixes.size(), 12345);
+  for (std::size_t begin = 0; begin < suffixes.size(); begin += kMostProbed) {
+    const std::span wanted = std::span(suffixes).subspan(begin, std::min(kMostProbed, suffixes.size() - begin));
+    IndexProbe probe;
+    index.begin_find(wanted, rows.data() + begin, probe);
+    index.finish_find(wanted, rows.data() + begin, probe);
+  }
+  return rows;
+}
+
+TEST_CASE("many suffixes together are found as each by itself, with every instruction set") {
+  const unsigned seed = std::random_device{}();
+  MESSAGE("seed " << seed);
+  for (const Isa isa : isas()) {
+    CAPTURE(static_cast<int>(isa));
+    std::mt19937_64 random(seed);
+    ArenaPool pool;
+    RowIndex index(pool, isa);
+    CHECK(find_together(index, {2, 4}) == std::vector<std::uint32_t>(2, RowIndex::kNone));
+    std::vector<std::uint64_t> known;  // some of them erased
+    for (std::uint32_t round = 0; round < 40; ++round) {
+      for (std::uint32_t i = 0; i < 40 * round + 1; ++i) {
+        const std::uint64_t suffix = random() & ~std::uint64_t{63};
+        REQUIRE(index.insert(suffix, static_cast<std::uint32_t>(known.size())));
+        known.push_back(suffix);
+      }
+      for (std::size_t i = 0; i < known.size(); ++i) {
+        if (random() % 16 == 0) index.erase(known[i]);
+      }
+      std::vector<std::uint64_t> wanted = known;
+      for (int i = 0; i < 300; ++i) wanted.push_back(random() & ~std::uint64_t{63});
+      std::shuffle(wanted.begin(), wanted.end(), random);
+      std::vector<std::uint32_t> one_by_one;
+      for (const std::uint64_t suffix : wanted) one_by_one.push_back(index.find(suffix));
+      REQUIRE(find_together(index, wanted) == one_by_one);
+    }
+  }
+}
+
+TEST_CASE("a search ends also where every bucket was passed over") {
+  const auto suffix = [](std::uint64_t home, std::uint64_t number) { return home << 30 | number << 6; };
+  for (const Isa isa : isas()) {
+    CAPTURE(static_cast<int>(isa));
+    ArenaPool pool;
+    RowIndex index(pool, isa);  // of four buckets of five
+    std::uint32_t row = 0;
+    const auto insert = [&](std::uint64_t home, std::uint64_t first, std::uint64_t last) {
+      for (std::uint64_t number = first; number <= last; ++number) REQUIRE(index.insert(suffix(home, number), row++));
+    };
+    insert(0, 1, 6);
+    insert(1, 1, 5);
+    insert(2, 1, 5);
+    insert(3, 1, 2);
+    for (std::uint64_t number = 1; number <= 3; ++number) REQUIRE(index.erase(suffix(0, number)) == number - 1);
+    insert(3, 3, 6);
+    REQUIRE(index.bytes() == 4 * 64 + 8);
+    for (std::uint64_t home = 0; home < 4; ++home) {
+      CHECK(index.find(suffix(home, 9)) == RowIndex::kNone);
+      CHECK(find_together(index, {suffix(home, 9), suffix(home, 5)}) ==
+            std::vector{RowIndex::kNone, index.find(suffix(home, 5))});
+    }
+  }
+}
+
 TEST_CASE("random insertions and erasures, memory given back") {
   constexpr unsigned kSeed = 5;
   MESSAGE("seed " << kSeed);

@@ -1,7 +1,6 @@
 #include "store/table/row_index.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "util/random.h"
 
@@ -51,8 +50,9 @@ RowIndex::Segment RowIndex::make_segment(std::uint32_t count, std::uint32_t dept
   const Segment segment(reinterpret_cast<Bucket*>(memory), count);
   for (std::uint32_t at = 0; at < count; ++at) {
     Bucket& bucket = segment.buckets()[at];
-    std::memset(&bucket, 0, sizeof bucket);
+    std::fill_n(bucket.suffixes, kEntries, Bucket::kNoSuffix);
     std::fill_n(bucket.rows, kEntries, kNone);
+    bucket.passed_over = bucket.note = 0;
   }
   segment.set_depth(depth);
   ++segments_;
@@ -98,6 +98,7 @@ std::uint32_t RowIndex::erase(std::uint64_t suffix) {
   if (found.bucket == nullptr) return kNone;
   const std::uint32_t row = found.bucket->rows[found.entry];
   found.bucket->rows[found.entry] = kNone;
+  found.bucket->suffixes[found.entry] = Bucket::kNoSuffix;
   const Segment segment = directory_[directory_at(suffix)];
   std::uint32_t at = segment.home(suffix);
   for (std::uint32_t passed = 0; passed < found.distance; ++passed) {

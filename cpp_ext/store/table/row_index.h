@@ -12,22 +12,24 @@
 //  2. No operation but the doubling of the directory (8 bytes per 300 rows or more) touches more than one segment.
 //  3. A segment holds all suffixes of a range, and segments follow each other in the order of suffixes.
 //
-// A search touches no row. Not thread-safe. Owns its segments.
+// A search touches no row. The lowest bit of a suffix is 0 (slot_order.h). Not thread-safe. Owns its segments.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "store/table/arena_pool.h"
+#include "store/table/index_probe.h"
 
 namespace sparserow {
 
 class RowIndex {
  public:
-  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
-  static constexpr std::uint32_t kEntries = 5;  // of a bucket
+  static constexpr std::uint32_t kNone = IndexBucket::kNoRow;
+  static constexpr std::uint32_t kEntries = IndexBucket::kEntries;
 
   struct Entry {
     std::uint64_t suffix;
@@ -39,23 +41,31 @@ class RowIndex {
     std::uint64_t next = 0;  // the first suffix after it; 0 = it is the last
   };
 
-  explicit RowIndex(ArenaPool& pool) noexcept : pool_(&pool) {}
+  explicit RowIndex(ArenaPool& pool, Isa isa = best_isa()) noexcept : pool_(&pool), probes_(&index_probes_of(isa)) {}
   RowIndex(const RowIndex&) = delete;
   RowIndex& operator=(const RowIndex&) = delete;
   ~RowIndex();
-
-  // Always inlined: the compiler deems a function that only prefetches to be without effect, and drops its calls.
-  [[gnu::always_inline]] void prefetch(std::uint64_t suffix) const noexcept {
-    if (directory_.empty()) return;
-    const Segment segment = directory_[directory_at(suffix)];
-    __builtin_prefetch(segment.buckets() + segment.home(suffix));
-  }
 
   // The row of `suffix`; kNone when there is none.
   [[nodiscard]] std::uint32_t find(std::uint64_t suffix) const noexcept {
     if (directory_.empty()) return kNone;
     const Found found = search(suffix);
     return found.bucket == nullptr ? kNone : found.bucket->rows[found.entry];
+  }
+
+  // The rows of at most kMostProbed suffixes, kNone where there is none. After begin_find() those whose positions are
+  // in probe.left are not known yet; finish_find() finds them, better after other work, since their buckets are
+  // fetched.
+  void begin_find(std::span<const std::uint64_t> suffixes, std::uint32_t* rows, IndexProbe& probe) const noexcept {
+    if (directory_.empty()) {
+      std::fill_n(rows, suffixes.size(), kNone);
+      probe.left_count = 0;
+    } else {
+      probes_->begin(directory_.data(), depth_, suffixes.data(), suffixes.size(), rows, probe);
+    }
+  }
+  void finish_find(std::span<const std::uint64_t> suffixes, std::uint32_t* rows, IndexProbe& probe) const noexcept {
+    if (probe.left_count != 0) probes_->finish(directory_.data(), depth_, suffixes.data(), rows, probe);
   }
 
   // Before many suffixes are added: their segments grow once, and not by each few of them. Paths that follow each other
@@ -101,40 +111,8 @@ class RowIndex {
   static constexpr std::uint64_t kTransientBytes = std::uint64_t{2} * 160 * 64;
 
  private:
-  struct alignas(64) Bucket {
-    std::uint64_t suffixes[kEntries];
-    std::uint32_t rows[kEntries];  // kNone = empty
-    std::uint16_t passed_over;     // entries that wanted this bucket or an earlier one and sit further on
-    std::uint16_t note;            // bucket 0 and 1: entries of the segment; 2: depth
-  };
-  static_assert(sizeof(Bucket) == 64);
-
-  // A directory entry: address in the low 48 bits, bucket count in the high 16.
-  class Segment {
-   public:
-    Segment(Bucket* buckets, std::uint32_t count) noexcept
-        : packed_(reinterpret_cast<std::uintptr_t>(buckets) | static_cast<std::uint64_t>(count) << 48) {}
-    [[nodiscard]] Bucket* buckets() const noexcept {
-      return reinterpret_cast<Bucket*>(packed_ & ((std::uint64_t{1} << 48) - 1));
-    }
-    [[nodiscard]] std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(packed_ >> 48); }
-    [[nodiscard]] std::uint32_t entries() const noexcept {
-      return buckets()[0].note | static_cast<std::uint32_t>(buckets()[1].note) << 16;
-    }
-    void set_entries(std::uint32_t entries) const noexcept {
-      buckets()[0].note = static_cast<std::uint16_t>(entries);
-      buckets()[1].note = static_cast<std::uint16_t>(entries >> 16);
-    }
-    [[nodiscard]] std::uint32_t depth() const noexcept { return buckets()[2].note; }  // bits that its suffixes share
-    void set_depth(std::uint32_t depth) const noexcept { buckets()[2].note = static_cast<std::uint16_t>(depth); }
-    [[nodiscard]] std::uint32_t home(std::uint64_t suffix) const noexcept {
-      return static_cast<std::uint32_t>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(suffix)) * count()) >>
-                                        32);
-    }
-
-   private:
-    std::uint64_t packed_;
-  };
+  using Bucket = IndexBucket;
+  using Segment = IndexSegment;
 
   struct Found {
     Bucket* bucket = nullptr;
@@ -147,7 +125,7 @@ class RowIndex {
     return depth == 0 ? 0 : ((suffix >> (64 - depth)) + 1) << (64 - depth);
   }
   [[nodiscard]] std::size_t directory_at(std::uint64_t suffix) const noexcept {
-    return depth_ == 0 ? 0 : suffix >> (64 - depth_);
+    return index_directory_at(suffix, depth_);
   }
 
   [[nodiscard]] Found search(std::uint64_t suffix) const noexcept {
@@ -156,7 +134,7 @@ class RowIndex {
     for (std::uint32_t distance = 0; distance < segment.count(); ++distance) {
       Bucket& bucket = segment.buckets()[at];
       for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-        if (bucket.suffixes[entry] == suffix && bucket.rows[entry] != kNone) return {&bucket, entry, distance};
+        if (bucket.suffixes[entry] == suffix) return {&bucket, entry, distance};
       }
       if (bucket.passed_over == 0) break;
       if (++at == segment.count()) at = 0;
@@ -182,6 +160,7 @@ class RowIndex {
   static std::uint32_t count_for(std::size_t entries) noexcept;
 
   ArenaPool* pool_;
+  const IndexProbeTable* probes_;
   std::vector<Segment> directory_;  // 2^depth_ entries, or none
   std::uint32_t depth_ = 0;
   std::uint64_t segments_ = 0;

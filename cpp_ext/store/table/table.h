@@ -154,7 +154,8 @@ class Table {
 // The bytes of one row that are prefetched; beyond them the hardware's own prefetcher follows.
 inline constexpr std::size_t kMaxFetched = 1024;
 
-// Always inlined, see RowIndex::prefetch. bytes > 0.
+// Always inlined: the compiler deems a function that only prefetches to be without effect, and drops its calls.
+// bytes > 0.
 [[gnu::always_inline]] inline void fetch_lines(const std::byte* at, std::size_t bytes) noexcept {
   constexpr std::size_t kLine = 64;
   for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(at + offset);
@@ -169,27 +170,31 @@ enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kNothing };
 // pipeline of single keys: a visit's stores and the fetches of rows would compete for the same line buffers.
 template <Fetch kFetch, class Visit>
 void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stripe, Visit&& visit) {
-  constexpr std::size_t kGroup = 128;
+  constexpr std::size_t kGroup = kMostProbed;  // a stripe's keys of a block are 128, give or take 11: in one group
   const TableStripe* stripe_rows = table.stripes[stripe].get();
   const auto positions = order.positions(stripe);
   const auto suffixes = order.suffixes(stripe);
   const std::size_t used =
       kFetch == Fetch::kRow ? table.layout.data_bytes + RowLayout::kHeadBytes : table.layout.state_offset;
   const std::size_t fetched = std::min(used, kMaxFetched);
+  const auto fetch = [&](std::uint32_t id) __attribute__((always_inline)) {
+    if (kFetch == Fetch::kNothing || id == RowIndex::kNone) return;
+    const std::byte* const row = stripe_rows->slab.data(id);
+    fetch_lines(row, fetched);
+    if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(row + table.layout.data_bytes);
+  };
+  IndexProbe probe;
   std::array<std::uint32_t, kGroup> ids;
   for (std::size_t begin = 0; begin < positions.size(); begin += kGroup) {
     const std::size_t count = std::min(kGroup, positions.size() - begin);
     if (stripe_rows == nullptr) {
       std::fill_n(ids.begin(), count, RowIndex::kNone);
     } else {
-      for (std::size_t i = 0; i < count; ++i) stripe_rows->index.prefetch(suffixes[begin + i]);
-      for (std::size_t i = 0; i < count; ++i) {
-        ids[i] = stripe_rows->index.find(suffixes[begin + i]);
-        if (kFetch == Fetch::kNothing || ids[i] == RowIndex::kNone) continue;
-        fetch_lines(stripe_rows->slab.data(ids[i]), fetched);
-        if (kFetch == Fetch::kWeightsAndHead)
-          __builtin_prefetch(stripe_rows->slab.data(ids[i]) + table.layout.data_bytes);
-      }
+      const auto wanted = suffixes.subspan(begin, count);
+      stripe_rows->index.begin_find(wanted, ids.data(), probe);
+      for (std::size_t i = 0; i < count; ++i) fetch(ids[i]);
+      stripe_rows->index.finish_find(wanted, ids.data(), probe);
+      for (std::size_t j = 0; j < probe.left_count; ++j) fetch(ids[probe.left[j]]);
     }
     for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], suffixes[begin + i], ids[i]);
   }

@@ -1,0 +1,36 @@
+// Looks up many suffixes in an index (row_index.h), compiled once per instruction set and chosen at run time.
+//
+// begin() fetches the home buckets, then compares all suffixes of each at once, and fetches the next buckets for the
+// few entries that had no room at home; no branch depends on where an entry is. finish() goes on with those.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "store/table/index_bucket.h"
+#include "util/cpu.h"
+
+namespace sparserow {
+
+inline constexpr std::size_t kMostProbed = 192;
+
+// A search of at most kMostProbed suffixes.
+struct IndexProbe {
+  const IndexBucket* buckets[kMostProbed];
+  std::uint16_t left[kMostProbed];  // positions of the suffixes that begin() left to finish()
+  std::size_t left_count;
+};
+
+// The directory has 2^depth entries.
+struct IndexProbeTable {
+  // rows[i] is the row of suffixes[i], or IndexBucket::kNoRow, but where finish() is to say it.
+  void (*begin)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::size_t count,
+                std::uint32_t* rows, IndexProbe& probe) noexcept;
+  void (*finish)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::uint32_t* rows,
+                 IndexProbe& probe) noexcept;
+};
+
+// Falls back to the baseline for a set that this build does not have. Use best_isa() for a set that runs here.
+[[nodiscard]] const IndexProbeTable& index_probes_of(Isa isa) noexcept;
+
+}  // namespace sparserow
