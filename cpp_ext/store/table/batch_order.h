@@ -14,15 +14,18 @@ class BatchOrder {
  public:
   static constexpr std::size_t kBlock = 8192;
 
-  // keys: at most kBlock of them. Each is hashed twice: cheaper than to keep the hashes in two orders.
+  // keys: at most kBlock of them.
   void group(std::uint32_t table_id, const SlotOrder& slots, std::span<const std::uint64_t> keys) noexcept {
     begin_.fill(0);
-    for (const std::uint64_t key : keys) ++begin_[slots.stripe(row_hash(table_id, key)) + 1];
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      hashes_[i] = row_hash(table_id, keys[i]);
+      ++begin_[slots.stripe(hashes_[i]) + 1];
+    }
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) begin_[stripe + 1] += begin_[stripe];
     std::array<std::uint16_t, kStripes> next;
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) next[stripe] = begin_[stripe];
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      const std::uint64_t hash = row_hash(table_id, keys[i]);
+      const std::uint64_t hash = hashes_[i];
       const std::uint16_t at = next[slots.stripe(hash)]++;
       positions_[at] = static_cast<std::uint16_t>(i);
       suffixes_[at] = slots.suffix(hash);
@@ -41,6 +44,7 @@ class BatchOrder {
   std::array<std::uint16_t, kStripes + 1> begin_;
   std::array<std::uint16_t, kBlock> positions_;
   std::array<std::uint64_t, kBlock> suffixes_;
+  std::array<std::uint64_t, kBlock> hashes_;
 };
 
 }  // namespace sparserow
