@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@
 #include "shared_errors.h"
 #include "shared_proof.h"
 #include "shared_tls.h"
+#include "util/finite.h"
 #include "util/not_allowed.h"
 #include "util/partition.h"
 
@@ -66,14 +66,12 @@ void check_dim(std::uint32_t dim) {
 }
 
 Status check_finite(std::span<const std::uint64_t> keys, const float* grads, std::uint32_t dim) {
+  if (all_finite(grads, keys.size() * dim)) return Status::ok();
   std::size_t count = 0;
   std::uint64_t first = 0;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    bool finite = true;
-    for (std::uint32_t d = 0; d < dim; ++d) finite &= std::isfinite(grads[i * dim + d]);
-    if (!finite && count++ == 0) first = keys[i];
+    if (!all_finite(grads + i * dim, dim) && count++ == 0) first = keys[i];
   }
-  if (count == 0) return Status::ok();
   return Status(Code::kInvalidArgument, "grads: " + std::to_string(count) + " of " + std::to_string(keys.size()) +
                                             " gradients are not finite, the first is key " + std::to_string(first) +
                                             "'s; nothing was sent");

@@ -143,7 +143,7 @@ class _Draw:
         return self._keys[self.rows()]
 
     def before(self, batches: int) -> tuple[Callable[[], NDArray[np.uint64]], Callable[[], NDArray[np.int64]]]:
-        """Draws so many batches, if it has not yet; returns what gives the keys of the next one, and what gives the rows of the next one."""
+        """Draws so many batches, if it has not yet; returns what gives the next one's keys, and what gives its rows."""
         self._drawn += [self.rows() for _ in range(batches - len(self._drawn))]
         keys = [self._keys[each] for each in self._drawn]
         return cycle(keys).__next__, cycle(self._drawn).__next__

@@ -1,53 +1,106 @@
 """``bench wire``: measures rows over the network, against raw TCP that moves the same bytes.
 
-One client process pulls and pushes 50,000 new unique random keys of a table of two million rows in one shard process.
+One client process pulls and pushes 50,000 unique random keys of a table of two million rows in one shard process, other
+ones each time. They are drawn before the measurements, since a draw goes through the caches of both processes.
 The push uses Adagrad. The reference sends as many bytes in each direction on a plain connection, one in flight, and
-takes turns with the measurement. So does torch RPC before a plain matrix.
+takes turns with the measurement.
+
+Torch RPC before a plain matrix is measured by two processes of its own, which live for a part of each round: a thread
+of its shared-memory transport polls without pause in each of them, which takes the CPUs from whatever else is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, cycle
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .harness import MIN_REPETITIONS, Contender, Figure, median, time_in_turns
-from .processes import SLOT_COUNT, BenchTable, raw_tcp, shard_process, table_id
-from .torch_rpc import torch_rpc
+from .processes import SLOT_COUNT, BenchTable, RawTcp, raw_tcp, shard_process, table_id
+from .torch_rpc import TRANSPORTS, torch_rpc
+
+if TYPE_CHECKING:
+    from ...cpp_ext import _client
 
 FRAME_BYTES = 64 + 16 + 40  # bytes of header, section header and table descriptor
 ACK_BYTES = 64 + 16 + 24
+_BATCHES, _ROUNDS = 30, 3
+_LIMITS = {("pull", 64): 0.75, ("push", 64): 0.6, ("pull", 16): 0.45, ("push", 16): 0.45}  # of raw TCP
+_RIVAL_LIMITS = {"TCP": 1.0, "shared memory": 0.9}
+_OURS, _RAW = "ours", "raw TCP, same bytes"
 
 
 @dataclass(frozen=True)
 class Size:
-    """The amount that is moved, and the number of repetitions."""
+    """The amount that is moved, and the number of repetitions of each of three rounds."""
 
     table_rows: int = 2_000_000
     keys: int = 50_000
     dims: tuple[int, ...] = (64, 16)
-    repetitions: int = 60
+    repetitions: int = 20
 
 
 FULL = Size()
-QUICK = Size(table_rows=20_000, keys=2_000, dims=(16,), repetitions=MIN_REPETITIONS)
+QUICK = Size(table_rows=20_000, keys=2_000, dims=(16,), repetitions=-(-MIN_REPETITIONS // _ROUNDS))
+
+Keys: TypeAlias = NDArray[np.int64]
+
+
+@dataclass
+class _Work:
+    """A pull or push of one table, with the seconds of all repetitions so far, by who did it."""
+
+    what: str
+    dim: int
+    run: Callable[[Keys], object]
+    request_bytes: int
+    reply_bytes: int
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, repetitions: int, *contenders: Contender) -> None:
+        timed = time_in_turns(contenders, repetitions=repetitions)
+        for contender, seconds in zip(contenders, timed, strict=True):
+            self.seconds[contender.name] += seconds
+
+    def figures(self, keys: int) -> list[Figure]:
+        name = f"{self.what} {keys} x {self.dim}" + (", Adagrad" if self.what == "push" else "")
+        rates = {who: keys / median(seconds) / 1e6 for who, seconds in self.seconds.items()}
+        ours, limit = rates[_OURS], rates[_RAW]
+        figures = [
+            Figure(name, ours, "M rows/s", limit=_LIMITS[self.what, self.dim], ratio=ours / limit),
+            Figure(f"{name}: {_RAW}", limit, "M rows/s"),
+        ]
+        for transport in TRANSPORTS:
+            rival = f"torch RPC over {transport}"
+            figures += [
+                Figure(f"{name}: {rival}", rates[rival], "M rows/s"),
+                Figure(
+                    f"{name}: of {rival}",
+                    ours,
+                    "M rows/s",
+                    limit=_RIVAL_LIMITS[transport],
+                    ratio=ours / rates[rival],
+                ),
+            ]
+        return figures
 
 
 def run_wire(size: Size) -> Sequence[Figure]:
     """Returns M rows/s of pull and push for each dim: relative to raw TCP, raw TCP itself, and
-    relative to torch RPC.
+    relative to torch RPC over TCP and over shared memory.
     """
     tables = [BenchTable(f"bench/wire{dim}", dim, size.table_rows) for dim in size.dims]
     largest = size.keys * (8 + 4 * max(size.dims)) + 4096
-    figures: list[Figure] = []
-    with (
-        shard_process(tables) as port,
-        raw_tcp(largest) as raw,
-        torch_rpc(size.dims, size.table_rows) as rival,
-    ):
+    random = np.random.default_rng(7)
+    batches = [random.choice(size.table_rows, size.keys, replace=False).astype(np.int64) for _ in range(_BATCHES)]
+    next_keys = cycle(batches).__next__
+    with shard_process(tables) as port, raw_tcp(largest) as raw:
         from ...cpp_ext import _client
 
         client = _client.Client(
@@ -58,59 +111,45 @@ def run_wire(size: Size) -> Sequence[Figure]:
             worker_id=0,
             worker_epoch=1,
         )
-        random = np.random.default_rng(7)
-        sequence = 0
+        works = _works(client, tables, size, random)
+        for _ in range(_ROUNDS):
+            for work in works:
+                exchange = partial(_exchange, raw, work)
+                work.add(size.repetitions, Contender(_OURS, next_keys, work.run), Contender(_RAW, _nothing, exchange))
+            for transport in TRANSPORTS:
+                with torch_rpc(size.dims, size.table_rows, size.keys, transport) as rival:
+                    for work in works:
+                        seconds = rival.seconds(work.what, work.dim, size.repetitions)
+                        work.seconds[f"torch RPC over {transport}"] += seconds
+    return [figure for work in works for figure in work.figures(size.keys)]
 
-        def fresh_keys() -> NDArray[np.int64]:
-            return random.choice(size.table_rows, size.keys, replace=False).astype(np.int64)
 
-        for table in tables:
-            table_number, dim = table_id(table), table.dim
-            grads = random.normal(size=(size.keys, dim)).astype(np.float32)
-            key_bytes, row_bytes = 8 * size.keys, 4 * dim * size.keys
+def _nothing() -> None:
+    return None
 
-            def pull(keys: NDArray[np.int64], number: int = table_number, dim: int = dim) -> object:
-                return client.pull(number, keys, dim=dim)
 
-            def push(
-                keys: NDArray[np.int64],
-                number: int = table_number,
-                dim: int = dim,
-                grads: NDArray[np.float32] = grads,
-            ) -> None:
-                nonlocal sequence
-                sequence += 1
-                client.push(number, keys, grads, dim=dim, lr=0.01, sequence=sequence)
+def _exchange(raw: RawTcp, work: _Work, _: object) -> None:
+    raw.exchange(work.request_bytes, work.reply_bytes)
 
-            def rival_pull(keys: NDArray[np.int64], dim: int = dim) -> object:
-                return rival.pull(dim, torch.from_numpy(keys))
 
-            def rival_push(keys: NDArray[np.int64], dim: int = dim, grads: NDArray[np.float32] = grads) -> None:
-                rival.push(dim, torch.from_numpy(keys), torch.from_numpy(grads), lr=0.01)
+def _works(
+    client: _client.Client, tables: Sequence[BenchTable], size: Size, random: np.random.Generator
+) -> list[_Work]:
+    sequences = count(1)
+    works = []
+    for table in tables:
+        number, dim = table_id(table), table.dim
+        grads = random.normal(size=(size.keys, dim)).astype(np.float32)
+        key_bytes, row_bytes = 8 * size.keys, 4 * dim * size.keys
 
-            for what, run, run_rival, request_bytes, reply_bytes in (
-                ("pull", pull, rival_pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),
-                ("push", push, rival_push, FRAME_BYTES + key_bytes + row_bytes, ACK_BYTES),
-            ):
+        def pull(keys: Keys, number: int = number, dim: int = dim) -> object:
+            return client.pull(number, keys, dim=dim)
 
-                def exchange(_: object, there: int = request_bytes, back: int = reply_bytes) -> None:
-                    raw.exchange(there, back)
+        def push(keys: Keys, number: int = number, dim: int = dim, grads: NDArray[np.float32] = grads) -> None:
+            client.push(number, keys, grads, dim=dim, lr=0.01, sequence=next(sequences))
 
-                contenders = [
-                    Contender(f"{what} dim {dim}", fresh_keys, run),
-                    Contender("raw TCP", lambda: None, exchange),
-                    Contender("torch RPC", fresh_keys, run_rival),
-                ]
-                ours, limit, theirs = (
-                    size.keys / median(seconds) / 1e6
-                    for seconds in time_in_turns(contenders, repetitions=size.repetitions)
-                )
-                name = f"{what} {size.keys} x {dim}" + (", Adagrad" if what == "push" else "")
-                unit = "M rows/s"
-                figures += [
-                    Figure(name, ours, unit, limit=0.6 if dim == 64 else None, ratio=ours / limit),
-                    Figure(f"{name}: raw TCP, same bytes", limit, unit),
-                    Figure(f"{name}: torch RPC, plain matrix", theirs, unit),
-                    Figure(f"{name}: of torch RPC", ours, unit, limit=1.0 if dim == 64 else None, ratio=ours / theirs),
-                ]
-    return figures
+        works += [
+            _Work("pull", dim, pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),
+            _Work("push", dim, push, FRAME_BYTES + key_bytes + row_bytes, ACK_BYTES),
+        ]
+    return works

@@ -3,7 +3,20 @@
 
 #include <doctest/doctest.h>
 
+#include <random>
+
 namespace sparserow {
+
+TEST_CASE("the hash of a row is the library's") {
+  const unsigned seed = std::random_device{}();
+  MESSAGE("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 100'000; ++i) {
+    const auto table_id = static_cast<std::uint32_t>(random() >> (random() % 33 + 31));
+    const std::uint64_t key = random() >> random() % 64;
+    REQUIRE(row_hash(table_id, key) == XXH3_64bits_withSeed(&key, sizeof key, table_id));
+  }
+}
 
 TEST_CASE("row_hash has its golden values") {
   CHECK(row_hash(0x1u, 0ull) == 0x9e51ad6d2f3e695cull);
