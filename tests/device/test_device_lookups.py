@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import sparserow as sr
 import torch
 from counting_device import COUNTS, device
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DIM, ROWS = 4, 50
 
@@ -121,6 +124,32 @@ def test_rows_cross_in_one_copy_without_prefetch(cluster: sr.InProcessCluster, t
             model(ids, flat, there)
         assert (COUNTS.to_device, COUNTS.to_host) == (1, 0), COUNTS.log
         assert session.stats().lookups_missed == 0
+
+
+class Gathers(TorchDispatchMode):
+    """Counts the lookups of each call of ``gather_all``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookups: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.sparserow.gather_all.default:
+            self.lookups.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tables", [1, 40])
+def test_a_forward_makes_the_rows_of_all_lookups_by_one_op(cluster: sr.InProcessCluster, tables: int) -> None:
+    """The lookup with weights, which are the model's, and the one of offsets that the model makes are beside it."""
+    with cluster.connect(f"one{tables}") as session:
+        model = distributed(session, tables).to(device())
+        for seed in range(3):
+            with Gathers() as gathers:
+                out = model(*batch(seed))
+            out.square().mean().backward()
+            session.step()
+            assert seed == 0 or sorted(gathers.lookups) == [1, 1, tables + 2]
 
 
 def test_a_gradient_after_the_step_is_refused(cluster: sr.InProcessCluster) -> None:

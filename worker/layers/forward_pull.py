@@ -84,7 +84,7 @@ class ForwardPull:
     def _pull_by(self, sources: IdSources, batch: Any, *, train: bool) -> Forward | None:
         """Pulls what the batch's lookups need; where the model is on a device, sends their rows there in one copy.
 
-        Returns the rows that were made for the layers on the host; None where each of them makes its own.
+        Returns the rows that were made for the layers; None where each of them makes its own.
         """
         step, with_gradient = self._on_device, torch.is_grad_enabled()
         tensors = sources.tensors(batch, step.copy_on_host) if step.is_used else sources.tensors(batch)

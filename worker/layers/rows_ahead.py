@@ -5,7 +5,10 @@ which part of the batch these were. From then on one ``gather_all`` makes the ro
 autograd, and a layer takes its own when it is called with the same ids. Results do not depend on it: a layer that is
 called with other ids, or in another state, looks them up itself.
 
-Lookups with weights, in eval mode, without gradient, or of layers on a device make rows of their own.
+On a device the op is the one that looks one table up as well, with rows of the one buffer that crossed before.
+
+Lookups with weights, in eval mode or without gradient make rows of their own. So do those of a layer that is on another
+device than the first one.
 """
 
 from __future__ import annotations
@@ -172,6 +175,8 @@ class RowsAhead:
             layer, root = planned.layer(), roots[planned.root][0]
             if layer is None or root is None or not _is_eligible(layer):
                 continue
+            if layers and layer.anchor.device != layers[0].anchor.device:
+                continue
             bags = None if planned.offsets is None else tensor_at(batch, planned.offsets)
             if bags is None and planned.offsets is not None:
                 continue
@@ -254,14 +259,13 @@ class MadeRows:
 
 
 def _is_eligible(layer: DistributedLayer) -> bool:
-    """Whether lookups of a layer belong to the session's step, are made by this rank and stay on the host."""
+    """Whether lookups of a layer belong to the session's step, and are made by this rank from rows on servers."""
     return (
         layer.training
         and not layer.is_frozen
         and layer.tensor_group is None
         and not layer.is_on_devices
         and layer.anchor.requires_grad
-        and layer.anchor.device.type == "cpu"
     )
 
 
@@ -286,7 +290,7 @@ def _fits(planned: _Planned, root: Tensor, ids: Tensor) -> bool:
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same part of the same memory."""
-    return one.dtype == other.dtype and one.is_set_to(other)
+    return one.dtype == other.dtype and one.device == other.device and one.is_set_to(other)
 
 
 def _version_of(tensor: Tensor | None) -> int:
@@ -295,7 +299,11 @@ def _version_of(tensor: Tensor | None) -> int:
 
 
 def _holds(given: Tensor, made: Tensor, version: int) -> bool:
-    """Whether a tensor has the values that another one had when the rows were made."""
+    """Whether a tensor has the values that another one had when the rows were made.
+
+    Values on a device are not compared, since that would wait for it; there only the same memory counts.
+    """
     if given.dtype != made.dtype or given.device != made.device or _version_of(made) != version:
         return False
-    return given.is_set_to(made) or (given.shape == made.shape and torch.equal(given, made))
+    is_same = given.is_set_to(made)
+    return is_same or (given.device.type == "cpu" and given.shape == made.shape and torch.equal(given, made))
