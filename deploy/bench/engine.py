@@ -6,15 +6,18 @@
   it where training finds it.
 - push: ``Store.apply`` with Adagrad, against a C++ loop with prefetching that does Adagrad in place on flat arrays
   of the same size (``cpp_ext/bindings/server_reference.h``), with keys drawn the same way and the same gradients.
+- births: batches of new keys that fill the table, against the first touch of as many bytes of fresh memory after each
+  batch. Where a machine's memory comes slowly, no store can create rows faster.
 - overhead: resident memory beyond weights and state per row, the largest over the steps of filling the table.
 """
 
 from __future__ import annotations
 
 import gc
+import mmap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 
 import numpy as np
@@ -29,6 +32,9 @@ PULL_LIMITS = {64: 0.8, 16: 0.55, 8: 0.55}
 COLD_PULL_LIMIT = 0.6
 PUSH_LIMIT = 0.9
 OVERHEAD_LIMIT_BYTES = 32.0
+BIRTHS_LIMIT, BIRTHS_LIMIT_OF_TOUCH = 1.5, 0.8  # M rows/s, and of the first touch where that is slow
+SLOW_TOUCH = 2.0  # M rows/s
+LONGEST_BATCH_LIMIT = 2.5  # times the median batch
 _TABLE = 1
 _LR = 0.01
 _EPS = 1e-10
@@ -78,11 +84,7 @@ def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
     random.shuffle(keys)
     with pinned_to_one_cpu():
         store = _server.Store()
-        overhead, births = _fill(store, keys, size, size.dim)
-        figures = [
-            Figure("overhead per row, worst while filling", overhead, "bytes/row", OVERHEAD_LIMIT_BYTES, None, False),
-            Figure("births by push", births, "M rows/s"),
-        ]
+        figures = _fill(store, keys, size, size.dim).figures(size.fill_step)
         draw = _Draw(keys, size.batch, random)
         figures += _pull_figures(store, draw, size, size.dim, is_cold=True)
         figures += _pull_figures(store, draw, size, size.dim)
@@ -95,8 +97,38 @@ def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
     return figures
 
 
-def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize, dim: int) -> tuple[float, float]:
-    """Creates every row; returns the worst overhead in bytes per row, and the median rate of creation in M rows/s."""
+@dataclass
+class _Filling:
+    """What was measured while a table was filled.
+
+    Attributes:
+        overhead: the worst overhead, in bytes per row.
+        births: the seconds of each batch.
+        touches: the seconds of the first touch of as many bytes as a batch's rows take, after each batch.
+    """
+
+    overhead: float = 0.0
+    births: list[float] = field(default_factory=list)
+    touches: list[float] = field(default_factory=list)
+
+    def figures(self, rows: int) -> list[Figure]:
+        """Returns the figures of batches of so many rows."""
+        births, touch = (1e-6 * rows / median(seconds) for seconds in (self.births, self.touches))
+        is_slow = touch < SLOW_TOUCH
+        limit, ratio = (BIRTHS_LIMIT_OF_TOUCH, births / touch) if is_slow else (BIRTHS_LIMIT, None)
+        longest = max(self.births) / median(self.births)
+        return [
+            Figure(
+                "overhead per row, worst while filling", self.overhead, "bytes/row", OVERHEAD_LIMIT_BYTES, None, False
+            ),
+            Figure("births by push", births, "M rows/s", limit, ratio),
+            Figure("reference of births: first touch of as many bytes", touch, "M rows/s"),
+            Figure("longest batch of births", longest, "x median", LONGEST_BATCH_LIMIT, None, False),
+        ]
+
+
+def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize, dim: int) -> _Filling:
+    """Creates every row."""
     store.create_table(
         _server.TableSchema(
             id=_TABLE,
@@ -114,19 +146,26 @@ def _fill(store: _server.Store, keys: NDArray[np.uint64], size: EngineSize, dim:
     gc.collect()
     base = resident_bytes()
     row_bytes = 2 * dim * 4
-    worst, seconds = 0.0, []
+    fresh = np.empty(len(keys) * row_bytes, np.uint8)  # its pages come when they are touched
+    filling, touched = _Filling(), 0
     with Progress(transient=True, console=Console(stderr=True)) as progress:
         task = progress.add_task(f"fill a table of dim {dim}", total=len(keys))
         for begin in range(0, len(keys), size.fill_step):
             part = keys[begin : begin + size.fill_step]
+            rows = begin + len(part)
             started = time.perf_counter()
             store.apply(_TABLE, part, grads[: len(part)], lr=_LR)
-            seconds.append((time.perf_counter() - started) / len(part))
-            rows = begin + len(part)
+            ended = time.perf_counter()
+            filling.births.append(ended - started)
             if rows >= size.rows // 16:  # with fewer rows, the page size of the arenas dominates
-                worst = max(worst, (resident_bytes() - base - rows * row_bytes) / rows)
+                beyond = resident_bytes() - base - touched - rows * row_bytes
+                filling.overhead = max(filling.overhead, beyond / rows)
+            before, started = resident_bytes(), time.perf_counter()
+            fresh[begin * row_bytes : rows * row_bytes : mmap.PAGESIZE] = 1
+            filling.touches.append(time.perf_counter() - started)
+            touched += resident_bytes() - before
             progress.advance(task, len(part))
-    return worst, 1e-6 / median(seconds)
+    return filling
 
 
 class _Draw:
