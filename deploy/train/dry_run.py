@@ -5,9 +5,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,21 +14,16 @@ from ...proto.config.job import JobConfig
 from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
-from ...worker.data import Batch, FeatureSpec
+from ...worker.data import Batch
 from ...worker.data.batch import Lists
-from ...worker.data.candidates import ItemCounter, ItemTable
-from ...worker.data.features import fit
-from ...worker.data.lines_to_batch import batch_of
-from ...worker.data.sources import feature_spec, find_files, first_samples
+from ...worker.data.sources import find_files
 from ...worker.layers.distribute import layers_of_tables
 from ...worker.layers.layer_swap import TableLayers
 from ...worker.training.build_model import check_data, input_names, model_without_tables
-from ...worker.training.job_readers import candidate_sampler
 from ..preflight.planning import MEMORY_OVERHEAD, Load, PlannedTable, plan
+from .dry_batch import read_first_samples
+from .dry_export import is_to_be_exported, try_export
 from .dry_forward import TRIED_SAMPLES, try_forward
-
-if TYPE_CHECKING:
-    from ...worker.data.decoded import Lines
 
 _SHOWN, _SHOWN_KEYS = 4, 2  # values of an example
 _NO_BUDGET = 1 << 60
@@ -112,7 +106,8 @@ class DryRun:
 def dry_run(job: JobConfig) -> DryRun:
     """Reads the beginning of the training data, and computes what the job will take. No process is started.
 
-    The model's forward and the losses of its tasks run once, on these samples and small tables of zeros.
+    The model's forward and the losses of its tasks run once, on these samples and small tables of zeros. A class of the
+    user's own that the job publishes or keeps is exported once.
 
     Args:
         job: the job.
@@ -120,29 +115,26 @@ def dry_run(job: JobConfig) -> DryRun:
     Raises:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file cannot be read, or lacks a column.
         BadLine: the beginning of the data is malformed.
-        InvalidArgument: the model does not fit the data, or its forward or a loss fails.
+        InvalidArgument: the model does not fit the data, or its forward, a loss or its export fails.
     """
-    spec = feature_spec(job.data)
-    lines = first_samples(job.data, "train")
+    first = read_first_samples(job)
+    spec, whole = first.spec, first.batch
     check_data(job)
-    batch = lines.take(slice(0, job.train.batch_size))
-    features = fit(spec, [lines])
     model = model_without_tables(job.model, spec)
     layers = layers_of_tables(model, 1, job.model.tables if isinstance(job.model, OwnModelConfig) else {})
     tables = tuple(_table(job, table) for table in layers)
     local = {id(placed.layer.weight) for table in layers for placed in table.layers}
     dense = sum(p.numel() for p in model.parameters() if id(p) not in local)
-    names, whole = input_names(job.model, spec), batch_of(features, batch)
-    candidates = candidate_sampler(job, lambda item, weighted: _items_of(lines, spec, item, weighted=weighted))
-    if candidates is not None:
-        whole = candidates.with_candidates(whole, np.arange(len(batch)), 0)
+    names = input_names(job.model, spec)
     tried = whole.part(0, TRIED_SAMPLES)
     counts = try_forward(job, model, names, tried)
+    if is_to_be_exported(job):
+        try_export(job, spec, tried)
     looked_up = [sum(counts.get(id(placed.layer), 0) for placed in table.layers) / len(tried) for table in layers]
     keys, pulled, pushed = _step(job, tables, looked_up)
     return DryRun(
         job=job.name,
-        samples=len(batch),
+        samples=len(whole),
         train_files=len(find_files(job.data, "train")),
         test_files=len(find_files(job.data, "test")),
         tensors=_tensors(whole, names),
@@ -153,13 +145,6 @@ def dry_run(job: JobConfig) -> DryRun:
         push_bytes=pushed,
         fits_statistics=spec.needs_fit,
     )
-
-
-def _items_of(lines: Lines, spec: FeatureSpec, item: str, *, weighted: bool) -> ItemTable:
-    """Returns the items of some samples, which stand for those of all training files."""
-    counter = ItemCounter()
-    counter.add(lines.keys[:, spec.categorical.index(item)])
-    return counter.table(weighted=weighted)
 
 
 def _tensors(batch: Batch, names: Sequence[str] | None) -> tuple[DryTensor, ...]:

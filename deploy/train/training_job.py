@@ -151,6 +151,10 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: Ru
         from ...worker.training.build_model import check_data  # imports torch
 
         check_data(job)
+    if job.model.kind == "own":
+        from .dry_export import check_export
+
+        check_export(job)
     if not is_apart:
         from ...worker.training.training_device import training_device
 

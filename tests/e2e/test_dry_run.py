@@ -316,3 +316,49 @@ def test_lists_and_drawn_negatives_count_in_a_step(tmp_path: Path) -> None:
         keys[drawn] = json.loads(result.read_text())["unique_keys"]
     # The history of a sample has 1.5 items of the same table, and the candidates are 2 or 9.
     assert keys[1] < keys[8] < 3.5 * keys[1]
+
+
+UNSERVED = """
+from torch import nn
+
+class Unserved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user = nn.Embedding(1000, 4)
+
+    def forward(self, user):
+        rows = self.user(user)
+        return rows.sum(dim=1) if float(rows.sum()) < 1e9 else rows.mean(dim=1)
+"""
+
+
+@pytest.mark.parametrize("section", ["publish={root: MODELS}", "keep=MODELS"])
+def test_a_model_that_cannot_be_served_is_refused_before_a_cluster_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    monkeypatch.setattr("sparserow.deploy.launch.local_cluster.start_local", lambda *_, **__: pytest.fail("a cluster"))
+    module = f"unserved_{section[:4]}"
+    (tmp_path / f"{module}.py").write_text(UNSERVED)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = [
+        *made_data(tmp_path, "din"),
+        f"--set=model={{class: '{module}:Unserved', min_rows: 10}}",
+        "--set=features={user: {kind: id, modulo: 1000}}",
+    ]
+    job = str(JOBS[0].parent / "din.yaml")
+    serves = f"--set={section}".replace("MODELS", str(tmp_path / "models"))
+    for options in (["--dry-run"], [], ["--set=train.workers=2"]):
+        assert run(job, *given, serves, *options) == 1
+        told = capsys.readouterr().err.replace("\n", " ")
+        assert "publish: the model cannot be exported: " in told
+        assert "leave publish and keep out to train it all the same" in told
+    assert not (tmp_path / "models").exists()
+    assert run(job, *given, "--dry-run") == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", ["din", "mmoe", "sasrec", "two_tower"])
+def test_a_dry_run_exports_what_a_run_would_publish(tmp_path: Path, job: str) -> None:
+    """Lists, several outputs, drawn negatives, and a model with another form for serving."""
+    options = [*made_data(tmp_path, job), f"--set=publish={{root: {tmp_path / 'models'}}}"]
+    assert run(str(JOBS[0].parent / f"{job}.yaml"), *options, "--dry-run") == 0
+    assert not (tmp_path / "models").exists()
