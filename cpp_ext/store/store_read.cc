@@ -80,6 +80,7 @@ class RowWriter {
       copy_row(weights, out, row_bytes_);
     }
   }
+
   // As it would be read just after its creation: rounded to the stored dtype.
   void write_initial(std::uint64_t key, std::byte* out) {
     table_.initial_rows.fill(key, scratch());

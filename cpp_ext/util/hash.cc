@@ -5,22 +5,20 @@
 namespace sparserow {
 namespace {
 
-constexpr std::uint64_t kMultiplier = 0x9FB21C651E98DF25ull;
-
 // Newton's iteration doubles the correct low bits: 3, 6, 12, 24, 48, 96.
 constexpr std::uint64_t inverse_of(std::uint64_t odd) noexcept {
   std::uint64_t inverse = odd;
   for (int i = 0; i < 5; ++i) inverse *= 2 - odd * inverse;
   return inverse;
 }
-static_assert(inverse_of(kMultiplier) * kMultiplier == 1);
+static_assert(inverse_of(kRowHashMultiplier) * kRowHashMultiplier == 1);
 
 // What XXH3 mixes for 8 bytes, from the hash back: the halves of the input, swapped, xor a constant of the seed.
 std::uint64_t unmix(std::uint64_t hash) noexcept {
   hash ^= hash >> 28 ^ hash >> 56;
-  hash *= inverse_of(kMultiplier);
+  hash *= inverse_of(kRowHashMultiplier);
   hash ^= (hash >> 35) + sizeof(std::uint64_t);  // changes the low 30 bits alone, by the high 29
-  hash *= inverse_of(kMultiplier);
+  hash *= inverse_of(kRowHashMultiplier);
   // x ^ rotl(x, 49) ^ rotl(x, 24) is 1 when applied 64 times (in GF(2)[r] its 64th power has exponents of
   // multiples of 64); so its inverse is its 63rd power, the product of the powers 1, 2, 4 .. 32.
   for (int power = 1; power < 64; power *= 2) {

@@ -22,17 +22,18 @@ inline constexpr std::uint32_t kHashVersion = 1;
 inline constexpr std::uint32_t kDefaultSlotCount = 16384;
 static_assert(std::endian::native == std::endian::little, "keys are hashed as little-endian bytes");
 
+inline constexpr std::uint64_t kRowHashMultiplier = 0x9FB21C651E98DF25ull;  // XXH3's for inputs of 4 to 8 bytes
+
 // XXH3's path for 4 to 8 bytes (xxHash, doc/xxhash_spec.md, "XXH3, small inputs"), for 8 of them: the library's own
 // function is not inlined, so that its compiler reads the secret and the length anew for each key.
 [[nodiscard, gnu::always_inline]] inline std::uint64_t row_hash(std::uint32_t table_id, std::uint64_t key) noexcept {
   constexpr std::uint64_t kSecret = 0x1cad21f72c81017cull ^ 0xdb979083e96dd4deull;  // bytes 8 to 23 of the default one
-  constexpr std::uint64_t kMultiplier = 0x9FB21C651E98DF25ull;
   const std::uint64_t seed = table_id ^ static_cast<std::uint64_t>(__builtin_bswap32(table_id)) << 32;
   std::uint64_t hash = std::rotl(key, 32) ^ (kSecret - seed);
   hash ^= std::rotl(hash, 49) ^ std::rotl(hash, 24);
-  hash *= kMultiplier;
+  hash *= kRowHashMultiplier;
   hash ^= (hash >> 35) + sizeof key;
-  hash *= kMultiplier;
+  hash *= kRowHashMultiplier;
   return hash ^ hash >> 28;
 }
 
