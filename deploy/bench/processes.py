@@ -106,23 +106,30 @@ class RawTcp:
 
 
 @contextmanager
-def other_process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
-    """Runs a spawned process, which sends its port first and ends when its pipe receives anything; yields the port."""
+def spawned(target: object, arguments: tuple[object, ...]) -> Iterator[Connection]:
+    """Runs a spawned process, and yields a pipe to it; the process is killed unless it ends soon after the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)  # type: ignore[arg-type]
     process.start()
     theirs.close()
     try:
-        if not ours.poll(_START_SEC):
-            raise TimeoutError(f"the benchmark's process did not start within {_START_SEC:.0f} s")
-        yield int(ours.recv())
+        yield ours
     finally:
         ours.close()
         process.join(0.5)
         if process.is_alive():
             process.kill()
             process.join()
+
+
+@contextmanager
+def other_process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
+    """Runs a spawned process, which sends its port first and ends when its pipe receives anything; yields the port."""
+    with spawned(target, arguments) as process:
+        if not process.poll(_START_SEC):
+            raise TimeoutError(f"the benchmark's process did not start within {_START_SEC:.0f} s")
+        yield int(process.recv())
 
 
 @contextmanager

@@ -7,7 +7,6 @@ memory unless it is told to use TCP.
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.distributed import rpc
 
 from .harness import Contender, time_in_turns
-from .processes import other_process
+from .processes import other_process, spawned
 
 __all__ = ["TRANSPORTS", "TorchRpc", "torch_rpc"]
 
@@ -114,17 +113,8 @@ def torch_rpc(dims: Sequence[int], rows: int, keys: int, transport: str) -> Iter
         keys: the number of rows of a call.
         transport: a name in ``TRANSPORTS``.
     """
-    context = multiprocessing.get_context("spawn")
-    with other_process(_serve, (transport,)) as port:
-        ours, theirs = context.Pipe()
-        client = context.Process(target=_measure, args=(theirs, port, dims, rows, keys, transport), daemon=True)
-        client.start()
-        theirs.close()
-        try:
-            _received(ours)
-            yield TorchRpc(ours)
-            ours.send(None)
-            client.join(_DEADLINE_SEC)
-        finally:
-            client.kill()
-            client.join()
+    measure = (dims, rows, keys, transport)
+    with other_process(_serve, (transport,)) as port, spawned(_measure, (port, *measure)) as client:
+        _received(client)
+        yield TorchRpc(client)
+        client.send(None)
