@@ -271,7 +271,8 @@ class Store:
         lineage: high 16 bits of every version that this store gives.
         ssd_path: folder for rows beyond the budget, which must not be 0 then; "": memory alone. It is emptied, or
             refused when it is not this shard's (InvalidArgument) or in use (FailedPrecondition).
-        ssd_bytes: of files in it; 0 is what the disk has.
+        ssd_bytes: of files in it; 0 is what the disk has. ``pages`` needs 8 MiB.
+        ssd_engine: ``pages`` or ``rocksdb``, which is refused (FailedPrecondition) in a build without it.
         cluster_id, shard: whose the folder is.
         change_log_bytes: of what followers have not taken yet; nothing is kept while there is no cursor.
     """
@@ -287,6 +288,7 @@ class Store:
         cluster_id: int = 0,
         shard: int = 0,
         change_log_bytes: int = 67108864,
+        ssd_engine: str = "pages",
     ) -> None: ...
     @property
     def memory_budget_bytes(self) -> int: ...
@@ -769,20 +771,24 @@ class Server:
     def stop(self) -> None:
         """Closes all connections and ends the threads."""
 
-def has_ssd_tier() -> bool:
-    """Whether this build can keep rows on an SSD."""
+def has_rocksdb() -> bool:
+    """Whether this build has the SSD engine ``rocksdb``."""
 
 class RawSsd:
-    """The yardstick of ``bench tiers``: the SSD's database without a store above it.
+    """The yardstick of ``bench tiers``: an SSD engine without a store above it.
 
     Args:
         path: an empty folder.
         row_bytes: of every value.
+        engine: ``pages`` or ``rocksdb``.
     """
 
-    def __init__(self, path: str, *, row_bytes: int) -> None: ...
-    def serve(self, reads: NDArray[np.uint64], writes: NDArray[np.uint64]) -> int:
-        """Reads rows in one batch, writes rows in another; returns how many of the read ones were there."""
+    def __init__(self, path: str, *, row_bytes: int, engine: str = "pages") -> None: ...
+    def serve(self, reads: NDArray[np.uint64], writes: NDArray[np.uint64], *, are_known: bool) -> int:
+        """Reads rows in one batch, writes rows in another; returns how many of the read ones were there.
+
+        ``are_known`` says that every written key has a row already.
+        """
 
     def stats(self) -> dict[str, int]:
         """disk_bytes_read and background_jobs, as ``Store.tier_stats`` has them."""

@@ -24,24 +24,32 @@ class RowMemory:
     Args:
         budget_bytes: the memory budget for rows and indexes, in bytes; 0: no budget.
         ssd_path: the folder for the rows that exceed the budget; None: rows must not exceed it.
+        ssd_engine: the storage of rows there, ``pages`` or ``rocksdb``; None: ``pages``.
 
     Raises:
-        InvalidArgument: ``ssd_path`` is given without a budget of at least 16 MiB, or it is not a folder.
-        FailedPrecondition: ``ssd_path`` is given, but this build has no SSD tier.
+        InvalidArgument: ``ssd_path`` is given without a budget of at least 16 MiB, or it is not a folder; or
+            ``ssd_engine`` is another word, or is given without ``ssd_path``.
+        FailedPrecondition: ``ssd_engine`` is ``rocksdb``, but this build has no RocksDB.
     """
 
     budget_bytes: int = 0
     ssd_path: str | None = None
+    ssd_engine: str | None = None
 
     def __post_init__(self) -> None:
+        if self.ssd_engine is not None:
+            if self.ssd_path is None:
+                raise InvalidArgument("--ssd-engine: it has no effect without --ssd-path")
+            if self.ssd_engine not in ("pages", "rocksdb"):
+                raise InvalidArgument(f"--ssd-engine: {self.ssd_engine} is not allowed; allowed: pages, rocksdb")
         if self.ssd_path is None:
             return
         if self.budget_bytes < LEAST_TIERED_BYTES:
             raise InvalidArgument("--ssd-path: it needs --memory-budget of at least 16MiB for the rows in memory")
         if not Path(self.ssd_path).is_dir():
             raise InvalidArgument(f"--ssd-path: {self.ssd_path} is no folder; make it on the disk for the rows")
-        if not _server.has_ssd_tier():
-            raise FailedPrecondition("--ssd-path: this build has no SSD tier; build it with RocksDB")
+        if self.ssd_engine == "rocksdb" and not _server.has_rocksdb():
+            raise FailedPrecondition("--ssd-engine: this build has no RocksDB; take pages")
 
     def make_store(self, slot_count: int, cluster_id: int, place: ShardAssignment, name: str) -> _server.Store:
         """Makes an empty store; with an SSD it has a folder of its own, which is emptied.
@@ -60,6 +68,7 @@ class RowMemory:
             memory_budget_bytes=self.budget_bytes,
             slot_count=slot_count,
             ssd_path=str(folder),
+            ssd_engine=self.ssd_engine or "pages",
             cluster_id=cluster_id,
             shard=place.shard,
         )

@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from sparserow_process import Launcher
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked ``ssd`` is skipped by a build without RocksDB."""
-    marked = [item for item in items if item.get_closest_marker("ssd")]
-    if not marked:
-        return
+@pytest.fixture(params=["pages", "rocksdb"])
+def ssd_engine(request: pytest.FixtureRequest) -> str:
+    """Each engine of the SSD tier; a build without RocksDB skips the second."""
     from sparserow.cpp_ext import _server
 
-    if not _server.has_ssd_tier():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="this build has no SSD tier"))
+    if request.param == "rocksdb" and not _server.has_rocksdb():
+        pytest.skip("this build has no RocksDB")
+    return str(request.param)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@
 
 #include "shared_arrays.h"
 #include "shared_errors.h"
-#include "store/ssd/ssd_tier.h"
+#include "store/open_ssd_tier.h"
 #include "util/hash.h"
 
 namespace py = pybind11;
@@ -22,14 +22,14 @@ constexpr std::uint32_t kTable = 1;
 
 class RawSsd {
  public:
-  RawSsd(const std::string& path, std::size_t row_bytes) : row_(row_bytes) {
+  RawSsd(const std::string& path, std::size_t row_bytes, SsdEngine engine) : row_(row_bytes) {
     std::uint64_t random = 1;
     for (std::byte& byte : row_) byte = static_cast<std::byte>((random = random * 6364136223846793005ull + 1) >> 56);
-    ssd_ = value_or_raise(SsdTier::open({.path = path}));
+    ssd_ = value_or_raise(open_ssd_tier({.path = path, .engine = engine}));
   }
 
   // Reads rows in one batch and writes others in one; returns how many were there.
-  std::uint64_t serve(const py::array& reads, const py::array& writes) {
+  std::uint64_t serve(const py::array& reads, const py::array& writes, bool are_known) {
     const auto wanted = keys_of(reads);
     const auto changed = keys_of(writes);
     Status status;
@@ -44,7 +44,8 @@ class RawSsd {
       status = ssd_->read(keys, images);
       for (std::size_t i = 0; status.is_ok() && i < keys.size(); ++i) found += images.at(i).empty() ? 0 : 1;
       SsdBatch batch;
-      for (const SsdKey& key : ssd_keys(changed)) batch.put(key, row_);
+      const auto before = are_known ? SsdBatch::Before::kImage : SsdBatch::Before::kNothing;
+      for (const SsdKey& key : ssd_keys(changed)) batch.put(key, row_, before);
       if (status.is_ok()) status = ssd_->write(batch);
     }
     raise_if_error(status);
@@ -55,6 +56,10 @@ class RawSsd {
     const SsdStats stats = ssd_->stats();
     py::dict out;
     out["disk_bytes_read"] = stats.disk_bytes_read;
+    out["disk_bytes_written"] = stats.disk_bytes_written;
+    out["file_bytes"] = stats.file_bytes;
+    out["garbage_bytes"] = stats.garbage_bytes;
+    out["memory_bytes"] = stats.memory_bytes;
     out["background_jobs"] = stats.background_jobs;
     return out;
   }
@@ -77,10 +82,13 @@ class RawSsd {
 
 void bind_raw_ssd(py::module_& module) {
   py::class_<RawSsd>(module, "RawSsd")
-      .def(py::init<const std::string&, std::size_t>(), py::arg("path"), py::kw_only(), py::arg("row_bytes"))
-      .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"))
+      .def(py::init([](const std::string& path, std::size_t row_bytes, const std::string& engine) {
+             return std::make_unique<RawSsd>(path, row_bytes, value_or_raise(ssd_engine_of(engine)));
+           }),
+           py::arg("path"), py::kw_only(), py::arg("row_bytes"), py::arg("engine") = "pages")
+      .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"), py::kw_only(), py::arg("are_known"))
       .def("stats", &RawSsd::stats);
-  module.def("has_ssd_tier", &SsdTier::is_built);
+  module.def("has_rocksdb", &SsdTier::has_rocksdb);
 }
 
 }  // namespace sparserow::bindings

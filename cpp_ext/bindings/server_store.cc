@@ -263,6 +263,7 @@ py::object tier_stats(const Store& store) {
   out["ssd_file_bytes"] = stats->ssd.file_bytes;
   out["ssd_garbage_bytes"] = stats->ssd.garbage_bytes;
   out["ssd_memory_bytes"] = stats->ssd.memory_bytes;
+  out["ssd_index_bytes"] = stats->ssd.index_bytes;
   out["ssd_rows_read"] = stats->ssd.rows_read;
   out["ssd_rows_absent"] = stats->ssd.rows_absent;
   out["ssd_rows_written"] = stats->ssd.rows_written;
@@ -271,6 +272,7 @@ py::object tier_stats(const Store& store) {
   out["ssd_reads"] = stats->ssd.reads;
   out["ssd_read_seconds"] = static_cast<double>(stats->ssd.read_nanoseconds) * 1e-9;
   out["ssd_disk_bytes_read"] = stats->ssd.disk_bytes_read;
+  out["ssd_disk_bytes_written"] = stats->ssd.disk_bytes_written;
   out["ssd_background_jobs"] = stats->ssd.background_jobs;
   out["ssd_writes"] = stats->ssd.writes;
   out["ssd_write_seconds"] = static_cast<double>(stats->ssd.write_nanoseconds) * 1e-9;
@@ -291,16 +293,18 @@ void bind_store_class(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store")
       .def(py::init([](std::uint64_t memory_budget_bytes, std::uint32_t slot_count, std::uint16_t lineage,
                        std::string ssd_path, std::uint64_t ssd_bytes, std::uint64_t cluster_id, std::uint16_t shard,
-                       std::uint64_t change_log_bytes) {
-             return made({memory_budget_bytes,
-                          slot_count,
-                          lineage,
-                          change_log_bytes,
-                          {std::move(ssd_path), ssd_bytes, cluster_id, shard}});
+                       std::uint64_t change_log_bytes, const std::string& ssd_engine) {
+             return made(
+                 {memory_budget_bytes,
+                  slot_count,
+                  lineage,
+                  change_log_bytes,
+                  {std::move(ssd_path), ssd_bytes, cluster_id, shard, value_or_raise(ssd_engine_of(ssd_engine))}});
            }),
            py::kw_only(), py::arg("memory_budget_bytes") = 0, py::arg("slot_count") = kDefaultSlotCount,
            py::arg("lineage") = 1, py::arg("ssd_path") = "", py::arg("ssd_bytes") = 0, py::arg("cluster_id") = 0,
-           py::arg("shard") = 0, py::arg("change_log_bytes") = StoreOptions{}.change_log_bytes)
+           py::arg("shard") = 0, py::arg("change_log_bytes") = StoreOptions{}.change_log_bytes,
+           py::arg("ssd_engine") = "pages")
       .def(
           "create_table", [](Store& store, const TableSchema& schema) { raise_if_error(store.create_table(schema)); },
           py::arg("schema"))

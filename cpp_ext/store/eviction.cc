@@ -44,7 +44,23 @@ std::uint64_t Store::Tiering::excess_of_share(const Table& table, std::uint64_t 
 }
 
 Status Store::Tiering::make_room(Table& table, const Counts& rows) {
-  if (excess(table, rows) == 0) return Status::ok();
+  return make_room_and(table, rows, [&] { return excess(table, rows) == 0; });
+}
+
+// The promise is made while nobody else evicts: between room and promise others took it again and again.
+Result<std::uint64_t> Store::Tiering::promise_room(Table& table, const Counts& rows) {
+  std::uint64_t bytes = 0;
+  SR_RETURN_IF_ERROR(make_room_and(table, rows, [&] {
+    if (excess(table, rows) > 0) return false;
+    bytes = store_.bytes_for(table, rows);
+    return store_.budget.promise(table.schema.name, bytes).is_ok();
+  }));
+  return bytes;
+}
+
+// Evicts until take() is true.
+Status Store::Tiering::make_room_and(Table& table, const Counts& rows, const std::function<bool()>& take) {
+  if (take()) return Status::ok();
   const std::uint64_t least = sum_of(rows) * table.layout.data_bytes;
   if (least > store_.options.memory_budget_bytes) {  // no row leaves for one that never fits
     return store_.budget.exceeded_by(table.schema.name, least);
@@ -53,12 +69,12 @@ Status Store::Tiering::make_room(Table& table, const Counts& rows) {
   const std::lock_guard lock(evicting_);
   --wanting_;
   for (int round = 0; round < kRounds; ++round) {
-    if (excess(table, rows) == 0) return Status::ok();
+    if (take()) return Status::ok();
     std::uint64_t progress = 0;
     SR_RETURN_IF_ERROR(evict_for(table, rows, progress));
-    if (progress == 0) break;
+    if (progress == 0 && excess(table, rows) > 0) break;
   }
-  if (excess(table, rows) == 0) return Status::ok();
+  if (take()) return Status::ok();
   return store_.budget.exceeded_by(table.schema.name, store_.bytes_for(table, rows));
 }
 
@@ -206,6 +222,12 @@ void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t s
   store_.pools.collapse_huge_pages();
 }
 
+Status Store::Tiering::write_to_ssd(SsdBatch& batch) {
+  Status written = ssd_->write(batch);
+  store_.pools.ssd_index = ssd_->index_bytes();
+  return written;
+}
+
 // Writes changed rows, then takes those out of memory that are still as written. Empties the eviction.
 Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t& removed) {
   if (table.is_dropped) {
@@ -213,7 +235,7 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
     eviction.batch.clear();
     return unknown_table(table.schema.id);
   }
-  const Status written = ssd_->write(eviction.batch);
+  const Status written = write_to_ssd(eviction.batch);
   const std::vector<Victim>& victims = eviction.victims;
   for (std::size_t begin = 0; begin < victims.size();) {
     const std::uint32_t stripe = victims[begin].stripe;
@@ -259,15 +281,16 @@ Status Store::Tiering::write_back() {
           const RowIndex::Range range = stripe_rows->index.range_at(suffix);
           suffix = range.next;
           for (const RowIndex::Entry& entry : range.entries) {
-            if (!stripe_rows->slab.meta(entry.row).is_changed()) continue;
+            const RowMeta meta = stripe_rows->slab.meta(entry.row);
+            if (!meta.is_changed()) continue;
             const RowRef row = stripe_rows->slab.at(entry.row);
             const std::uint64_t key = key_of_hash(table->schema.id, store_.slots.hash(stripe, entry.suffix));
             table->codec.encode(key, row, eviction.image.data());
-            eviction.batch.put(key_of(*table, key), eviction.image);
+            eviction.batch.put(key_of(*table, key), eviction.image, before_of(meta));
             eviction.victims.push_back({key, entry.suffix, row.version(), static_cast<std::uint16_t>(stripe), true});
           }
         }
-        SR_RETURN_IF_ERROR(ssd_->write(eviction.batch));
+        SR_RETURN_IF_ERROR(write_to_ssd(eviction.batch));
         const std::unique_lock stripe_lock(store_.stripes[stripe].mutex);
         for (const Victim& victim : eviction.victims) {
           const std::uint32_t id = table->find(stripe, victim.suffix);
@@ -350,7 +373,7 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
     save_before_erasure(table, key, &image.value());
   }
   for (const std::uint64_t key : keys) save_before_erasure(table, key, nullptr);
-  SR_RETURN_IF_ERROR(ssd_->write(batch));
+  SR_RETURN_IF_ERROR(write_to_ssd(batch));
   std::uint64_t erased = 0;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const std::uint64_t key = keys[i];
@@ -360,7 +383,7 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
     const std::unique_lock stripe_lock(store_.stripes[stripe].mutex);
     const std::uint32_t id = table.find(stripe, suffix);
     if (id != RowIndex::kNone && is_spared(table, stripe, id, version_at(i))) {
-      table.stripes[stripe]->slab.meta(id).set_changed();  // its image may be gone
+      table.stripes[stripe]->slab.meta(id).set_unstored();
       continue;
     }
     if (version_at(i) != nullptr && id == RowIndex::kNone && !on_ssd.contains(key)) continue;
@@ -380,6 +403,7 @@ Status Store::Tiering::drop(std::uint32_t table_id) {
   const std::shared_ptr<Table> dropped = store_.tables.find(table_id);
   if (dropped == nullptr) return unknown_table(table_id);
   SR_RETURN_IF_ERROR(ssd_->erase_table(table_id, store_.options.slot_count));
+  store_.pools.ssd_index = ssd_->index_bytes();
   static_cast<void>(store_.tables.remove(table_id));
   dropped->is_dropped = true;
   store_.dropped_table();

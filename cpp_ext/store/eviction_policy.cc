@@ -101,13 +101,14 @@ void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t w
                      [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
     for (std::size_t i = 0; i < count; ++i) {
       const RowRef row = stripe_rows->slab.at(cold[i].row);
-      const bool is_changed = stripe_rows->slab.meta(cold[i].row).is_changed();
+      const RowMeta meta = stripe_rows->slab.meta(cold[i].row);
+      const bool is_changed = meta.is_changed();
       const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, cold[i].suffix));
       taken.insert(cold[i].suffix);
       out.victims.push_back({key, cold[i].suffix, row.version(), static_cast<std::uint16_t>(stripe), is_changed});
       if (!is_changed) continue;
       table.codec.encode(key, row, out.image.data());
-      out.batch.put(key_of(table, key), out.image);
+      out.batch.put(key_of(table, key), out.image, before_of(meta));
     }
     passed += range.entries.size();
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "store/changes/change_log.h"
+#include "store/open_ssd_tier.h"
 #include "store/store_impl.h"
 #include "store/tiering.h"
 #include "util/not_allowed.h"
@@ -139,7 +140,10 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
     return not_allowed("StoreOptions.memory_budget_bytes", options.memory_budget_bytes,
                        ">= 1, the memory of rows and indexes, with an ssd_path");
   }
-  auto ssd = SsdTier::open(options.ssd);
+  SsdOptions ssd_options = options.ssd;
+  ssd_options.slot_count = options.slot_count;
+  ssd_options.lineage = options.lineage;
+  auto ssd = open_ssd_tier(ssd_options);
   if (!ssd.is_ok()) return ssd.status();
   store->impl_->tiering = std::make_unique<Tiering>(*store->impl_, std::move(ssd).value());
   return store;

@@ -143,7 +143,7 @@ class Store {
     std::unordered_map<std::uint64_t, std::uint32_t> absences_;
   };
 
-  // InvalidArgument names the option; with an SSD also as SsdTier::open().
+  // InvalidArgument names the option; with an SSD also as open_ssd_tier().
   static Result<std::unique_ptr<Store>> create(const StoreOptions& options);
   ~Store();
 

@@ -104,17 +104,11 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
   if (!status.is_ok()) return status;
   reservation.has_absent_ = has_absent;
   if (!has_absent) return reservation;
-  constexpr int kTries = 8;  // others may take the room that was made
-  for (int attempt = 0; attempt < kTries; ++attempt) {
-    SR_RETURN_IF_ERROR(impl_->tiering->make_room(*table, absent));
-    const std::uint64_t bytes = impl_->bytes_for(*table, absent);
-    status = impl_->budget.promise(table->schema.name, bytes);
-    if (!status.is_ok()) continue;
-    reservation.bytes_ = bytes;
-    impl_->tiering->request_background_evict(*table, std::accumulate(absent.begin(), absent.end(), std::uint64_t{0}));
-    return reservation;
-  }
-  return status;
+  const Result<std::uint64_t> promised = impl_->tiering->promise_room(*table, absent);
+  if (!promised.is_ok()) return promised.status();
+  reservation.bytes_ = promised.value();
+  impl_->tiering->request_background_evict(*table, std::accumulate(absent.begin(), absent.end(), std::uint64_t{0}));
+  return reservation;
 }
 
 void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins) noexcept {

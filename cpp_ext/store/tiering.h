@@ -66,6 +66,8 @@ class Store::Tiering {
   // Evicts until `rows` more rows of the table by stripe fit into the budget. kResourceExhausted when they never do,
   // or when the SSD is full.
   Status make_room(Table& table, const Counts& rows);
+  // The same, and promises them the bytes that it returns, which the caller gives back to the budget.
+  Result<std::uint64_t> promise_room(Table& table, const Counts& rows);
   // After so many rows came: that others leave ahead of the next ones. Returns at once.
   void request_background_evict(Table& table, std::uint64_t rows);
 
@@ -117,6 +119,9 @@ class Store::Tiering {
   [[nodiscard]] std::atomic<std::uint32_t>& token_at(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
     return tokens_[stripe * kTokens + (suffix * 0x9e3779b97f4a7c15ull >> 51)];
   }
+  [[nodiscard]] static SsdBatch::Before before_of(RowMeta meta) noexcept {
+    return meta.is_stored() ? SsdBatch::Before::kImage : SsdBatch::Before::kNothing;
+  }
   [[nodiscard]] SsdKey key_of(const Table& table, std::uint64_t key) const noexcept;
   [[nodiscard]] Status lost(Table& table, const Status& why) const;
 
@@ -131,6 +136,7 @@ class Store::Tiering {
   static bool is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id, const std::uint64_t* version);
   void run_background_evict();
   Status background_evict(std::uint32_t table_id);
+  Status make_room_and(Table& table, const Counts& rows, const std::function<bool()>& take);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
   [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);
   [[nodiscard]] Counts missing_places(const Table& table, const Counts& rows) const;
@@ -142,6 +148,7 @@ class Store::Tiering {
   [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
   void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
   [[nodiscard]] float worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept;
+  Status write_to_ssd(SsdBatch& batch);
   Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);
   void compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows);
   [[nodiscard]] std::uint64_t next_random() noexcept;

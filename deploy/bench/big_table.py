@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.amp.grad_scaler import GradScaler
 
-from ...cpp_ext import _server
 from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
-from ...proto.errors import FailedPrecondition
 from ...worker.session.connect import connect
 from ...worker.session.session import Session
 from ...worker.training.process_group import WorkerGroup
@@ -81,12 +79,7 @@ def run_big_table(size: BigTableSize, *, seed: int = 0) -> Iterator[Figure]:
 
     Yields:
         The rate at which the log was made, then the figures of the training.
-
-    Raises:
-        FailedPrecondition: this build has no SSD tier.
     """
-    if not _server.has_ssd_tier():
-        raise FailedPrecondition("bench big_table: this build has no SSD tier; install librocksdb-dev and build again")
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -82,9 +82,8 @@ def run_sweeps(size: SweepsSize, *, seed: int = 0) -> list[Figure]:
     """
     random = np.random.default_rng(seed)
     figures = _sweeping(size, random)
-    if _server.has_ssd_tier():
-        with tempfile.TemporaryDirectory() as folder:
-            figures += _evicting(size, random, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        figures += _evicting(size, random, folder)
     return figures
 
 

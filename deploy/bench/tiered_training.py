@@ -160,6 +160,7 @@ def _training_step(session: Session, shape: tuple[int, int], size: TrainingSize)
 
 
 def measure_training(
+    engine: str,
     plain: _server.Store,
     tiered: _server.Store,
     table_id: int,
@@ -170,6 +171,7 @@ def measure_training(
     """Returns the samples per second of each contender.
 
     Args:
+        engine: the name of the tiered store's SSD engine, for the figures.
         plain: a store all in memory, whose table ``table_id`` has Adagrad and ``shape``.
         tiered: a store with the same rows, most of them on an SSD.
         table_id: the id of the table in both.
@@ -205,7 +207,7 @@ def measure_training(
                 runners[name].run(batches(), dropped)
     warm = 1 if size.blocks > 1 else 0
     rates = {name: size.batch / median(runner.seconds[warm:]) for name, runner in runners.items()}
-    title, unit = f"DLRM step, {size.batch:,} samples of {size.features} ids, prefetch {DEPTH}", "samples/s"
+    title, unit = f"{engine}: DLRM step, {size.batch:,} samples of {size.features} ids, prefetch {DEPTH}", "samples/s"
     return [
         Figure(f"{title}: all in memory", rates["memory"], unit),
         Figure(f"{title}: SSD, {size.hints} hints", rates["hints"], unit, LIMIT, rates["hints"] / rates["memory"]),

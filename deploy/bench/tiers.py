@@ -1,10 +1,13 @@
 """``sparserow bench tiers``: measures pull and commit of a store whose memory has room for a tenth of its rows.
 
+Each engine of the SSD has its turn, in as much resident memory: the index of ``pages`` is part of the budget, and the
+buffers, filters and cache of ``rocksdb`` are taken off its own.
+
 Each batch is drawn with repeats, as a batch of a model has them, then made unique, pulled and pushed with Adagrad. A
 rate counts the unique rows. The references take turns with it, a block of batches each. They are the same store all in
-memory, and the SSD's database alone. The database reads as many rows in one batch as the store looked up there, and
-writes as many as it evicted. Then a DLRM is trained over both stores (``tiered_training.py``). Figures come as their
-part ends.
+memory, and the SSD's engine alone. The engine reads as many rows in one batch as the store looked up there, and writes
+as many as it evicted. Then a DLRM is trained over both stores (``tiered_training.py``). Figures come as their part
+ends.
 
 A database continues to work after its writes. In turns of one batch each had most of that work done while another had
 its turn, and the store that left both CPUs the least room seemed the fastest. (With 5 million rows and uniform keys it
@@ -37,17 +40,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...cpp_ext import _server
-from ...proto.errors import DeadlineExceeded, FailedPrecondition
+from ...proto.errors import DeadlineExceeded
 from .harness import MIN_REPETITIONS, Figure
 from .processes import SLOT_COUNT
 from .tiered_training import TrainingSize, measure_training
 
 MEMORY_LIMIT = 0.2
 RAW_LIMIT = 0.7
+CPU_LIMITS_US = {"pages": 4.0, "rocksdb": 8.0}  # of a row there and back
+WRITTEN_LIMIT = 2.0  # bytes to the disk over those of evicted rows
 SETTLED_SEC = 120.0
 _TABLE = 1
 _LR = 0.01
 _HEAD_BYTES = 24  # bytes of a stored row's header
+_ROCKSDB_BYTES = 100 << 20  # of three write buffers and a block cache
+_ROCKSDB_ROW_BYTES = 1.5  # of filters and index
 
 
 @dataclass(frozen=True)
@@ -111,21 +118,25 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
 
     Yields:
         Figures with Zipf-distributed and with uniform keys, then of training; each set when it is complete.
-
-    Raises:
-        FailedPrecondition: this build has no SSD tier.
     """
-    if not _server.has_ssd_tier():
-        raise FailedPrecondition("bench tiers: this build has no SSD tier; install librocksdb-dev and build again")
     random = np.random.default_rng(seed)
     ids = random.permutation(size.rows).astype(np.uint64)
+    plain = _server.Store()
+    yield _filled(plain, ids, size, "memory")
+    for engine in ("pages", "rocksdb"):
+        if engine == "pages" or _server.has_rocksdb():
+            yield from _engine_figures(engine, plain, ids, size, random)
+
+
+def _engine_figures(
+    engine: str, plain: _server.Store, ids: Keys, size: TiersSize, random: np.random.Generator
+) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        plain = _server.Store()
-        yield _filled(plain, ids, size, "memory")
-        tiered = _server.Store(memory_budget_bytes=int(plain.used_bytes * size.share), ssd_path=folder)
-        yield _filled(tiered, ids, size, f"{size.share:.0%} in memory")
-        with _raw(ids, size) as (raw, raw_folder):
-            contest = _Contest(plain, tiered, raw, (Path(folder), raw_folder), size, random)
+        budget = _budget(engine, int(plain.used_bytes * size.share), size)
+        tiered = _server.Store(memory_budget_bytes=budget, ssd_path=folder, ssd_engine=engine)
+        yield _filled(tiered, ids, size, f"{engine}, {size.share:.0%} in memory")
+        with _raw(engine, ids, size) as (raw, raw_folder):
+            contest = _Contest(engine, (plain, tiered, raw), (Path(folder), raw_folder), size, random)
             yield from contest.figures(f"Zipf({size.exponent})", lambda: ids[_zipf(random, size, size.batch)], True)
             yield from contest.figures(
                 "uniform", lambda: random.integers(size.rows, size=size.batch, dtype=np.uint64), False
@@ -135,17 +146,23 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
         def draw() -> NDArray[np.int64]:
             return ids[_zipf(random, size, shape[0] * shape[1])].astype(np.int64).reshape(shape)
 
-        yield from measure_training(plain, tiered, _TABLE, (size.rows, size.dim), size.training, draw)
+        yield from measure_training(engine, plain, tiered, _TABLE, (size.rows, size.dim), size.training, draw)
+
+
+def _budget(engine: str, resident: int, size: TiersSize) -> int:
+    """Returns the budget with which an engine takes ``resident`` bytes in all; a small run cannot have it equal."""
+    beside = _ROCKSDB_BYTES + int(_ROCKSDB_ROW_BYTES * size.rows) if engine == "rocksdb" else 0
+    return max(resident - beside, resident // 2)
 
 
 @contextmanager
-def _raw(ids: Keys, size: TiersSize) -> Iterator[tuple[_server.RawSsd, Path]]:
-    """Yields the SSD's database alone, with every row, and its folder."""
+def _raw(engine: str, ids: Keys, size: TiersSize) -> Iterator[tuple[_server.RawSsd, Path]]:
+    """Yields an engine alone, with every row, and its folder."""
     with tempfile.TemporaryDirectory() as folder:
-        raw = _server.RawSsd(folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4)
+        raw = _server.RawSsd(folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4, engine=engine)
         parts = np.array_split(_by_slot(ids), max(1, size.rows // 8192))
-        for part in _with_progress("fill the database alone", parts):
-            raw.serve(part[:0], part)
+        for part in _with_progress("fill the engine alone", parts):
+            raw.serve(part[:0], part, are_known=False)
         yield raw, Path(folder)
 
 
@@ -200,14 +217,14 @@ def _zipf(random: np.random.Generator, size: TiersSize, count: int) -> NDArray[n
 class _Contest:
     def __init__(
         self,
-        plain: _server.Store,
-        tiered: _server.Store,
-        raw: _server.RawSsd,
+        engine: str,
+        contenders: tuple[_server.Store, _server.Store, _server.RawSsd],
         folders: tuple[Path, Path],
         size: TiersSize,
         random: np.random.Generator,
     ) -> None:
-        self._plain, self._tiered, self._raw = plain, tiered, raw
+        self._engine = engine
+        self._plain, self._tiered, self._raw = contenders
         self._folders, self._size, self._random = folders, size, random
         self._out = np.zeros((size.batch, size.dim), np.float32)
         self._grads = np.full((size.batch, size.dim), 0.1, np.float32)
@@ -232,10 +249,12 @@ class _Contest:
         _read_files(self._folders)
         tiered, plain, raw = _Taken(), _Taken(), _Taken()
         misses = 0
+        before = self._tiered.tier_stats() or {}
+        slowest: list[float] = []
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-size.repetitions // size.block))]
         for block in _with_progress(law, blocks):
             with self._turn(tiered):
-                moved = self._tiered_block(block)
+                moved = self._tiered_block(block, slowest)
                 moved.append(self._room_made())
             with self._turn(plain):
                 for batch in block:
@@ -246,9 +265,30 @@ class _Contest:
             misses += sum(read for read, _ in moved)
         keys = sum(len(each) for block in blocks for each in block)
         rate = keys * 1e-6 / tiered.seconds
-        shape = f"{size.rows:,} x {size.dim}, {size.share:.0%} in memory, {law}"
+        shape = f"{self._engine}, {size.rows:,} x {size.dim}, {size.share:.0%} in memory, {law}"
+        evicted_bytes = (self._tier("ssd_bytes_written") - before["ssd_bytes_written"]) or 1.0
         return [
             Figure(f"keys in memory: {shape}", 1.0 - misses / keys, "share"),
+            Figure(f"resident: {shape}", self._resident_bytes() / 2**20, "MiB", higher_is_better=False),
+            Figure(
+                f"slowest hundredth of batches: {shape}",
+                float(np.quantile(slowest, 0.99)) * 1e3,
+                "ms",
+                higher_is_better=False,
+            ),
+            *(
+                [
+                    Figure(
+                        f"written to the disk, of evicted rows' bytes: {shape}",
+                        (self._tier("ssd_disk_bytes_written") - before["ssd_disk_bytes_written"]) / evicted_bytes,
+                        "times",
+                        WRITTEN_LIMIT,
+                        higher_is_better=False,
+                    )
+                ]
+                if self._engine == "pages"
+                else []
+            ),
             Figure(
                 f"pull + push against all in memory: {shape}",
                 rate,
@@ -257,27 +297,32 @@ class _Contest:
                 plain.seconds / tiered.seconds,
             ),
             Figure(
-                f"pull + push against the database alone: {shape}",
+                f"pull + push against the engine alone: {shape}",
                 rate,
                 "M rows/s",
                 RAW_LIMIT,
                 raw.seconds / tiered.seconds,
             ),
-            # The tiered store serves also rows in memory, which the database alone does not do.
+            # The tiered store serves also rows in memory, which the engine alone does not do.
             Figure(
-                f"pull + push against the database and memory together: {shape}",
+                f"pull + push against the engine and memory together: {shape}",
                 rate,
                 "M rows/s",
                 None,
                 (raw.seconds + plain.seconds) / tiered.seconds,
             ),
             *(
-                Figure(f"{who}: {what}: {shape}", value / max(1, misses), unit, higher_is_better=False)
-                for who, taken in (("store", tiered), ("database alone", raw))
-                for what, value, unit in (
-                    ("a row from the SSD and back", taken.seconds * 1e6, "us"),
-                    ("CPU of it", taken.cpu_seconds * 1e6, "us"),
-                    ("read from the disk for it", float(taken.disk_bytes), "bytes"),
+                Figure(f"{who}: {what}: {shape}", value / max(1, misses), unit, limit, higher_is_better=False)
+                for who, taken in (("store", tiered), ("engine alone", raw))
+                for what, value, unit, limit in (
+                    ("a row from the SSD and back", taken.seconds * 1e6, "us", None),
+                    (
+                        "CPU of it",
+                        taken.cpu_seconds * 1e6,
+                        "us",
+                        CPU_LIMITS_US[self._engine] if who == "store" else None,
+                    ),
+                    ("read from the disk for it", float(taken.disk_bytes), "bytes", None),
                 )
             ),
         ]
@@ -292,12 +337,17 @@ class _Contest:
         taken.cpu_seconds += time.process_time() - cpu_seconds
         taken.disk_bytes += self._disk_bytes() - disk_bytes
 
-    def _tiered_block(self, block: list[Keys]) -> list[tuple[int, int]]:
+    def _resident_bytes(self) -> float:
+        return self._tiered.used_bytes + self._tier("ssd_memory_bytes") - self._tier("ssd_index_bytes")
+
+    def _tiered_block(self, block: list[Keys], seconds: list[float] | None = None) -> list[tuple[int, int]]:
         """Runs a block; returns the numbers of rows that each batch read from the SSD and wrote to it."""
         moved = []
         for keys in block:
-            before = self._moved()
+            before, began = self._moved(), time.perf_counter()
             self._step(self._tiered, keys)
+            if seconds is not None:
+                seconds.append(time.perf_counter() - began)
             missed, written = (now - then for now, then in zip(self._moved(), before, strict=True))
             moved.append((missed, written))
         return moved
@@ -312,7 +362,7 @@ class _Contest:
 
     def _raw_block(self, batches: list[tuple[Keys, Keys]]) -> None:
         for reads, writes in batches:
-            self._raw.serve(reads, writes)
+            self._raw.serve(reads, writes, are_known=True)
 
     def _cold_rows(self, moved: list[tuple[int, int]]) -> list[tuple[Keys, Keys]]:
         return [(self._cold(reads), self._cold(writes)) for reads, writes in moved]

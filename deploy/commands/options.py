@@ -85,6 +85,10 @@ SsdBytes = Annotated[
     str | None,
     typer.Option(help="Bytes of files of a shard in --ssd-path, such as 100GiB. Default: what the disk has."),
 ]
+SsdEngine = Annotated[
+    str | None,
+    typer.Option(help="Storage of rows in --ssd-path: pages, with the least work, or rocksdb. Default: pages."),
+]
 SweepEvery = Annotated[
     str,
     typer.Option(help="Time between sweeps that remove rows by their table's policy, such as 60s; never: by command."),

@@ -25,6 +25,7 @@ def plan(
     wire: Annotated[str, typer.Option(help="Dtype of rows and gradients on the network.")] = "float32",
     memory_budget: Annotated[str, typer.Option(help="Memory of each shard for this table, such as 64GiB.")] = "64GiB",
     ssd: Annotated[bool, typer.Option("--ssd", help="Rows beyond the memory budgets go to an SSD.")] = False,
+    ssd_engine: Annotated[str, typer.Option(help="Storage of rows on the SSD: pages or rocksdb.")] = "pages",
     shards: Annotated[
         int | None, typer.Option(help="Number of shards. Default: as few as the rows need; with --ssd one.")
     ] = None,
@@ -71,7 +72,17 @@ def plan(
     if cache is None and (cache_staleness != 1 or cache_dtype != "float32"):
         raise not_allowed("--cache", None, "a size beside --cache-staleness and --cache-dtype, such as 2GiB")
     planned = None if cache is None else PlannedCache(parse_bytes(cache), cache_staleness, cache_dtype)
-    made = make_plan(table, load, budget_bytes=parse_bytes(memory_budget), has_ssd=ssd, shards=shards, cache=planned)
+    if ssd_engine != "pages" and not ssd:
+        raise not_allowed("--ssd-engine", ssd_engine, "pages without --ssd, since it has no effect")
+    made = make_plan(
+        table,
+        load,
+        budget_bytes=parse_bytes(memory_budget),
+        has_ssd=ssd,
+        ssd_engine=ssd_engine,
+        shards=shards,
+        cache=planned,
+    )
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for name, value in (

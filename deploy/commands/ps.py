@@ -21,6 +21,7 @@ def ps(
     memory_budget: options.MemoryBudget = None,
     ssd_path: options.SsdPath = None,
     ssd_bytes: options.SsdBytes = None,
+    ssd_engine: options.SsdEngine = None,
     sweep_every: options.SweepEvery = "60s",
     io_threads: options.IoThreads = 2,
     drain: Annotated[
@@ -54,6 +55,7 @@ def ps(
             "memory_budget": memory_budget,
             "ssd_path": ssd_path,
             "ssd_bytes": ssd_bytes,
+            **({} if ssd_engine is None else {"ssd_engine": ssd_engine}),
             "sweep_every": options.seconds_or_never(sweep_every),
             "io_threads": io_threads,
         },

@@ -53,6 +53,7 @@ def serve(
             help="Folder on an SSD for rows beyond --memory-budget. Default: none; a version that does not fit fails."
         ),
     ] = None,
+    ssd_engine: options.SsdEngine = None,
     io_threads: Annotated[int, typer.Option(help="Number of network threads of the data plane.")] = 2,
     sync_interval: Annotated[
         str,
@@ -131,6 +132,7 @@ def serve(
         unix_path=unix_path,
         memory_budget=memory_budget,
         ssd_path=ssd_path,
+        ssd_engine=ssd_engine,
         io_threads=io_threads,
         sync_interval=sync_interval,
         sync_after_updates=sync_after_updates,

@@ -71,6 +71,7 @@ def local_cluster(
     memory_budget: int | str | None = None,
     ssd_path: str | os.PathLike[str] | None = None,
     ssd_bytes: int | str | None = None,
+    ssd_engine: str | None = None,
     sweep_every: float | str | None = 60.0,
     port: int = 0,
     slot_count: int = 16384,
@@ -89,6 +90,7 @@ def local_cluster(
         ssd_path: the folder on an SSD for rows beyond the budget, which must be at least 16 MiB; None keeps all rows in
             memory.
         ssd_bytes: the bound on files there per shard, in bytes or as text (``"100GiB"``); None means what the disk has.
+        ssd_engine: the storage of rows there, ``pages`` or ``rocksdb``; None means ``pages``.
         sweep_every: the seconds between sweeps of tables whose policy removes rows; None sweeps by command alone.
         port: the port of the coordinator; 0 lets the system choose.
         slot_count: the number of slots, a power of two in [2, 65536].
@@ -115,6 +117,7 @@ def local_cluster(
             "memory_budget": memory_budget,
             "ssd_path": None if ssd_path is None else os.fspath(ssd_path),
             "ssd_bytes": ssd_bytes,
+            **({} if ssd_engine is None else {"ssd_engine": ssd_engine}),
             "sweep_every": sweep_every,
             "port": port,
             "slot_count": slot_count,

@@ -1,4 +1,4 @@
-"""Reads a stopped shard's SSD folder with rocksdb-py, independently of the code that wrote it.
+"""Reads a stopped shard's SSD folder, independently of the code that wrote it; the engine ``rocksdb`` with rocksdb-py.
 
 Run as ``python -m sparserow.deploy.observe.ssd_inspection``, it prints one JSON object. It needs a process of its own,
 because rocksdb-py brings a RocksDB beside that of the native core. ``ssd_tier.h`` and ``row_codec.h`` in
@@ -31,8 +31,10 @@ from ...proto.errors import (
     SparserowError,
 )
 from ...proto.extras import install_command
+from .page_log_inspection import page_log_rows
 
-FORMAT = 1
+FORMAT = 1  # of a row image
+FORMATS = {1: "rocksdb", 2: "pages"}  # of a folder
 _KEY = struct.Struct(">HIQ")  # slot, table id, key
 _HEADER = struct.Struct("<IBBHHHIQ")  # checksum, format, dtype, dim, state floats, 0, update count, version
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -117,8 +119,8 @@ def read_manifest(path: Path) -> dict[str, int]:
         manifest = {name: int(value) for name, value in (line.split() for line in text.splitlines())}
     except ValueError:
         raise InvalidArgument(f"{path / 'SPARSEROW'} is not a manifest") from None
-    if manifest.get("format") != FORMAT:
-        raise InvalidArgument(f"{path} has format {manifest.get('format')}; this build reads format {FORMAT}")
+    if manifest.get("format") not in FORMATS:
+        raise InvalidArgument(f"{path} has format {manifest.get('format')}; this build reads formats {[*FORMATS]}")
     return manifest
 
 
@@ -170,7 +172,17 @@ def _unused(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _rows(path: Path) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+def _rows(path: Path, format_of_folder: int) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    """Opens the rows of a folder: stored keys and images, of the engine that wrote them."""
+    if FORMATS[format_of_folder] == "pages":
+        yield ((_KEY.pack(each.slot, each.table_id, each.key), each.image) for each in page_log_rows(path / "rows"))
+        return
+    with _rocksdb_rows(path) as rows:
+        yield rows
+
+
+@contextmanager
+def _rocksdb_rows(path: Path) -> Iterator[Iterator[tuple[bytes, bytes]]]:
     try:
         import rocksdbpy
     except ImportError:
@@ -196,7 +208,7 @@ def _read(path: Path, table: str, key: str) -> SsdContents:
     if table and not wanted:
         raise NotFound(f"table {table} is not in {path}; there are: {', '.join(names.values()) or 'none with a name'}")
     tables: dict[int, TableOnSsd] = {}
-    with _unused(path), _rows(path) as rows:
+    with _unused(path), _rows(path, contents.manifest["format"]) as rows:
         for stored_key, value in rows:
             row = decode_row(bytes(stored_key), bytes(value))
             number = row.table_id
@@ -205,6 +217,7 @@ def _read(path: Path, table: str, key: str) -> SsdContents:
             totals.bytes += len(value)
             if number in wanted and (not key or row.key == int(key)):
                 contents.rows.append(row)
+    contents.rows.sort(key=lambda row: (row.table_id, row.slot, row.key))
     contents.tables = sorted(tables.values(), key=lambda each: each.table_id)
     if key and not contents.rows:
         raise NotFound(f"key {key} of table {table} is not in {path}; a row that is only in memory is not on the SSD")

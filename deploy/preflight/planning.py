@@ -28,9 +28,29 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MEMORY_OVERHEAD = 31  # bytes of a row beyond weights and state: header of 12, index and slack (store.h)
 TIERED_OVERHEAD = 33  # the same bytes of a row in memory when there is an SSD
 SSD_HEADER = 24  # bytes of a stored row's header (row_codec.h)
-SSD_KEY = 14  # bytes of slot, table and key
-SSD_REWRITTEN = 2.8  # size of files over the rows' bytes: replaced images are removed later
-SSD_MEMORY = 1.5  # bytes of the database's filters and index for each of its rows
+
+
+@dataclass(frozen=True)
+class SsdCosts:
+    """What an engine of the SSD tier takes for each row that it has.
+
+    Args:
+        key_bytes: bytes on the SSD beside the row's header, weights and state.
+        rewritten: the largest size of files over the rows' bytes, because replaced images are removed later.
+        budget_bytes: bytes of the memory budget.
+        memory_bytes: bytes of memory beside the budget.
+    """
+
+    key_bytes: int
+    rewritten: float
+    budget_bytes: float
+    memory_bytes: float
+
+
+SSD_COSTS: Mapping[str, SsdCosts] = MappingProxyType({
+    "pages": SsdCosts(key_bytes=8, rewritten=1.75, budget_bytes=11.4, memory_bytes=0.0),
+    "rocksdb": SsdCosts(key_bytes=14, rewritten=2.8, budget_bytes=0.0, memory_bytes=1.5),
+})  # fmt: skip
 CACHE_OVERHEAD = 40  # bytes of a cached row beyond its weights (row_cache.h)
 DEVICE_SHARE = 0.25  # of a device's memory, for all tables with placement auto together
 _EXACT_RANKS = 1 << 16
@@ -254,6 +274,7 @@ def plan(
     *,
     budget_bytes: int,
     has_ssd: bool,
+    ssd_engine: str = "pages",
     shards: int | None = None,
     cache: PlannedCache | None = None,
 ) -> Plan:
@@ -263,6 +284,7 @@ def plan(
         table, load: the table, and the load of a step.
         budget_bytes: the budget of rows and indexes in each shard's memory (``--memory-budget``), in bytes.
         has_ssd: whether rows beyond the budgets go to an SSD; otherwise there must be enough shards.
+        ssd_engine: the storage of rows on the SSD, ``pages`` or ``rocksdb``.
         shards: the number of shards; None takes as few as hold all rows in memory, or one with an SSD.
         cache: the row cache of each worker; None: there is none.
 
@@ -280,9 +302,20 @@ def plan(
     if shards < needed and not has_ssd:
         raise InvalidArgument(f"--shards: {shards} do not hold {in_memory} bytes; allowed: at least {needed}, or --ssd")
     memory_row = table.row_bytes + (TIERED_OVERHEAD if has_ssd else MEMORY_OVERHEAD)
-    room = min(table.rows, shards * budget_bytes // memory_row)
+    if ssd_engine not in SSD_COSTS:
+        raise not_allowed("--ssd-engine", ssd_engine, SSD_COSTS)
+    costs = SSD_COSTS[ssd_engine]
+    index_bytes = costs.budget_bytes if has_ssd and shards * budget_bytes < table.rows * memory_row else 0.0
+    # Rows that come back to memory keep their image on the SSD until they are evicted again.
+    room = min(table.rows, int((shards * budget_bytes - index_bytes * table.rows) / memory_row))
+    if room <= 0:
+        raise InvalidArgument(
+            f"--memory-budget: {budget_bytes} is not allowed; the index of {table.rows:,} rows on the SSD takes "
+            f"{index_bytes * table.rows / shards:,.0f} bytes of each shard; allowed: more than that, more shards, or "
+            "--ssd-engine rocksdb"
+        )
     on_ssd = table.rows - room
-    ssd_bytes = on_ssd * (table.row_bytes + SSD_HEADER + SSD_KEY)
+    ssd_bytes = on_ssd * (table.row_bytes + SSD_HEADER + costs.key_bytes)
     popularity = Popularity.zipf(table.rows, table.skew)
     unique = popularity.unique(load.lookups)
     pulled, pushed = _wire_bytes(table.dim * DTYPE_BYTES[load.wire], unique, shards)
@@ -292,9 +325,9 @@ def plan(
         all_in_memory_bytes=in_memory,
         shards=shards,
         memory_rows=room,
-        memory_bytes=round(room * memory_row + SSD_MEMORY * on_ssd),
+        memory_bytes=round(room * memory_row + index_bytes * table.rows + costs.memory_bytes * on_ssd),
         ssd_bytes=ssd_bytes,
-        ssd_most_bytes=round(SSD_REWRITTEN * ssd_bytes),
+        ssd_most_bytes=round(costs.rewritten * ssd_bytes),
         unique_keys=unique,
         pull_bytes=pulled,
         push_bytes=pushed,

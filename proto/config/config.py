@@ -92,6 +92,12 @@ class ClusterConfig(StrictModel):
         ge=64 << 20,
         description="Bytes of files that each shard may keep in ssd_path; null: as much as the disk has free.",
     )
+    ssd_engine: Literal["pages", "rocksdb"] = Field(
+        "pages",
+        description="The storage of rows in ssd_path. pages: a log of pages, about 11 bytes of memory_budget for each "
+        "row there, and the least work. rocksdb: a RocksDB, about 1.5 bytes of memory beside the budget for each row "
+        "there, and several times the work.",
+    )
     sweep_every: Seconds | None = Field(
         60.0,
         ge=0.1,
@@ -140,6 +146,8 @@ class ClusterConfig(StrictModel):
     def _ssd_beside_memory(self) -> ClusterConfig:
         if self.ssd_bytes is not None and self.ssd_path is None:
             raise InvalidArgument("ssd_bytes has no effect without ssd_path; name a folder or remove it")
+        if "ssd_engine" in self.model_fields_set and self.ssd_path is None:
+            raise InvalidArgument("ssd_engine has no effect without ssd_path; name a folder or remove it")
         if self.ssd_path is not None and (self.memory_budget or 0) < MIN_TIERED_BUDGET:
             raise InvalidArgument(
                 f"memory_budget: {self.memory_budget} is not allowed with ssd_path; allowed: at least "

@@ -47,6 +47,7 @@ class EngineOptions:
         io_threads: the number of network threads of the data plane.
         ssd_path: the folder whose folder ``shard-N`` has the rows beyond the budget; None keeps all rows in memory.
         ssd_bytes: the bound on files in it; 0 means what the disk has.
+        ssd_engine: the storage of rows in it, ``pages`` or ``rocksdb``.
         sweep_every_sec: the time between sweeps of the tables whose policy removes rows; None sweeps by command alone.
         observe: whether requests are timed and their keys sampled.
     """
@@ -58,6 +59,7 @@ class EngineOptions:
     io_threads: int
     ssd_path: str | None = None
     ssd_bytes: int = 0
+    ssd_engine: str = "pages"
     sweep_every_sec: float | None = None
     observe: bool = True
 
@@ -72,6 +74,7 @@ class EngineOptions:
             io_threads=cluster.io_threads,
             ssd_path=cluster.ssd_path,
             ssd_bytes=cluster.ssd_bytes or 0,
+            ssd_engine=cluster.ssd_engine,
             sweep_every_sec=cluster.sweep_every,
             observe=observe,
         )
@@ -89,7 +92,7 @@ class ShardEngine:
     Raises:
         Unavailable: the port is taken.
         InvalidArgument: ``ssd_path`` is missing, cannot be written, or has the rows of another shard.
-        FailedPrecondition: another process uses ``ssd_path``, or this build has no SSD tier.
+        FailedPrecondition: another process uses ``ssd_path``, or this build has no RocksDB and ``ssd_engine`` names it.
     """
 
     def __init__(self, options: EngineOptions, place: Registration) -> None:
@@ -102,6 +105,7 @@ class ShardEngine:
             lineage=place.lineage,
             ssd_path=_ssd_folder(options),
             ssd_bytes=options.ssd_bytes,
+            ssd_engine=options.ssd_engine,
             cluster_id=place.cluster_id,
             shard=options.shard,
         )

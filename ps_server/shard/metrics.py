@@ -85,6 +85,11 @@ _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
         "Bytes that reads of rows took from the disk, because no cache had them (bytes).",
     ),
     ("ssd_bytes_written", "sparserow_ps_ssd_written_bytes", "Bytes of rows written to the SSD (bytes)."),
+    (
+        "ssd_disk_bytes_written",
+        "sparserow_ps_ssd_disk_written_bytes",
+        "Bytes that the engine pages wrote to the disk, copies of rows that stay included; 0 with rocksdb (bytes).",
+    ),
     ("ssd_reads", "sparserow_ps_ssd_reads", "Batches of rows read from the SSD (count)."),
     ("ssd_read_seconds", "sparserow_ps_ssd_read_seconds", "Time of all batches read from the SSD (seconds)."),
     ("ssd_writes", "sparserow_ps_ssd_writes", "Batches of rows written to the SSD (count)."),
@@ -99,9 +104,14 @@ _TIER_GAUGES: tuple[tuple[str, str, str], ...] = (
     ),
     ("ssd_memory_bytes", "sparserow_ps_ssd_memory_bytes", "Memory of the SSD's filters, indexes and buffers (bytes)."),
     (
+        "ssd_index_bytes",
+        "sparserow_ps_ssd_index_bytes",
+        "Part of the SSD's memory that counts against the memory budget: the index of the engine pages (bytes).",
+    ),
+    (
         "ssd_background_jobs",
         "sparserow_ps_ssd_background_jobs",
-        "Flushes and compactions of the SSD's database that run or are wanted (count).",
+        "Flushes and compactions of the SSD's engine that run or are wanted (count).",
     ),
 )
 

@@ -86,7 +86,7 @@ TEST_CASE("what is not the row is refused") {
   CHECK(other_dtype.decode(kKey, good).status().message().find("another schema") != std::string::npos);
 }
 
-#if SPARSEROW_ROCKSDB
+#if SPARSEROW_HAS_ROCKSDB
 TEST_CASE("keys on the SSD are in order of slot, table and key") {
   const SsdKey key = ssd_key(0x0a0b, kTable, kKey);
   CHECK(hex_of(std::as_bytes(std::span(key))) == "0a0b010203041122334455667788");

@@ -1,4 +1,5 @@
 // What sweeps remove, in memory and on the SSD, and what they leave alone.
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "ssd_engines.h"
 #include "store/store.h"
 
 namespace sparserow {
@@ -32,8 +34,8 @@ class Swept {
       std::string name = (fs::temp_directory_path() / "sparserow-sweep-XXXXXX").string();
       REQUIRE(::mkdtemp(name.data()) != nullptr);
       folder_ = name;
-      options.memory_budget_bytes = 512u << 10;
-      options.ssd = {.path = name, .cluster_id = 1};
+      options.memory_budget_bytes = with_index(512u << 10, 20'000);
+      options.ssd = {.path = name, .cluster_id = 1, .engine = ssd_engine};
     }
     auto made = Store::create(options);
     INFO(made.status().message());
@@ -99,7 +101,7 @@ std::set<std::uint64_t> between(std::uint64_t begin, std::uint64_t end) {
   return keys;
 }
 
-std::vector<bool> tiers() { return SsdTier::is_built() ? std::vector<bool>{false, true} : std::vector<bool>{false}; }
+std::vector<bool> tiers() { return {false, true}; }
 
 TEST_CASE("rows go when no step of a job has changed them for long enough") {
   for (const bool tiered : tiers()) {
@@ -277,12 +279,12 @@ TEST_CASE("a large stripe is held for a few rows at a time") {
 }
 
 TEST_CASE("a table's part of memory is kept for it, and not exceeded") {
-  if (!SsdTier::is_built()) return;
   std::string name = (fs::temp_directory_path() / "sparserow-share-XXXXXX").string();
   REQUIRE(::mkdtemp(name.data()) != nullptr);
   {
     constexpr std::uint64_t kBudget = 4u << 20;
-    auto store = Store::create({.memory_budget_bytes = kBudget, .slot_count = 16, .ssd = {.path = name}});
+    auto store =
+        Store::create({.memory_budget_bytes = kBudget, .slot_count = 16, .ssd = {.path = name, .engine = ssd_engine}});
     REQUIRE(store.is_ok());
     const auto table = [](std::uint32_t id, float share) {
       return TableSchema{.id = id,
@@ -329,3 +331,5 @@ TEST_CASE("a table's part of memory is kept for it, and not exceeded") {
 
 }  // namespace
 }  // namespace sparserow
+
+int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv); }

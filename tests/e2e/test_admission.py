@@ -105,7 +105,6 @@ def test_a_bound_is_of_the_whole_table_and_kept_in_the_background() -> None:
         assert (moved < 0.06).all(axis=1).mean() > 0.9
 
 
-@pytest.mark.ssd
 def test_a_sweep_reaches_rows_on_the_ssd(tmp_path) -> None:
     rows = 60_000
     with (

@@ -162,7 +162,6 @@ def test_each_item_is_needed(cluster, tmp_path, left_out):
         assert [again.step() for _ in range(5)] != wanted
 
 
-@pytest.mark.ssd
 def test_rows_come_back_onto_fewer_shards_and_from_an_ssd(tmp_path):
     keys = np.arange(40_000, dtype=np.uint64)
     values = np.random.default_rng(1).standard_normal((len(keys), 64)).astype(np.float32)

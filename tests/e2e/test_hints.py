@@ -93,7 +93,6 @@ def settled(control: ControlClient) -> bool:
     return first.brought_ahead == second.brought_ahead and first.reads == second.reads
 
 
-@pytest.mark.ssd
 def test_hinted_rows_are_in_memory_when_they_are_pulled(tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "with").mkdir()

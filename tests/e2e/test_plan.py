@@ -89,7 +89,6 @@ def test_bytes_of_rows_and_of_the_network_are_those_of_a_cluster() -> None:
     assert pushed - pulled == pytest.approx(expected.push_bytes, rel=NEAR)
 
 
-@pytest.mark.ssd
 def test_hit_rate_and_tiers_are_those_of_a_cluster(tmp_path: Path) -> None:
     rows, dim, draws = 150_000, 16, 5_000
     expected = plan(PlannedTable(rows, dim), Load(draws), budget_bytes=16 << 20, has_ssd=True, shards=1)

@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pytest
 import sparserow as sr
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.row_memory import RowMemory
@@ -25,7 +24,6 @@ def metrics(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(\w+)\{[^}]*\} (\S+)$", lines, re.MULTILINE)}
 
 
-@pytest.mark.ssd
 def test_answers_are_those_from_memory(tmp_path: Path, launcher: Launcher) -> None:
     root, ssd = str(tmp_path / "models"), tmp_path / "ssd"
     ssd.mkdir()
@@ -81,7 +79,6 @@ def test_what_stands_in_the_way_is_said(tmp_path: Path, launcher: Launcher) -> N
         assert words in launcher.start("serve", *common, *arguments).error_line()
 
 
-@pytest.mark.ssd
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     memory = RowMemory(16 << 20, os.fspath(tmp_path))
     store = memory.make_store(64, 7, ShardAssignment(), "a b@1")

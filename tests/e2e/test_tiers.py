@@ -25,11 +25,12 @@ ROWS = 60_000  # of 268 bytes and more, beside an index that may grow: more than
 BUDGET = "16MiB"
 
 
-@pytest.mark.ssd
-def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_rows_than_memory_are_trained_and_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ssd_engine: str
+) -> None:
     rng = np.random.default_rng(3)
     keys = rng.permutation(ROWS)
-    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=tmp_path) as cluster:
+    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=tmp_path, ssd_engine=ssd_engine) as cluster:
         session = sr.connect(cluster.address, namespace="n")
         table = session.create_table("t", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
         before = {int(part[0]): table.pull(part) for part in np.array_split(keys, 12)}
@@ -62,7 +63,6 @@ def test_more_rows_than_memory_are_trained_and_read_back(tmp_path: Path, capsys:
     assert left.tables[0].rows > ROWS // 3
 
 
-@pytest.mark.ssd
 def test_metrics_tell_what_the_tiers_did(tmp_path: Path) -> None:
     with lone_engine(slot_count=64, memory_budget_bytes=16 << 20, ssd_path=str(tmp_path)) as engine:
         families = {family.name: family for family in ShardMetrics(engine, 0).collect()}
@@ -77,6 +77,8 @@ def test_metrics_tell_what_the_tiers_did(tmp_path: Path) -> None:
         ({"ssd_path": "/nowhere"}, "memory_budget"),
         ({"ssd_path": "/nowhere", "memory_budget": "1MiB"}, "at least 16777216"),
         ({"ssd_bytes": "1GiB"}, "ssd_bytes has no effect without ssd_path"),
+        ({"ssd_engine": "rocksdb"}, "ssd_engine has no effect without ssd_path"),
+        ({"ssd_path": "/nowhere", "memory_budget": BUDGET, "ssd_engine": "leveldb"}, "ssd_engine"),
         ({"ssd_path": "/nowhere", "memory_budget": BUDGET, "ssd_bytes": "1MiB"}, "ssd_bytes"),
     ],
 )
@@ -85,20 +87,19 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, str], said: s
         pass
 
 
-def refusal(launcher: Launcher, path: Path) -> str:
-    process = launcher.start("up", "--shards=1", "--port=0", "--memory-budget=16MiB", f"--ssd-path={path}")
+def refusal(launcher: Launcher, path: Path, *more: str) -> str:
+    process = launcher.start("up", "--shards=1", "--port=0", "--memory-budget=16MiB", f"--ssd-path={path}", *more)
     assert process.end() == 1
     return process.err
 
 
-@pytest.mark.ssd
 def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
     assert "is not a folder; create it" in refusal(launcher, tmp_path / "missing")
     (tmp_path / "shard-0").mkdir()
     (tmp_path / "shard-0" / "thesis.txt").write_text("mine")
     assert "holds thesis.txt" in refusal(launcher, tmp_path)
     (tmp_path / "shard-0" / "thesis.txt").unlink()
-    (tmp_path / "shard-0" / "SPARSEROW").write_text("format 1\nhash 1\ncluster 5\nshard 0\n")
+    (tmp_path / "shard-0" / "SPARSEROW").write_text("format 2\nhash 1\ncluster 5\nshard 0\n")
     said = refusal(launcher, tmp_path)
     assert "'cluster 5'" in said
     assert "remove it if its rows are not needed" in said
@@ -106,12 +107,12 @@ def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: 
     assert "'format 9'" in refusal(launcher, tmp_path)
 
 
-@pytest.mark.skipif(_server.has_ssd_tier(), reason="this build has the SSD tier")
-def test_a_build_without_the_tier_says_what_to_install(launcher: Launcher, tmp_path: Path) -> None:
-    assert "install librocksdb-dev and build again" in refusal(launcher, tmp_path)
+@pytest.mark.skipif(_server.has_rocksdb(), reason="this build has RocksDB")
+def test_a_build_without_rocksdb_says_what_to_install(launcher: Launcher, tmp_path: Path) -> None:
+    said = refusal(launcher, tmp_path, "--ssd-engine", "rocksdb")
+    assert "install librocksdb-dev and build again, or take pages" in said
 
 
-@pytest.mark.ssd
 def test_a_read_only_folder_is_one_line(launcher: Launcher, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)
@@ -123,8 +124,8 @@ def test_a_read_only_folder_is_one_line(launcher: Launcher, tmp_path: Path) -> N
 
 
 def corrupt(folder: Path) -> int:
-    """Writes over the middle of every file of values; returns how many there were."""
-    files = list(folder.rglob("*.blob"))
+    """Writes over the middle of every file of rows; returns how many there were."""
+    files = [*folder.rglob("*.blob"), *folder.rglob("rows/pages")]
     for path in files:
         with path.open("r+b") as file:
             file.seek(path.stat().st_size // 4)
@@ -136,11 +137,10 @@ def pull_all(table: sr.TableRows, keys: np.ndarray) -> np.ndarray:
     return np.concatenate([table.pull(part) for part in np.array_split(keys, 40)])
 
 
-@pytest.mark.ssd
-def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path) -> None:
+def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path, ssd_engine: str) -> None:
     disk, saved, rows = tmp_path / "disk", str(tmp_path / "saved"), np.arange(160_000)
     disk.mkdir()
-    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=disk) as cluster:
+    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=disk, ssd_engine=ssd_engine) as cluster:
         with sr.connect(cluster.address, namespace="n") as session:
             hurt, well = (
                 session.create_table(name, dim=DIM, optimizer=sr.Adagrad(lr=0.1)) for name in ("hurt", "well")

@@ -46,10 +46,9 @@ def assert_same(tiered: _server.Store, plain: _server.Store, keys: np.ndarray) -
     np.testing.assert_array_equal(np.sort(versions), np.sort(plain_versions))
 
 
-@pytest.mark.ssd
-def test_a_full_disk_loses_nothing_and_work_goes_on(small_disk: Path) -> None:
+def test_a_full_disk_loses_nothing_and_work_goes_on(small_disk: Path, ssd_engine: str) -> None:
     _server.set_error_factory(error_of)
-    tiered = make_store(memory_budget_bytes=4 << 20, ssd_path=str(small_disk))
+    tiered = make_store(memory_budget_bytes=4 << 20, ssd_path=str(small_disk), ssd_engine=ssd_engine)
     plain = make_store()
     grads = np.ones((BATCH, DIM), np.float32)
     taken = 0

@@ -108,7 +108,7 @@ class Follower:
 
 
 @pytest.mark.parametrize("room", [SLOTS * 1000, 1 << 20])
-@pytest.mark.parametrize("tiered", [False, pytest.param(True, marks=pytest.mark.ssd)])
+@pytest.mark.parametrize("tiered", [False, True])
 def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> None:
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}, room {room}, tiered {tiered}")

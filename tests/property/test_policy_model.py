@@ -96,7 +96,6 @@ def contents(store: _server.Store) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.ssd
 def test_both_stores_keep_what_the_policy_says(name: str, tmp_path: Path) -> None:
     policy = POLICIES[name]
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))

@@ -35,10 +35,13 @@ def schema(table: int) -> _server.TableSchema:
     )
 
 
-def make_store(folder, *, tiered: bool, lineage: int = 1) -> _server.Store:
+def make_store(folder, *, engine: str | None, lineage: int = 1) -> _server.Store:
     _server.set_error_factory(error_of)
     folder.mkdir(exist_ok=True)
-    options = {"memory_budget_bytes": 192 << 10, "ssd_path": str(folder)} if tiered else {}
+    options = {} if engine is None else {"ssd_path": str(folder), "ssd_engine": engine}
+    if engine is not None:
+        index = 13 * ROWS * len(TABLES) if engine == "pages" else 0  # bytes of it in the budget
+        options["memory_budget_bytes"] = (192 << 10) + index
     store = _server.Store(slot_count=SLOTS, lineage=lineage, cluster_id=9, shard=3, **options)
     for table in TABLES:
         store.create_table(schema(table))
@@ -98,12 +101,14 @@ def content(pages: list[tuple]) -> dict[int, tuple]:
     return found
 
 
-@pytest.mark.parametrize("tiered", [False, pytest.param(True, marks=pytest.mark.ssd)])
-def test_a_snapshot_is_its_instant_and_becomes_the_store_again(tmp_path, tiered):
+@pytest.mark.parametrize("engine", [None, "pages", "rocksdb"])
+def test_a_snapshot_is_its_instant_and_becomes_the_store_again(tmp_path, engine):
+    if engine == "rocksdb" and not _server.has_rocksdb():
+        pytest.skip("this build has no RocksDB")
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
-    store = make_store(tmp_path / "a", tiered=tiered)
+    store = make_store(tmp_path / "a", engine=engine)
     for _ in range(60):
         write(store, rng)
     for number in range(ROUNDS):
@@ -119,7 +124,7 @@ def test_a_snapshot_is_its_instant_and_becomes_the_store_again(tmp_path, tiered)
         versions = snapshot.slot_versions
         snapshot.end()
 
-        again = make_store(tmp_path / f"b{number}", tiered=tiered, lineage=2)
+        again = make_store(tmp_path / f"b{number}", engine=engine, lineage=2)
         for table in TABLES:
             for page in pages[table]:
                 install_page(again, table, page[:-1])
@@ -134,7 +139,7 @@ def test_a_snapshot_is_its_instant_and_becomes_the_store_again(tmp_path, tiered)
 
 def test_images_leave_before_their_turn_and_nobody_waits_for_room(tmp_path):
     """Every row changes several times during the dump, in a side buffer that has room for half of them."""
-    store = make_store(tmp_path / "a", tiered=False)
+    store = make_store(tmp_path / "a", engine=None)
     keys, rng = np.arange(4000, dtype=np.uint64), np.random.default_rng(11)
     store.apply(1, keys, rng.standard_normal((len(keys), DIM), np.float32), lr=0.1)
     expected = rows_of(store, 1)
@@ -193,7 +198,7 @@ def test_a_save_gives_its_memory_back_and_takes_no_more_than_its_budget():
 
 
 def test_a_page_is_a_sixteenth_of_the_side_budget(tmp_path):
-    store = make_store(tmp_path / "a", tiered=False)
+    store = make_store(tmp_path / "a", engine=None)
     for budget, most, expected in ((128, 32, 8), (1024, 32, 32), (1, 32, 4), (1, 2, 2)):
         snapshot = store.snapshot(side_budget_bytes=budget << 20)
         assert snapshot.page_bytes(most << 20) == expected << 20
@@ -202,7 +207,7 @@ def test_a_page_is_a_sixteenth_of_the_side_budget(tmp_path):
 
 def test_a_delta_is_what_changed_since(tmp_path):
     rng = np.random.default_rng(7)
-    store = make_store(tmp_path / "a", tiered=False)
+    store = make_store(tmp_path / "a", engine=None)
     for _ in range(40):
         write(store, rng)
     before = rows_of(store, 1)

@@ -29,7 +29,8 @@ CPP_ROOMS = {
     "rpc/server": RPC_BASE,
     "store/table": set(),
     "store/ssd": set(),
-    "store": {"store/table", "store/ssd"},
+    "store/ssd/pages": {"store/ssd"},
+    "store": {"store/table", "store/ssd", "store/ssd/pages"},
     "store/changes": {"store", "store/table"},
 }
 # A store creates its log of changes, which reads the store's own maps.

@@ -18,6 +18,7 @@ SET: dict[str, Any] = {
     "memory_budget": 32 << 20,
     "ssd_path": "/ssd/a b",
     "ssd_bytes": 64 << 20,
+    "ssd_engine": "rocksdb",
     "sweep_every": None,
     "port": 7001,
     "slot_count": 64,
@@ -55,6 +56,7 @@ def test_a_shard_and_a_coordinator_take_all_of_it() -> None:
         io_threads=5,
         ssd_path="/ssd/a b",
         ssd_bytes=64 << 20,
+        ssd_engine="rocksdb",
         sweep_every_sec=None,
         observe=False,
     )

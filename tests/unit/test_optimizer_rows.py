@@ -73,10 +73,9 @@ def rows_of(store: _server.Store) -> tuple[np.ndarray, ...]:
     return tuple(each[order] for each in columns)
 
 
-@pytest.mark.skipif(not _server.has_ssd_tier(), reason="this build has no SSD")
 @pytest.mark.parametrize("optimizer", EVERY, ids=lambda each: each.state_layout)
 def test_rows_that_leave_for_the_ssd_come_back_bit_for_bit(optimizer: RowOptimizer, tmp_path: Path) -> None:
-    tiered = make_store(optimizer, memory_budget_bytes=256 << 10, slot_count=4, ssd_path=str(tmp_path), cluster_id=9)
+    tiered = make_store(optimizer, memory_budget_bytes=512 << 10, slot_count=4, ssd_path=str(tmp_path), cluster_id=9)
     plain = make_store(optimizer, slot_count=4)
     for store in (tiered, plain):
         train(store, seed=5, steps=60, batch=200, keys=10_000)

@@ -38,7 +38,6 @@ def test_a_row_in_memory() -> None:
         store.row_facts(9, 5)
 
 
-@pytest.mark.ssd
 def test_rows_that_have_no_room_in_memory(tmp_path: Path) -> None:
     store = make_store(memory_budget_bytes=4 << 20, ssd_path=str(tmp_path), cluster_id=5)
     keys = np.arange(40_000, dtype=np.uint64)

@@ -11,8 +11,9 @@ namespace sparserow {
 
 class SsdFolder {
  public:
-  // Makes the folder this shard's: an empty one is taken, one of the same cluster, shard and format is emptied.
-  // kInvalidArgument and kFailedPrecondition as of SsdTier::open().
+  // Makes the folder this shard's: an empty one is taken, one of the same cluster and shard is emptied, whatever
+  // engine wrote it.
+  // kInvalidArgument and kFailedPrecondition as of open_ssd_tier().
   static Result<std::unique_ptr<SsdFolder>> claim(const SsdOptions& options);
   SsdFolder(const SsdFolder&) = delete;
   SsdFolder& operator=(const SsdFolder&) = delete;

@@ -1,78 +1,104 @@
-// Rows of one shard on an SSD: a RocksDB that is filled with row images (row_codec.h). Only ssd_tier.cc sees RocksDB.
+// Rows of one shard on an SSD: a store of row images (row_codec.h) by slot, table and key, with two engines.
 //
-// A key is [slot u16 BE | table id u32 BE | key u64 BE], so a slot of a table is one range. The folder holds SPARSEROW
-// (which cluster, shard and format), LOCK (held while the shard lives) and rows/ (the database). It is scratch:
-// what it holds goes with the process, and a folder of the same cluster and shard is emptied when it is opened.
-// A folder of another one, or that holds anything else, is refused and left as it is.
+// `pages` is a log of pages with an index in memory (pages/page_log.h): about 11 bytes of memory a row, and the least
+// work. `rocksdb` is a RocksDB (rocksdb_tier.cc): about 1.5 bytes a row, and several times the work.
 //
-// There is no write-ahead log, and values live in blob files, so that compaction moves keys only.
+// The folder holds SPARSEROW (which cluster, shard and format), LOCK (held while the shard lives) and rows/ (the
+// engine's files). It is scratch: what it holds goes with the process, and a folder of the same cluster and shard is
+// emptied when it is opened. A folder of another one, or that holds anything else, is refused and left as it is.
 //
-// Thread-safe. Every wait is bounded by the disk's own.
+// Thread-safe; one thread writes at a time. Every wait is bounded by the disk's own.
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "util/hash.h"
 #include "util/status.h"
 
 namespace sparserow {
 
-struct SsdOptions {
-  static constexpr std::uint32_t kFormat = 1;
+enum class SsdEngine : std::uint8_t { kPages = 0, kRocksdb = 1 };
 
+// kInvalidArgument for another word than pages and rocksdb.
+[[nodiscard]] Result<SsdEngine> ssd_engine_of(std::string_view word);
+
+struct SsdOptions {
   std::string path;             // empty: no SSD tier
   std::uint64_t max_bytes = 0;  // of files; 0 = what the disk has
   std::uint64_t cluster_id = 0;
   std::uint16_t shard = 0;
+  SsdEngine engine = SsdEngine::kPages;
+  std::uint32_t slot_count = kDefaultSlotCount;
+  std::uint16_t lineage = 0;
 };
 
+// [slot u16 BE | table id u32 BE | key u64 BE], so that a slot of a table is one range.
 using SsdKey = std::array<char, 14>;
 [[nodiscard]] SsdKey ssd_key(std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) noexcept;
+struct SsdKeyParts {
+  std::uint32_t slot;
+  std::uint32_t table_id;
+  std::uint64_t key;
+};
+[[nodiscard]] SsdKeyParts parts_of(const SsdKey& key) noexcept;
 
 // Row images that a read gave, in the order of its keys; an absent one is empty.
 class SsdImages {
  public:
-  SsdImages();
-  SsdImages(const SsdImages&) = delete;
-  SsdImages& operator=(const SsdImages&) = delete;
-  ~SsdImages();
-  [[nodiscard]] std::span<const std::byte> at(std::size_t index) const noexcept;
+  [[nodiscard]] std::span<const std::byte> at(std::size_t index) const noexcept { return images_[index]; }
+  // The owner keeps the bytes of the images.
+  void assign(std::vector<std::span<const std::byte>> images, std::shared_ptr<const void> owner) noexcept {
+    images_ = std::move(images);
+    owner_ = std::move(owner);
+  }
 
  private:
-  friend class SsdTier;
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::vector<std::span<const std::byte>> images_;
+  std::shared_ptr<const void> owner_;
 };
 
 // Images to be written and keys to be deleted, at once. Not thread-safe.
 class SsdBatch {
  public:
-  SsdBatch();
-  SsdBatch(const SsdBatch&) = delete;
-  SsdBatch& operator=(const SsdBatch&) = delete;
-  ~SsdBatch();
-  void put(const SsdKey& key, std::span<const std::byte> image);
+  // Whether the SSD has an image of the key already. The caller must know.
+  enum class Before : std::uint8_t { kNothing, kImage };
+  struct Write {
+    SsdKey key;
+    bool is_put;
+    Before before;
+    std::size_t at;  // of its image
+    std::size_t bytes;
+  };
+
+  void put(const SsdKey& key, std::span<const std::byte> image, Before before);
   void erase(const SsdKey& key);
-  void clear();
-  [[nodiscard]] std::size_t bytes() const noexcept;
+  void clear() noexcept;
+  void sort_by_key();  // writes of one key stay in their order
+  [[nodiscard]] std::span<const Write> writes() const noexcept { return writes_; }
+  [[nodiscard]] std::span<const std::byte> image(const Write& write) const noexcept {
+    return std::span(images_).subspan(write.at, write.bytes);
+  }
+  [[nodiscard]] bool has_puts() const noexcept { return !images_.empty(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return writes_.size() * sizeof(SsdKey) + images_.size(); }
 
  private:
-  friend class SsdTier;
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::vector<Write> writes_;
+  std::vector<std::byte> images_;
 };
 
 struct SsdStats {
   std::uint64_t file_bytes = 0;     // on the disk
   std::uint64_t garbage_bytes = 0;  // of them, images of rows that were written again or deleted; those met so far
-  std::uint64_t memory_bytes = 0;   // of filters, indexes, block cache and what is not yet on the disk
+  std::uint64_t memory_bytes = 0;   // of indexes, filters, caches and what is not yet on the disk
+  std::uint64_t index_bytes = 0;    // of those, what counts against the memory budget
   std::uint64_t rows_read = 0;      // found by reads
   std::uint64_t rows_absent = 0;    // looked for and not there
   std::uint64_t rows_written = 0;
@@ -82,36 +108,35 @@ struct SsdStats {
   std::uint64_t read_nanoseconds = 0;
   std::uint64_t writes = 0;  // batches
   std::uint64_t write_nanoseconds = 0;
-  std::uint64_t disk_bytes_read = 0;  // of bytes_read and what is read beside them: what was in no cache
-  std::uint64_t background_jobs = 0;  // flushes and compactions that run or are wanted
+  std::uint64_t disk_bytes_read = 0;     // of bytes_read and what is read beside them: what was in no cache
+  std::uint64_t disk_bytes_written = 0;  // of bytes_written and what is written beside them; pages alone count it
+  std::uint64_t background_jobs = 0;     // flushes and compactions that run or are wanted
 };
 
 class SsdTier {
  public:
-  // Whether this build has RocksDB. Without it open() is kFailedPrecondition.
-  [[nodiscard]] static bool is_built() noexcept;
-  // kInvalidArgument: the path is missing, no folder or not writable, or holds what is not this shard's;
-  // kFailedPrecondition: another process has it open.
-  static Result<std::unique_ptr<SsdTier>> open(const SsdOptions& options);
-  ~SsdTier();  // what is in memory goes to the disk, so that the folder can be inspected
+  // Whether this build has RocksDB. Without it open_ssd_tier() with that engine is kFailedPrecondition.
+  [[nodiscard]] static bool has_rocksdb() noexcept;
+  SsdTier() = default;
+  SsdTier(const SsdTier&) = delete;
+  SsdTier& operator=(const SsdTier&) = delete;
+  virtual ~SsdTier() = default;  // what is in memory goes to the disk, so that the folder can be inspected
 
-  // keys: ascending. kDataLoss when a block fails its checksum; kUnavailable when the disk does not answer.
-  Status read(std::span<const SsdKey> keys, SsdImages& out);
-  // kResourceExhausted when the disk, or max_bytes, has no room: then nothing is written. Deletions are always taken
-  // while the disk takes them.
-  Status write(SsdBatch& batch);
+  // keys: ascending. kDataLoss when bytes fail their checksum; kUnavailable when the disk does not answer.
+  virtual Status read(std::span<const SsdKey> keys, SsdImages& out) = 0;
+  // Sorts the batch. kResourceExhausted when the disk, or max_bytes, has no room: then nothing is written. Deletions
+  // alone are always taken while the disk takes them.
+  virtual Status write(SsdBatch& batch) = 0;
   // Every row of a table.
-  Status erase_table(std::uint32_t table_id, std::uint32_t slot_count);
-  // Rows of one slot of a table, by key, as they are at the moment of the call.
-  Status visit_slot(std::uint32_t slot, std::uint32_t table_id,
-                    const std::function<Status(std::uint64_t key, std::span<const std::byte> image)>& visit);
-  Status flush();  // what is in memory goes to the disk
-  [[nodiscard]] SsdStats stats() const;
-
- private:
-  struct Impl;
-  explicit SsdTier(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  virtual Status erase_table(std::uint32_t table_id, std::uint32_t slot_count) = 0;
+  // Rows of one slot of a table, in any order, as they are at the moment of the call.
+  virtual Status visit_slot(
+      std::uint32_t slot, std::uint32_t table_id,
+      const std::function<Status(std::uint64_t key, std::span<const std::byte> image)>& visit) = 0;
+  virtual Status flush() = 0;  // what is in memory goes to the disk
+  [[nodiscard]] virtual SsdStats stats() const = 0;
+  // Memory that counts against the store's budget and grows with the rows on the SSD.
+  [[nodiscard]] virtual std::uint64_t index_bytes() const noexcept { return 0; }
 };
 
 }  // namespace sparserow

@@ -42,6 +42,9 @@ class RowMeta {
     change([](std::uint16_t bits) { return static_cast<std::uint16_t>((bits & ~kHeat) | (bits & kHeat) >> 1); });
   }
   void set_changed() noexcept { bits_.fetch_or(kChanged, std::memory_order_relaxed); }
+  void set_unstored() noexcept {  // the SSD has no image of it any more
+    change([](std::uint16_t bits) { return static_cast<std::uint16_t>((bits & ~kStored) | kChanged); });
+  }
   void set_stored() noexcept {  // as it is
     change([](std::uint16_t bits) { return static_cast<std::uint16_t>((bits & ~kChanged) | kStored); });
   }

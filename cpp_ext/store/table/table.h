@@ -30,7 +30,8 @@ namespace sparserow {
 // go as they grow, and would leave holes among the rows that no chunk fits (measured: 15 bytes a row).
 struct StorePools {
   [[nodiscard]] std::uint64_t used_bytes() const noexcept {
-    return rows.used_bytes() + indexes.used_bytes() + filters.load(std::memory_order_relaxed);
+    return rows.used_bytes() + indexes.used_bytes() + filters.load(std::memory_order_relaxed) +
+           ssd_index.load(std::memory_order_relaxed);
   }
   // After rows have come, when no stripe is held (arena_pool.h).
   void collapse_huge_pages() {
@@ -41,6 +42,7 @@ struct StorePools {
   ArenaPool rows;
   ArenaPool indexes;
   std::atomic<std::uint64_t> filters{0};  // bytes of admission filters (admission.h)
+  std::atomic<std::uint64_t> ssd_index{0};  // bytes of the index of rows on the SSD (ssd/ssd_tier.h)
 };
 
 struct TableStripe {

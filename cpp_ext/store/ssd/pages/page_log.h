@@ -1,0 +1,205 @@
+// The engine `pages` of an SSD tier: a log of pages (page_format.h) and an index in memory (page_index.h).
+//
+// Rows are appended to the open segment of a stream: what the store writes is `fresh`, what collection keeps is
+// `kept`. A full segment is sealed; a thread of the log's own writes it whole, and collects: it moves the live records
+// of the segment that has the fewest to `kept`, and the segment is used again. A record is read alone, from the
+// segment's buffer while it has one, else from the file.
+//
+// Invariants:
+//  1. A record is live while the index has its place; live_bytes of a segment is the sum of its live records.
+//  2. Nothing is appended before the segments that a batch may need are reserved on the disk, and two more for
+//     collection. So a batch is written whole or not at all, and collection goes on when the disk is full.
+//  3. A segment or a buffer is used again when every reader that may have seen it is gone (read_tickets.h).
+//
+// Locks: mutex_ (whoever appends, moves or erases), then a partition's; tables_mutex_ and the tickets' are leaves.
+// A reader takes no mutex_.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "store/ssd/pages/page_file.h"
+#include "store/ssd/pages/page_format.h"
+#include "store/ssd/pages/page_index.h"
+#include "store/ssd/pages/read_tickets.h"
+#include "store/ssd/ssd_folder.h"
+#include "store/ssd/ssd_readers.h"
+#include "store/ssd/ssd_tier.h"
+
+namespace sparserow {
+
+// Fails as open_ssd_tier() does.
+Result<std::unique_ptr<SsdTier>> open_page_log(const SsdOptions& options, std::unique_ptr<SsdFolder> folder);
+
+class PageLog final : public SsdTier {
+ public:
+  PageLog(const SsdOptions& options, std::unique_ptr<SsdFolder> folder, std::unique_ptr<PageFile> file);
+  ~PageLog() override;
+
+  Status read(std::span<const SsdKey> keys, SsdImages& out) override;
+  Status write(SsdBatch& batch) override;
+  Status erase_table(std::uint32_t table_id, std::uint32_t slot_count) override;
+  Status visit_slot(std::uint32_t slot, std::uint32_t table_id,
+                    const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) override;
+  Status flush() override;
+  [[nodiscard]] SsdStats stats() const override;
+  [[nodiscard]] std::uint64_t index_bytes() const noexcept override { return index_bytes_; }
+
+ private:
+  static constexpr std::uint32_t kPartitions = 64;
+  enum Stream : std::uint8_t { kFresh, kKept, kStreams };
+
+  struct Partition {
+    mutable std::shared_mutex mutex;
+    PageIndex index;
+  };
+  struct OpenPage {
+    std::uint32_t segment = 0;
+    std::uint32_t unit = 0;
+    std::uint32_t rows = 0;
+    std::uint16_t first_slot = 0;
+    std::uint16_t last_slot = 0;
+  };
+  struct TablePages {
+    std::uint32_t id = 0;
+    PageLayout layout;
+    std::array<Partition, kPartitions> partitions;
+    std::array<std::optional<OpenPage>, kStreams> open;  // guarded by mutex_
+  };
+  // Where the index has a key.
+  struct Spot {
+    std::uint32_t partition;
+    std::uint32_t hash;
+  };
+  struct Segment {
+    enum class State : std::uint8_t { kFree, kOpen, kSealed, kWritten, kCollecting, kDamaged, kRetired };
+    std::atomic<std::byte*> buffer{nullptr};  // null once the file has its bytes
+    State state = State::kFree;               // the rest is guarded by mutex_
+    std::uint32_t live_bytes = 0;
+    std::uint32_t filled_bytes = 0;  // of records
+  };
+  struct OpenSegment {
+    std::uint32_t segment = 0;                        // 0: none
+    std::uint32_t units = 0;                          // that are taken
+    std::vector<std::shared_ptr<TablePages>> tables;  // that have an open page in it
+  };
+  struct Retired {
+    std::uint64_t stamp = 0;
+    std::uint32_t segment = 0;    // or
+    std::byte* buffer = nullptr;  // this
+  };
+  struct Record {
+    Place place;
+    std::uint32_t bytes = 0;
+    std::byte* to = nullptr;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  // Segments have fixed addresses, since readers look them up without a lock.
+  static constexpr std::uint32_t kChunk = 4096;
+  [[nodiscard]] Segment& segment(std::uint32_t number) const noexcept {
+    return chunks_[number / kChunk].load(std::memory_order_acquire)[number % kChunk];
+  }
+  [[nodiscard]] Spot spot_of(std::uint32_t table_id, std::uint64_t key) const noexcept;
+  [[nodiscard]] std::shared_ptr<TablePages> table(std::uint32_t table_id) const;
+
+  struct SlotHashes {
+    std::uint32_t first;
+    std::uint32_t last;
+  };
+  [[nodiscard]] SlotHashes hashes_of(std::uint32_t slot) const noexcept;
+  // The places of a hash; valid until the next call. With mutex_.
+  [[nodiscard]] std::span<const Place> candidates(const Partition& partition, std::uint32_t hash);
+  [[nodiscard]] static std::uint64_t page_checksum(std::span<const std::byte> page, const PageHeader& header) noexcept;
+  [[nodiscard]] static bool is_whole(std::span<const std::byte> page, const PageHeader& header) noexcept;
+
+  // page_reads.cc
+  Status read_records(std::span<const Record> records);
+  Status read_from_file(const Record& record, PageFile::Wait wait, bool& would_wait) const;
+  Status check_page(const TablePages& table, Place place) const;
+  [[nodiscard]] Status damaged(Place place, const std::string& what) const;
+  Result<std::uint64_t> key_at(const TablePages& table, Place place) const;
+
+  // page_log.cc; all with mutex_
+  Status prepare(const SsdBatch& batch, std::uint32_t& segments);
+  Status wait_for_writer(Lock& lock);
+  Status make_room(Lock& lock, std::uint32_t segments);
+  [[nodiscard]] bool add_segment(Status& why);
+  Status put(const std::shared_ptr<TablePages>& table, std::uint64_t key, std::span<const std::byte> image,
+             SsdBatch::Before before);
+  Status erase(TablePages& table, std::uint64_t key);
+  Place append(const std::shared_ptr<TablePages>& table, Stream stream, std::uint64_t key,
+               std::span<const std::byte> image);
+  [[nodiscard]] bool can_append(const TablePages& table, Stream stream) const noexcept;
+  void open_page(const std::shared_ptr<TablePages>& table, Stream stream);
+  void close_page(TablePages& table, Stream stream);
+  void write_header(const TablePages& table, Stream stream);
+  void finish_headers(Stream stream);
+  void seal(Stream stream);
+  void lose(Place place, std::uint32_t bytes);
+  void retire(std::uint32_t number);
+  void reap();
+  [[nodiscard]] std::byte* take_buffer();
+  void write_index_file();
+
+  // page_collector.cc
+  void run();
+  void write_sealed(Lock& lock);
+  [[nodiscard]] double garbage_share() const noexcept;
+  [[nodiscard]] bool wants_collection() const noexcept;
+  bool collect(Lock& lock, double most_live);
+  [[nodiscard]] std::uint32_t victim(double most_live);
+  bool move_live_records(Lock& lock, std::uint32_t number, std::span<const std::byte> bytes);
+  bool move_page(std::uint32_t number, std::uint32_t unit, std::span<const std::byte> page, const PageHeader& header);
+
+  const SsdOptions options_;
+  const std::uint32_t slot_bits_;
+  const std::unique_ptr<SsdFolder> folder_;  // goes after the file: its lock is held while that is open
+  const std::unique_ptr<PageFile> file_;
+  SsdReaders readers_;
+  mutable ReadTickets tickets_;
+  const std::unique_ptr<std::atomic<Segment*>[]> chunks_;
+
+  mutable std::shared_mutex tables_mutex_;
+  std::map<std::uint32_t, std::shared_ptr<TablePages>> tables_;  // guarded by tables_mutex_
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::array<OpenSegment, kStreams> open_;
+  std::deque<std::uint32_t> sealed_;
+  std::deque<Retired> retired_;
+  std::set<std::uint32_t> free_;   // with bytes on the disk
+  std::set<std::uint32_t> holes_;  // without
+  std::vector<std::byte*> buffers_;
+  std::uint32_t next_segment_ = 1;
+  std::uint32_t next_victim_ = 1;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t live_bytes_ = 0;
+  std::uint64_t filled_bytes_ = 0;  // of records in segments that are in use
+  std::uint64_t buffer_bytes_ = 0;
+  int collecting_ = 0;  // segments that are collected at the moment
+  bool is_ending_ = false;
+  std::vector<Place> candidates_;
+  Status write_failure_;
+
+  std::atomic<std::uint64_t> index_bytes_{0};
+  std::atomic<std::uint64_t> rows_read_{0}, rows_absent_{0}, rows_written_{0}, bytes_read_{0}, bytes_written_{0};
+  std::atomic<std::uint64_t> reads_{0}, read_nanoseconds_{0}, writes_{0}, write_nanoseconds_{0};
+  std::atomic<std::uint64_t> disk_bytes_read_{0}, disk_bytes_written_{0};
+  std::thread thread_;  // the last: it uses all of the above
+};
+
+}  // namespace sparserow

@@ -1,0 +1,200 @@
+// How records are found and read. A reader holds a ticket, and no lock while it reads. See page_log.h.
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "store/ssd/pages/page_log.h"
+#include "util/hash.h"
+
+namespace sparserow {
+namespace {
+
+constexpr std::size_t kLateAtOnce = 2;  // records of one thread that wait for the disk
+constexpr std::size_t kVisitedAtOnce = 256;
+constexpr std::size_t kAlignment = 8;
+
+std::size_t aligned_record(std::size_t bytes) noexcept { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::uint64_t record_key(const std::byte* record) noexcept {
+  std::uint64_t key = 0;
+  std::memcpy(&key, record, sizeof key);
+  return key;
+}
+
+}  // namespace
+
+Status PageLog::damaged(Place place, const std::string& what) const {
+  return {Code::kDataLoss, "the SSD tier in " + options_.path + " is damaged: the page at byte " +
+                               std::to_string(std::uint64_t{place.segment()} * kSegmentBytes + place.page_at()) + " " +
+                               what};
+}
+
+Status PageLog::read_from_file(const Record& record, PageFile::Wait wait, bool& would_wait) const {
+  const std::size_t at = record.place.record_at(record.bytes);
+  const PageFile::Got got = file_->read(record.place.segment(), at, std::span(record.to, record.bytes), wait);
+  would_wait = got == PageFile::Got::kWouldWait;
+  if (got != PageFile::Got::kNotAll) return Status::ok();
+  if (errno == 0) return damaged(record.place, "ends too early");
+  return {Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(errno)};
+}
+
+// Those that the disk has to be asked for are read by several threads at once.
+Status PageLog::read_records(std::span<const Record> records) {
+  std::vector<const Record*> late;
+  for (const Record& record : records) {
+    const std::byte* const buffer = segment(record.place.segment()).buffer.load(std::memory_order_acquire);
+    if (buffer != nullptr) {
+      std::memcpy(record.to, buffer + record.place.record_at(record.bytes), record.bytes);
+      continue;
+    }
+    bool would_wait = false;
+    SR_RETURN_IF_ERROR(read_from_file(record, PageFile::Wait::kNo, would_wait));
+    if (would_wait) late.push_back(&record);
+  }
+  if (late.empty()) return Status::ok();
+  const std::size_t parts = (late.size() + kLateAtOnce - 1) / kLateAtOnce;
+  std::vector<Status> outcomes(parts);
+  readers_.run(parts, parts, [&](std::size_t part) {
+    for (std::size_t i = part * kLateAtOnce; i < std::min(late.size(), (part + 1) * kLateAtOnce); ++i) {
+      bool would_wait = false;
+      if (Status status = read_from_file(*late[i], PageFile::Wait::kYes, would_wait); !status.is_ok()) {
+        outcomes[part] = std::move(status);
+      }
+      disk_bytes_read_ += (late[i]->bytes + 2 * kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+    }
+  });
+  for (const Status& outcome : outcomes) SR_RETURN_IF_ERROR(outcome);
+  return Status::ok();
+}
+
+// A record has another key than its place was found for: another key with the same hash, or damage.
+Status PageLog::check_page(const TablePages& pages, Place place) const {
+  if (segment(place.segment()).buffer.load(std::memory_order_acquire) != nullptr) return Status::ok();
+  std::vector<std::byte> page(pages.layout.page_bytes());
+  const PageFile::Got got = file_->read(place.segment(), place.page_at(), page, PageFile::Wait::kYes);
+  if (got != PageFile::Got::kAll) {
+    if (errno == 0) return damaged(place, "ends too early");
+    return {Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(errno)};
+  }
+  PageHeader header;
+  std::memcpy(&header, page.data(), sizeof header);
+  const bool is_this = header.table_id == pages.id && place.row() < header.rows;
+  return is_this && is_whole(page, header) ? Status::ok() : damaged(place, "fails its checksum");
+}
+
+Result<std::uint64_t> PageLog::key_at(const TablePages& pages, Place place) const {
+  const std::size_t at = place.record_at(pages.layout.record_bytes);
+  if (const std::byte* const buffer = segment(place.segment()).buffer.load(std::memory_order_acquire)) {
+    return record_key(buffer + at);
+  }
+  std::array<std::byte, kRecordKeyBytes> bytes;
+  if (file_->read(place.segment(), at, bytes, PageFile::Wait::kYes) != PageFile::Got::kAll) {
+    if (errno == 0) return damaged(place, "ends too early");
+    return Status(Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(errno));
+  }
+  return record_key(bytes.data());
+}
+
+Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
+  struct Candidate {
+    std::uint32_t key = 0;  // its number
+    TablePages* pages = nullptr;
+  };
+  const auto start = std::chrono::steady_clock::now();
+  const ReadTickets::Ticket ticket(tickets_);
+  std::vector<std::shared_ptr<TablePages>> tables;
+  std::vector<Candidate> wanted;
+  std::vector<Record> records;
+  wanted.reserve(keys.size());
+  records.reserve(keys.size());
+  std::size_t bytes = 0;
+  std::uint32_t last_id = 0;
+  for (std::uint32_t i = 0; i < keys.size(); ++i) {
+    const SsdKeyParts parts = parts_of(keys[i]);
+    if (tables.empty() || last_id != parts.table_id) tables.push_back(table(last_id = parts.table_id));
+    TablePages* const pages = tables.back().get();
+    if (pages == nullptr) continue;
+    const Spot spot = spot_of(parts.table_id, parts.key);
+    const Partition& partition = pages->partitions[spot.partition];
+    const std::shared_lock lock(partition.mutex);
+    partition.index.candidates(spot.hash, [&](Place place) {
+      wanted.push_back({i, pages});
+      records.push_back({place, pages->layout.record_bytes, nullptr});
+      bytes += aligned_record(pages->layout.record_bytes);
+    });
+  }
+  const std::shared_ptr<std::byte[]> buffer(new std::byte[std::max<std::size_t>(bytes, 1)]);
+  std::byte* next = buffer.get();
+  for (Record& record : records) {
+    record.to = next;
+    next += aligned_record(record.bytes);
+  }
+  SR_RETURN_IF_ERROR(read_records(records));
+  std::vector<std::span<const std::byte>> images(keys.size());
+  std::uint64_t found = 0;
+  std::uint64_t found_bytes = 0;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const Record& record = records[i];
+    if (record_key(record.to) != parts_of(keys[wanted[i].key]).key) {
+      SR_RETURN_IF_ERROR(check_page(*wanted[i].pages, record.place));
+      continue;
+    }
+    images[wanted[i].key] = std::span(record.to, record.bytes).subspan(kRecordKeyBytes);
+    ++found;
+    found_bytes += record.bytes - kRecordKeyBytes;
+  }
+  out.assign(std::move(images), buffer);
+  rows_read_ += found;
+  rows_absent_ += keys.size() - std::min<std::uint64_t>(found, keys.size());
+  bytes_read_ += found_bytes;
+  ++reads_;
+  read_nanoseconds_ +=
+      static_cast<std::uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+  return Status::ok();
+}
+
+Status PageLog::visit_slot(std::uint32_t slot, std::uint32_t table_id,
+                           const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) {
+  const ReadTickets::Ticket ticket(tickets_);
+  const std::shared_ptr<TablePages> pages = table(table_id);
+  if (pages == nullptr) return Status::ok();
+  std::vector<Place> places;
+  {
+    const Partition& partition = pages->partitions[slot % kPartitions];
+    const std::shared_lock lock(partition.mutex);
+    const SlotHashes hashes = hashes_of(slot);
+    partition.index.in_range(hashes.first, hashes.last, [&](Place place) { places.push_back(place); });
+  }
+  std::sort(places.begin(), places.end(), [](Place left, Place right) { return left.bits() < right.bits(); });
+  const std::uint32_t record_bytes = pages->layout.record_bytes;
+  std::vector<std::byte> buffer(std::min(places.size(), kVisitedAtOnce) * aligned_record(record_bytes));
+  std::vector<Record> records;
+  for (std::size_t begin = 0; begin < places.size(); begin += kVisitedAtOnce) {
+    const std::size_t count = std::min(kVisitedAtOnce, places.size() - begin);
+    records.clear();
+    for (std::size_t i = 0; i < count; ++i) {
+      records.push_back({places[begin + i], record_bytes, buffer.data() + i * aligned_record(record_bytes)});
+    }
+    SR_RETURN_IF_ERROR(read_records(records));
+    for (const Record& record : records) {
+      const std::uint64_t key = record_key(record.to);
+      if (slot_of(row_hash(table_id, key), options_.slot_count) != slot) {
+        return damaged(record.place, "has a key of another slot");
+      }
+      SR_RETURN_IF_ERROR(visit(key, std::span(record.to, record_bytes).subspan(kRecordKeyBytes)));
+    }
+  }
+  return Status::ok();
+}
+
+PageLog::SlotHashes PageLog::hashes_of(std::uint32_t slot) const noexcept {
+  constexpr std::uint32_t kPartitionBits = std::countr_zero(kPartitions);
+  if (slot_bits_ <= kPartitionBits) return {0, ~std::uint32_t{0}};
+  const std::uint32_t low_bits = 32 - (slot_bits_ - kPartitionBits);
+  const std::uint32_t first = slot / kPartitions << low_bits;
+  return {first, first + ((std::uint32_t{1} << low_bits) - 1)};
+}
+
+}  // namespace sparserow

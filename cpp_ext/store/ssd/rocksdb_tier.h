@@ -1,0 +1,17 @@
+// The engine `rocksdb` of an SSD tier. Only rocksdb_tier.cc sees RocksDB; a build without it has
+// rocksdb_tier_absent.cc.
+#pragma once
+
+#include <memory>
+
+#include "store/ssd/ssd_folder.h"
+#include "store/ssd/ssd_tier.h"
+
+namespace sparserow {
+
+[[nodiscard]] bool is_rocksdb_built() noexcept;
+// Fails as open_ssd_tier() does. There is no write-ahead log, and values live in blob files, so that compaction moves
+// keys only.
+Result<std::unique_ptr<SsdTier>> open_rocksdb(const SsdOptions& options, std::unique_ptr<SsdFolder> folder);
+
+}  // namespace sparserow

@@ -1,0 +1,12 @@
+// Compiled instead of rocksdb_tier.cc where RocksDB is not installed.
+#include "store/ssd/rocksdb_tier.h"
+
+namespace sparserow {
+
+bool is_rocksdb_built() noexcept { return false; }
+
+Result<std::unique_ptr<SsdTier>> open_rocksdb(const SsdOptions& /*options*/, std::unique_ptr<SsdFolder> /*folder*/) {
+  return Status(Code::kInternal, "ssd_engine: this build has no RocksDB");
+}
+
+}  // namespace sparserow
