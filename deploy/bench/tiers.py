@@ -41,6 +41,7 @@ from rich.progress import Progress
 
 from ...cpp_ext import _server
 from ...proto.errors import DeadlineExceeded
+from .eviction_policies import POLICIES, hit_share
 from .harness import MIN_REPETITIONS, Figure
 from .processes import SLOT_COUNT
 from .tiered_training import TrainingSize, measure_training
@@ -136,7 +137,7 @@ def _engine_figures(
         tiered = _server.Store(memory_budget_bytes=budget, ssd_path=folder, ssd_engine=engine)
         yield _filled(tiered, ids, size, f"{engine}, {size.share:.0%} in memory")
         with _raw(engine, ids, size) as (raw, raw_folder):
-            contest = _Contest(engine, (plain, tiered, raw), (Path(folder), raw_folder), size, random)
+            contest = _Contest(engine, (plain, tiered, raw), (Path(folder), raw_folder), size, random, ids)
             yield from contest.figures(f"Zipf({size.exponent})", lambda: ids[_zipf(random, size, size.batch)], True)
             yield from contest.figures(
                 "uniform", lambda: random.integers(size.rows, size=size.batch, dtype=np.uint64), False
@@ -222,10 +223,12 @@ class _Contest:
         folders: tuple[Path, Path],
         size: TiersSize,
         random: np.random.Generator,
+        ids: Keys,
     ) -> None:
         self._engine = engine
         self._plain, self._tiered, self._raw = contenders
         self._folders, self._size, self._random = folders, size, random
+        self._ids = ids
         self._out = np.zeros((size.batch, size.dim), np.float32)
         self._grads = np.full((size.batch, size.dim), 0.1, np.float32)
 
@@ -242,6 +245,7 @@ class _Contest:
         size = self._size
         warm_up = size.warm_up if is_judged_by_memory else size.warm_up // 4
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-warm_up // size.block))]
+        trace = [batch for block in blocks for batch in block]
         for block in _with_progress(f"{law}: warm up", blocks):
             # The database has to be as busy after its reads.
             self._raw_block(self._cold_rows(self._tiered_block(block)))
@@ -252,6 +256,7 @@ class _Contest:
         before = self._tiered.tier_stats() or {}
         slowest: list[float] = []
         blocks = [[np.unique(draw()) for _ in range(size.block)] for _ in range(-(-size.repetitions // size.block))]
+        measured = [batch for block in blocks for batch in block]
         for block in _with_progress(law, blocks):
             with self._turn(tiered):
                 moved = self._tiered_block(block, slowest)
@@ -269,6 +274,7 @@ class _Contest:
         evicted_bytes = (self._tier("ssd_bytes_written") - before["ssd_bytes_written"]) or 1.0
         return [
             Figure(f"keys in memory: {shape}", 1.0 - misses / keys, "share"),
+            *(self._simulated(trace + measured, len(measured), shape) if is_judged_by_memory else []),
             Figure(f"resident: {shape}", self._resident_bytes() / 2**20, "MiB", higher_is_better=False),
             Figure(
                 f"slowest hundredth of batches: {shape}",
@@ -336,6 +342,19 @@ class _Contest:
         taken.seconds += time.perf_counter() - seconds
         taken.cpu_seconds += time.process_time() - cpu_seconds
         taken.disk_bytes += self._disk_bytes() - disk_bytes
+
+    def _simulated(self, trace: list[Keys], measured: int, shape: str) -> list[Figure]:
+        """Returns what other policies would have in memory, with as many rows and the most popular ones at first."""
+        (table,) = self._tiered.stats()
+        resident = self._ids[: table.rows - table.ssd_rows][::-1]
+        return [
+            Figure(
+                f"keys in memory by {policy}, simulated: {shape}",
+                hit_share(policy, trace, resident, measured),
+                "simulated share",
+            )
+            for policy in _with_progress(f"simulate {', '.join(POLICIES)}", POLICIES)
+        ]
 
     def _resident_bytes(self) -> float:
         return self._tiered.used_bytes + self._tier("ssd_memory_bytes") - self._tier("ssd_index_bytes")

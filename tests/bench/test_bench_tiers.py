@@ -17,9 +17,12 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
     engines = 2 if _server.has_rocksdb() else 1
-    assert len(rows) == 1 + 30 * engines + 2  # what pages write to the disk is counted
+    assert len(rows) == 1 + 34 * engines + 2  # what pages write to the disk is counted
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio", "higher_is_better"} for row in rows)
     shares = [row["value"] for row in rows if row["unit"] == "share"]
+    simulated = [row["value"] for row in rows if row["unit"] == "simulated share"]
+    assert len(simulated) == 4 * engines
+    assert all(0 < share < 1 for share in simulated)
     for engine in range(engines):
         zipf, uniform = shares[2 * engine : 2 * engine + 2]
         assert 0 < uniform < zipf < 1  # uniform keys miss more often
