@@ -25,8 +25,7 @@ _MAGIC = 0x47505253
 _INDEX_HEAD = struct.Struct("<4I")  # magic, format, tables, partitions
 _INDEX_MAGIC = 0x58495253
 _TABLE_HEAD = struct.Struct("<2I")  # table id, record bytes
-_VERSION = struct.Struct("<Q")  # of a row image (row_codec.h), at:
-_VERSION_AT = 16
+_VERSION = slice(16, 24)  # bytes of a row image (row_codec.h)
 _LINE = np.dtype([("hashes", "<u4", 7), ("places", "u1", (7, 5)), ("passed", "u1")])
 
 
@@ -118,7 +117,7 @@ def _records(path: Path, live: set[int] | None) -> Iterator[_Record]:
                     image = stored[record + 8 : record + record_bytes]
                     yield _Record(
                         first + row,
-                        *_VERSION.unpack_from(image, _VERSION_AT),
+                        int.from_bytes(image[_VERSION], "little"),
                         StoredImage(slot, table_id, int.from_bytes(key, "little"), image),
                     )
                 unit += units

@@ -41,7 +41,7 @@ struct StorePools {
 
   ArenaPool rows;
   ArenaPool indexes;
-  std::atomic<std::uint64_t> filters{0};  // bytes of admission filters (admission.h)
+  std::atomic<std::uint64_t> filters{0};    // bytes of admission filters (admission.h)
   std::atomic<std::uint64_t> ssd_index{0};  // bytes of the index of rows on the SSD (ssd/ssd_tier.h)
 };
 
