@@ -4,8 +4,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "store/ssd/pages/page_format.h"
 
@@ -18,11 +20,11 @@ off_t offset_of(std::uint32_t segment, std::size_t at) noexcept {
 
 }  // namespace
 
-Result<std::unique_ptr<PageFile>> PageFile::make(const std::string& path) {
+Result<std::unique_ptr<PageFile>> PageFile::make(const std::string& path, bool with_uring) {
   const int file = ::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0644);
   if (file < 0) return Status(Code::kInvalidArgument, path + " cannot be made: " + std::strerror(errno));
-  ::posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);        // a record is read alone
-  return std::unique_ptr<PageFile>(new PageFile(file));  // NOLINT: the constructor is private
+  ::posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);                    // a record is read alone
+  return std::unique_ptr<PageFile>(new PageFile(file, with_uring));  // NOLINT: the constructor is private
 }
 
 PageFile::~PageFile() { ::close(file_); }
@@ -65,6 +67,32 @@ PageFile::Got PageFile::read(std::uint32_t segment, std::size_t at, std::span<st
     }
   }
   return Got::kAll;
+}
+
+void PageFile::read_late(std::span<const Part> parts, SsdReaders& readers,
+                         const std::function<void(std::size_t, int)>& failed) {
+  constexpr std::size_t kPartsAtOnce = 2;  // of one thread
+  std::vector<FileRead> reads;
+  reads.reserve(parts.size());
+  for (const Part& part : parts) {
+    reads.push_back({.offset = static_cast<std::uint64_t>(offset_of(part.segment, part.at)), .to = part.to});
+  }
+  if (uring_ == nullptr || !uring_->run(file_, reads)) {
+    const std::size_t turns = (parts.size() + kPartsAtOnce - 1) / kPartsAtOnce;
+    readers.run(turns, turns, [&](std::size_t turn) {
+      for (std::size_t i = turn * kPartsAtOnce; i < std::min(parts.size(), (turn + 1) * kPartsAtOnce); ++i) {
+        const Got got = read(parts[i].segment, parts[i].at, parts[i].to, Wait::kYes);
+        reads[i].result = got == Got::kAll ? static_cast<int>(parts[i].to.size()) : -errno;
+      }
+    });
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (reads[i].result == static_cast<int>(parts[i].to.size())) continue;
+    const bool is_tried_again = reads[i].result >= 0 || reads[i].result == -EINTR || reads[i].result == -EAGAIN ||
+                                reads[i].result == -EINVAL;  // a kernel without this operation
+    if (is_tried_again && read(parts[i].segment, parts[i].at, parts[i].to, Wait::kYes) == Got::kAll) continue;
+    failed(i, is_tried_again ? errno : -reads[i].result);
+  }
 }
 
 void PageFile::release(std::uint32_t segment) noexcept {

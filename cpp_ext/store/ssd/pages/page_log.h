@@ -128,6 +128,7 @@ class PageLog final : public SsdTier {
 
   // page_reads.cc
   Status read_records(std::span<const Record> records);
+  Status read_late(std::span<const Record* const> records);
   Status read_from_file(const Record& record, PageFile::Wait wait, bool& would_wait) const;
   Status check_page(const TablePages& table, Place place) const;
   [[nodiscard]] Status damaged(Place place, const std::string& what) const;

@@ -11,7 +11,6 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kLateAtOnce = 2;  // records of one thread that wait for the disk
 constexpr std::size_t kVisitedAtOnce = 256;
 constexpr std::size_t kAlignment = 8;
 
@@ -40,7 +39,7 @@ Status PageLog::read_from_file(const Record& record, PageFile::Wait wait, bool& 
   return {Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(errno)};
 }
 
-// Those that the disk has to be asked for are read by several threads at once.
+// Those that the disk has to be asked for are read at once, after the others.
 Status PageLog::read_records(std::span<const Record> records) {
   std::vector<const Record*> late;
   for (const Record& record : records) {
@@ -53,20 +52,24 @@ Status PageLog::read_records(std::span<const Record> records) {
     SR_RETURN_IF_ERROR(read_from_file(record, PageFile::Wait::kNo, would_wait));
     if (would_wait) late.push_back(&record);
   }
-  if (late.empty()) return Status::ok();
-  const std::size_t parts = (late.size() + kLateAtOnce - 1) / kLateAtOnce;
-  std::vector<Status> outcomes(parts);
-  readers_.run(parts, parts, [&](std::size_t part) {
-    for (std::size_t i = part * kLateAtOnce; i < std::min(late.size(), (part + 1) * kLateAtOnce); ++i) {
-      bool would_wait = false;
-      if (Status status = read_from_file(*late[i], PageFile::Wait::kYes, would_wait); !status.is_ok()) {
-        outcomes[part] = std::move(status);
-      }
-      disk_bytes_read_ += (late[i]->bytes + 2 * kUnitBytes - 1) / kUnitBytes * kUnitBytes;
-    }
+  return late.empty() ? Status::ok() : read_late(late);
+}
+
+Status PageLog::read_late(std::span<const Record* const> records) {
+  std::vector<PageFile::Part> parts;
+  parts.reserve(records.size());
+  for (const Record* record : records) {
+    const std::size_t at = record->place.record_at(record->bytes);
+    parts.push_back({record->place.segment(), at, std::span(record->to, record->bytes)});
+    disk_bytes_read_ += ((at + record->bytes - 1) / kUnitBytes - at / kUnitBytes + 1) * kUnitBytes;
+  }
+  Status outcome;
+  file_->read_late(parts, readers_, [&](std::size_t i, int error) {
+    outcome = error == 0 ? damaged(records[i]->place, "ends too early")
+                         : Status(Code::kUnavailable,
+                                  "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(error));
   });
-  for (const Status& outcome : outcomes) SR_RETURN_IF_ERROR(outcome);
-  return Status::ok();
+  return outcome;
 }
 
 // A record has another key than its place was found for: another key with the same hash, or damage.
