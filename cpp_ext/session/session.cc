@@ -205,7 +205,7 @@ Status Session::end_commit(const Status& status) {
 // prepared.
 Status Session::end_outside(const Status& status) {
   if (status.code() != Code::kOutsideQuorum) return status;
-  SR_RETURN_IF_ERROR(abort());
+  SR_RETURN_IF_ERROR(drop_step());
   const std::int64_t refused = step();
   state_->step.store(std::max(refused + 1, open_step_));
   ++state_->counters.refused_steps;
@@ -214,12 +214,17 @@ Status Session::end_outside(const Status& status) {
 }
 
 Status Session::abort() {
+  ++state_->counters.steps_aborted;
+  return drop_step();
+}
+
+// Forgets the step here, and on the shards where it is prepared.
+Status Session::drop_step() {
   Status status = Status::ok();
   if (state_->phase.load() == Phase::kPrepared) {
     status = state_->writer().abort(prepared_.options);
     end_turn();
   }
-  ++state_->counters.steps_aborted;
   forget_step();
   return status;
 }

@@ -140,6 +140,7 @@ class Session {
   Status finish_in_doubt(WriteTurns::Clock::time_point deadline);
   Status end_commit(const Status& status);
   Status end_outside(const Status& status);
+  Status drop_step();
   void forget_step();
 
   std::shared_ptr<SessionState> state_;

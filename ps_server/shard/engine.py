@@ -266,6 +266,7 @@ class ShardEngine:
             ],
             generation=request.generation,
             operation=request.operation,
+            quorum=request.quorum,
         )
         self._jobs.add(request.job_id)
 

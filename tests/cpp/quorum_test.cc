@@ -336,6 +336,7 @@ TEST_CASE("a session goes on with the open step, and counts what it was refused 
     CHECK(second.steps_committed == 1);
     CHECK(second.refused_steps == 1);
     CHECK(second.missed_steps == 4);
+    CHECK(second.steps_aborted == 0);
   }
 }
 

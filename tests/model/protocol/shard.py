@@ -35,9 +35,7 @@ class Image:
 
 
 class Shard:
-    def __init__(
-        self, index: int, staleness: int | None, bugs: frozenset[str], *, quorum: int | None = None
-    ) -> None:
+    def __init__(self, index: int, staleness: int | None, bugs: frozenset[str], *, quorum: int | None = None) -> None:
         self.name = f"s{index}"
         self.staleness = staleness
         self.quorum = quorum  # with staleness 0: a step has so many members; None: all workers
