@@ -1,0 +1,68 @@
+"""A worker of a job with a quorum, as a process of its own that may be slow, or be killed.
+
+    python quorum_worker.py COORDINATOR RANK WORLD_SIZE QUORUM STEPS PAUSE_MS
+
+In each step it adds a gradient of 1 to rows of its own, by rank and step, and to every dense weight; rates are 1 and
+rows begin at 0. So a row says whether its worker was a member of the step, and a weight how many steps there were. It
+prints "ready", waits for a line on its standard input, and at the end prints the steps that it was a member of, and
+its counters, as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+
+import sparserow as sr
+import torch
+from torch import nn
+
+KEYS_A_STEP = 16
+SIDE = 24  # of the dense weights
+
+
+class Net(nn.Module):
+    """A table for the traces of the workers, and weights that all change."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.trace = nn.Embedding(rows, 1)
+        self.dense = nn.Parameter(torch.zeros(SIDE, SIDE))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of all that the step reads."""
+        total: torch.Tensor = self.trace(ids).sum() + self.dense.sum()
+        return total
+
+
+def keys_of(rank: int, step: int, steps: int) -> range:
+    """The rows that only this worker changes, in this step alone."""
+    begin = (rank * steps + step) * KEYS_A_STEP
+    return range(begin, begin + KEYS_A_STEP)
+
+
+def main() -> None:
+    """Takes steps until the job's clock is at its end."""
+    torch.set_num_threads(1)
+    coordinator, rank, world, quorum, steps, pause_ms = sys.argv[1], *map(int, sys.argv[2:])
+    with sr.connect(coordinator, "quorum", rank=rank, world_size=world, quorum=quorum) as session:
+        net = Net(world * steps * KEYS_A_STEP)
+        tables = {"trace": sr.Table(init=sr.Constant(0.0))}
+        model = sr.distribute(net, session, optimizer=sr.SGD(lr=1.0), min_rows=100, tables=tables)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        taken = []
+        while (step := session.current_step) < steps:
+            loss = model(torch.tensor(keys_of(rank, step, steps)))
+            time.sleep(pause_ms / 1000)
+            loss.backward()
+            if session.step():
+                taken.append(step)
+        print(json.dumps({"taken": taken, "stats": asdict(session.stats())}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
