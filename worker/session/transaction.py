@@ -115,7 +115,7 @@ def end_step(
         is_skipped = verdict in (_NOT_FINITE, _OUTSIDE)
         if verdict == _NOT_FINITE and scale is None and on_nonfinite == "raise":
             raise NonFiniteGradient(_nonfinite_text(bad, dense_is_bad))
-        if sparse is not None and not is_skipped:
+        if sparse is not None and (verdict == _OUTSIDE or not is_skipped):  # for schedulers the job's step is over
             sparse.step_from_session()
         if scale is not None:
             scale.finish(dense, sparse, skip=is_skipped)

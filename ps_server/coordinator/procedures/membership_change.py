@@ -147,7 +147,7 @@ class JobOperations:
             # The former clock ends: the doubtful commits of its workers are decided before the next clock begins.
             await self._change(job_id, roster, roster.gone([]), [])
             if job is not None:
-                roster.begin_generation(job.generation, job.full_name, job.terms)
+                roster.begin_generation(job.generation, job.full_name, job.terms.staleness, job.terms.quorum)
                 # No worker has the new clock yet, and commits of the former clock say nothing about its steps.
                 roster.decide(self._next_operation(), [], [], members)
                 self._save()
@@ -224,7 +224,8 @@ class JobOperations:
                 await self._release(job_id)
                 raise
             tickets = [member.ticket for member in job.members.values()]
-            roster.begin_generation(self._cluster.jobs.begin_clock(job, generation), job.full_name, job.terms)
+            generation, terms = self._cluster.jobs.begin_clock(job, generation), job.terms
+            roster.begin_generation(generation, job.full_name, terms.staleness, terms.quorum)
             roster.decide(self._next_operation(), [], [], tickets, reached=first_step - 1)
             self._save()
             await self._shard_calls.tell_job(job_id, roster)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .membership import JobTerms, Ticket
+from .membership import Ticket
 
 WorkerKey = tuple[int, int]  # (worker id, epoch)
 
@@ -116,10 +116,9 @@ class Roster:
             self.spans.setdefault(span.key, span)
         self._prune(reports)
 
-    def begin_generation(self, generation: int, name: str, terms: JobTerms) -> None:
+    def begin_generation(self, generation: int, name: str, staleness: int | None, quorum: int | None = None) -> None:
         """Begins a new clock, for which no worker counts yet."""
-        self.generation, self.name = generation, name
-        self.staleness, self.quorum = terms.staleness, terms.quorum
+        self.generation, self.name, self.staleness, self.quorum = generation, name, staleness, quorum
         self.spans.clear()
 
     def _prune(self, reports: Sequence[Mapping[WorkerKey, CommitWindow]]) -> None:
