@@ -20,7 +20,7 @@ from sparserow.proto.errors import error_of
 from sparserow.proto.names import id_of_name
 from sparserow.worker.data import write_click_log
 from sparserow.worker.layers.dense_rows import MARKER_KEY
-from sparserow_process import DEADLINE_SEC, Launcher, wait_until
+from sparserow_process import DEADLINE_SEC, Launcher, run_ranks, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "quorum_worker.py"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
@@ -144,6 +144,10 @@ def test_the_others_go_on_without_a_worker_that_is_killed(cluster: LocalCluster)
     dead = [step for step in range(STEPS) if 1 in shards.members(step)[0]]
     assert dead, "its steps before count"
     assert reports[1]["taken"][-1] == STEPS - 1, "both that are left are needed, so the slow one waits for nobody"
+
+
+def test_workers_go_back_together_to_a_checkpoint(cluster: LocalCluster, tmp_path: Path) -> None:
+    run_ranks(str(SCRIPT.with_name("quorum_restore.py")), WORKERS, cluster.address, tmp_path, deadline_sec=DEADLINE_SEC)
 
 
 def test_a_train_job_with_a_quorum_ends(launcher: Launcher, tmp_path: Path) -> None:
