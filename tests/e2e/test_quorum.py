@@ -35,16 +35,17 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @contextmanager
-def team(cluster: LocalCluster, pauses_ms: list[int]) -> Iterator[list[subprocess.Popen[str]]]:
+def team(cluster: LocalCluster, pauses_ms: list[int], cache_bytes: int = 0) -> Iterator[list[subprocess.Popen[str]]]:
     """Workers that begin their steps together."""
+    numbers = [(rank, WORKERS, QUORUM, STEPS, pause, cache_bytes) for rank, pause in enumerate(pauses_ms)]
     workers = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), cluster.address, *map(str, (rank, WORKERS, QUORUM, STEPS, pause))],
+            [sys.executable, str(SCRIPT), cluster.address, *map(str, each)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank, pause in enumerate(pauses_ms)
+        for each in numbers
     ]
     try:
         for worker in workers:
@@ -113,8 +114,9 @@ class Shards:
         assert min(map(len, weights)) > 0
 
 
-def test_each_step_has_its_quorum_on_every_shard(cluster: LocalCluster) -> None:
-    with team(cluster, [1, 1, 40]) as workers:
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_each_step_has_its_quorum_on_every_shard(cluster: LocalCluster, cache_bytes: int) -> None:
+    with team(cluster, [1, 1, 40], cache_bytes) as workers:
         reports = [report_of(worker) for worker in workers]
     shards = Shards(cluster)
     shards.check()
@@ -126,6 +128,7 @@ def test_each_step_has_its_quorum_on_every_shard(cluster: LocalCluster) -> None:
     assert slow["refused_steps"] > 0
     assert slow["missed_steps"] > slow["refused_steps"], "it goes on with the open step"
     assert sum(len(report["taken"]) for report in reports) == QUORUM * STEPS
+    assert not cache_bytes or slow["cache_revalidated"] > 0, "rows of a step that it was outside of"
 
 
 def test_the_others_go_on_without_a_worker_that_is_killed(cluster: LocalCluster) -> None:

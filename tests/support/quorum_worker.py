@@ -1,10 +1,12 @@
 """A worker of a job with a quorum, as a process of its own that may be slow, or be killed.
 
-    python quorum_worker.py COORDINATOR RANK WORLD_SIZE QUORUM STEPS PAUSE_MS
+    python quorum_worker.py COORDINATOR RANK WORLD_SIZE QUORUM STEPS PAUSE_MS CACHE_BYTES
 
-In each step it adds a gradient of 1 to rows of its own, by rank and step, and to every dense weight; rates are 1 and
-rows begin at 0. So a row says whether its worker was a member of the step, and a weight how many steps there were. It
-prints "ready", waits for a line on its standard input, and at the end prints the steps that it was a member of, and
+In each step it adds a gradient of 1 to rows of its own, by rank and step, to the last row, and to every dense weight;
+rates are 1 and rows begin at 0. So a row says whether its worker was a member of the step, and the last row and the
+weights how many steps there were. A worker that was a member fails unless it saw exactly the steps before.
+
+It prints "ready", waits for a line on its standard input, and at the end prints the steps that it was a member of, and
 its counters, as one line of JSON.
 """
 
@@ -24,16 +26,23 @@ SIDE = 24  # of the dense weights
 
 
 class Net(nn.Module):
-    """A table for the traces of the workers, and weights that all change."""
+    """A table for the traces of the workers, and weights that all change.
+
+    Attributes:
+        seen: the values of the last row and of the weights in the last forward.
+    """
 
     def __init__(self, rows: int) -> None:
         super().__init__()
+        self.seen: set[float] = set()
         self.trace = nn.Embedding(rows, 1)
         self.dense = nn.Parameter(torch.zeros(SIDE, SIDE))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the sum of all that the step reads."""
-        total: torch.Tensor = self.trace(ids).sum() + self.dense.sum()
+        rows = self.trace(ids)
+        self.seen = {*rows[-1].tolist(), *self.dense.flatten().tolist()}
+        total: torch.Tensor = rows.sum() + self.dense.sum()
         return total
 
 
@@ -46,9 +55,11 @@ def keys_of(rank: int, step: int, steps: int) -> range:
 def main() -> None:
     """Takes steps until the job's clock is at its end."""
     torch.set_num_threads(1)
-    coordinator, rank, world, quorum, steps, pause_ms = sys.argv[1], *map(int, sys.argv[2:])
-    with sr.connect(coordinator, "quorum", rank=rank, world_size=world, quorum=quorum) as session:
-        net = Net(world * steps * KEYS_A_STEP)
+    coordinator, rank, world, quorum, steps, pause_ms, cache_bytes = sys.argv[1], *map(int, sys.argv[2:])
+    cache = sr.RowCache(bytes=cache_bytes) if cache_bytes else None
+    last = world * steps * KEYS_A_STEP
+    with sr.connect(coordinator, "quorum", rank=rank, world_size=world, quorum=quorum, cache=cache) as session:
+        net = Net(last + 1)
         tables = {"trace": sr.Table(init=sr.Constant(0.0))}
         model = sr.distribute(net, session, optimizer=sr.SGD(lr=1.0), min_rows=100, tables=tables)
         sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
@@ -56,10 +67,11 @@ def main() -> None:
         sys.stdin.readline()
         taken = []
         while (step := session.current_step) < steps:
-            loss = model(torch.tensor(keys_of(rank, step, steps)))
+            loss = model(torch.tensor([*keys_of(rank, step, steps), last]))
             time.sleep(pause_ms / 1000)
             loss.backward()
             if session.step():
+                assert model.seen == {-float(step)}, (step, model.seen)
                 taken.append(step)
         print(json.dumps({"taken": taken, "stats": asdict(session.stats())}), flush=True)
 
