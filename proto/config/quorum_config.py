@@ -28,11 +28,15 @@ def check_quorum(train: TrainConfig) -> None:
             f"train.prefetch: {train.prefetch} is not possible with train.quorum, as a worker may pass over batches; "
             "allowed: 0"
         )
-    for name, is_set in (("checkpoint", train.checkpoint is not None), ("elastic", train.elastic is not None)):
-        if is_set:
-            raise InvalidArgument(
-                f"train.{name}: is not possible with train.quorum, as no worker waits for all others; allowed: null"
-            )
+    if train.elastic is not None:
+        raise InvalidArgument(
+            "train.elastic: is not possible with train.quorum, as its leases need staleness; allowed: null"
+        )
+    if train.checkpoint is not None and train.checkpoint.every_seconds is not None:
+        raise InvalidArgument(
+            "train.checkpoint.every_seconds: is not possible with train.quorum, as all workers save after the same "
+            "step; allowed: null, with every_steps"
+        )
 
 
 def check_members(train: TrainConfig, workers: int) -> None:

@@ -15,16 +15,21 @@ import pytest
 from quorum_worker import KEYS_A_STEP, SIDE, keys_of
 from sparserow.cpp_ext import _client
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.checkpoint.manifest import list_names
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import error_of
 from sparserow.proto.names import id_of_name
 from sparserow.worker.data import write_click_log
+from sparserow.worker.data.synthetic import SyntheticLog
 from sparserow.worker.layers.dense_rows import MARKER_KEY
-from sparserow_process import DEADLINE_SEC, Launcher, run_ranks, wait_until
+from sparserow_process import DEADLINE_SEC, Launcher, Process, run_ranks, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "quorum_worker.py"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 WORKERS, QUORUM, STEPS, SHARDS = 3, 2, 60, 2
+SAMPLES, BATCH = 20_000, 128  # of a train job
+BATCHES = -(-SAMPLES // (WORKERS * BATCH))  # of each worker in an epoch
 
 
 @pytest.fixture
@@ -153,23 +158,58 @@ def test_workers_go_back_together_to_a_checkpoint(cluster: LocalCluster, tmp_pat
     run_ranks(str(SCRIPT.with_name("quorum_restore.py")), WORKERS, cluster.address, tmp_path, deadline_sec=DEADLINE_SEC)
 
 
-def test_a_train_job_with_a_quorum_ends(launcher: Launcher, tmp_path: Path) -> None:
-    log = write_click_log(tmp_path / "log", rows=20_000, test_rows=4_000, seed=3)
-    result = tmp_path / "result.json"
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=200000", "train.batch_size=128"]
-    settings += ["train.threads=1", "train.workers=3", "train.dense=ps", "train.quorum=2", "train.epochs=2"]
+@pytest.fixture
+def log(tmp_path: Path) -> SyntheticLog:
+    return write_click_log(tmp_path / "log", rows=SAMPLES, test_rows=4_000, seed=3)
+
+
+def start_job(launcher: Launcher, log: SyntheticLog, *sets: str, resume: str = "never") -> Process:
+    """A train job of three workers with a quorum of 2; its result is ``result.json`` beside the log."""
+    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=200000", f"train.batch_size={BATCH}"]
+    settings += ["train.threads=1", "train.workers=3", "train.dense=ps", "train.quorum=2", "train.epochs=2", *sets]
     assigned = [part for setting in settings for part in ("--set", setting)]
-    run = launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result))
+    result = str(log.train.parents[1] / "result.json")
+    return launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--resume", resume, "--json", result)
+
+
+def result_of(run: Process, log: SyntheticLog) -> dict[str, Any]:
     assert run.popen.wait(600) == 0, run.err
-    figures = json.loads(result.read_text())
+    figures: dict[str, Any] = json.loads((log.train.parents[1] / "result.json").read_text())
     assert 0.6 < figures["test_auc"] < log.bayes_auc
     assert figures["refused_steps"] == 0, "that counts NaN and Inf"
-    quorum = figures["quorum"]
-    assert quorum["refused_steps"] + quorum["missed_steps"] > 0
-    batches = -(-20_000 // (3 * 128))  # of each worker in an epoch
     samples = [epoch["samples"] for epoch in figures["history"]]
-    assert sum(samples) <= 2 * batches * 2 * 128, "two batches make a step"
-    # A step leaves out one batch at least; those of its two members count, the last ones may be short.
-    assert quorum["refused_steps"] + quorum["missed_steps"] == 2 * batches
+    assert len(samples) == 2
+    assert sum(samples) <= 2 * BATCHES * QUORUM * BATCH, "two batches make a step"
+    return figures
+
+
+def test_a_train_job_with_a_quorum_ends(launcher: Launcher, log: SyntheticLog) -> None:
+    run = start_job(launcher, log)
+    quorum = result_of(run, log)["quorum"]
+    assert quorum["refused_steps"] + quorum["missed_steps"] == 2 * BATCHES, "each step is without one of three"
     assert "steps without a worker" in run.out
     assert not launcher.living()
+
+
+def test_a_train_job_goes_on_without_a_worker_that_is_killed(launcher: Launcher, log: SyntheticLog) -> None:
+    run = start_job(launcher, log, "cluster.worker_lease=3s")
+    run.wait_for("epoch 1/2")
+    max(launcher.by_role()["worker"], key=lambda process: process.pid).kill()
+    figures = result_of(run, log)
+    assert figures["workers"] == 2
+    assert "worker 2 ended by signal 9" in run.err
+    assert "the other workers continue" in run.err
+    assert not launcher.living()
+
+
+def test_a_train_job_goes_on_from_a_checkpoint(launcher: Launcher, log: SyntheticLog) -> None:
+    folder = Folder(str(log.train.parents[1] / "saves"))
+    sets = [f"train.checkpoint={{url: {folder.url}, every_steps: 20}}"]
+    run = start_job(launcher, log, *sets)
+    wait_until(lambda: len(list_names(folder)) >= 2 or run.popen.poll() is not None, "two checkpoints")
+    run.popen.kill()  # and its workers with it
+    run.end()
+    wait_until(lambda: not launcher.by_role()["worker"], "the workers to end")
+    again = start_job(launcher, log, *sets, resume="auto")
+    result_of(again, log)
+    assert f"resumed from {folder.url}/save-" in again.err

@@ -168,8 +168,8 @@ def test_prefetch_is_within_the_staleness(assignments, message):
         (("train.dense=ps", "train.prefetch=2"), r"train\.prefetch: 2 is not possible with train\.quorum"),
         (("train.dense=ps", "train.elastic={}"), r"train\.elastic: is not possible with train\.quorum"),
         (
-            ("train.dense=ps", "train.checkpoint={url: /c, every_steps: 1}"),
-            r"train\.checkpoint: is not possible with train\.quorum, as no worker waits for all others; allowed: null",
+            ("train.dense=ps", "train.checkpoint={url: /c, every_seconds: 9s}"),
+            r"train\.checkpoint\.every_seconds: is not possible with train\.quorum, as all workers save after the same",
         ),
         (("train.dense=ps", "train.quorum=0"), r"train\.quorum: 0 is not allowed"),
     ],

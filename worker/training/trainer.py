@@ -365,6 +365,8 @@ class Trainer:
         batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
         for given in batches:
             if self._step.passes_over():
+                if self._checkpoints is not None:
+                    self._checkpoints.after_step(self._step.number, progress)  # with the workers that made the step
                 continue
             batch = self._placed(given, train=True)
             result = self._run_step(batch)

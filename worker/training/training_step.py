@@ -93,12 +93,13 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts of steps and samples, and of the items of tasks that count them."""
-        counts = {"number": self.number, "refused": self.refused, "samples": self._samples}
+        counts = {"number": self.number, "refused": self.refused, "samples": self._samples, "outside": self.outside}
         return {**counts, "items": self._outputs.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues the counts from a result of :meth:`state_dict`."""
         self.number, self.refused, self._samples = state["number"], state["refused"], state["samples"]
+        self.outside = state.get("outside", 0)
         self._outputs.load_state_dict(state.get("items", {}))
 
     def run(self, batch: StepBatch) -> StepResult:
@@ -130,7 +131,8 @@ class TrainingStep:
     def passes_over(self) -> bool:
         """Whether the job has made the next step without this worker, whose batch for it is dropped then.
 
-        So all workers are at the same place of their data, and of the schedule, in the same step.
+        So all workers are at the same place of their data, and of the schedule, in the same step. No step is passed
+        over in a checkpoint, since those who made the steps wait there.
         """
         if self._to_pass == 0:
             return False
