@@ -118,9 +118,6 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
     }
     const auto answer = seen(lock, find(commit.job_id).value(), commit);
     if (!answer.is_ok() || answer.value()) return answered(answer);
-    if (Status status = find(commit.job_id).value()->check_quorum(commit); !status.is_ok()) {
-      return refused(std::move(status));
-    }
     lock.unlock();
     auto reserved = applier_.reserve(std::move(commit));
     lock.lock();
