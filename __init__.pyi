@@ -10,6 +10,7 @@ from .proto.errors import (
     Internal as Internal,
     InvalidArgument as InvalidArgument,
     NotFound as NotFound,
+    OutsideQuorum as OutsideQuorum,
     ResourceExhausted as ResourceExhausted,
     SparserowError as SparserowError,
     StaleRoute as StaleRoute,

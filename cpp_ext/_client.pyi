@@ -78,6 +78,7 @@ class Client:
         tls: (authorities, own certificate or "", its key or "") in PEM; None: plain TCP.
         token: shown to the shards; "": none.
         worker_proof: 16 bytes that the coordinator gave this worker; b"": none.
+        has_quorum: whether the job's steps have a quorum, so that shard 0 is asked first to commit a step.
 
     Raises:
         Unavailable: a shard cannot be reached (names it).
@@ -103,6 +104,7 @@ class Client:
         tls: tuple[str, str, str] | None = None,
         token: str = "",
         worker_proof: bytes = b"",
+        has_quorum: bool = False,
     ) -> None: ...
     @property
     def shards(self) -> ClientShards:

@@ -649,6 +649,7 @@ class Server:
         first_step: int = 0,
         generation: int = 0,
         operation: int = 0,
+        quorum: int = 0,
     ) -> None:
         """Creates a job or replaces its members, and takes commits again. ``staleness`` None is asynchronous.
 
@@ -659,9 +660,10 @@ class Server:
             first_step: steps before it count as done; read when the clock is new.
             generation: another one than before starts a new clock.
             operation: of the coordinator; grows.
+            quorum: members of a step, with staleness 0; 0: all workers.
 
         Raises:
-            InvalidArgument: job id 0, or a worker named twice.
+            InvalidArgument: job id 0, a worker named twice, or a quorum with another staleness than 0.
             FailedPrecondition: an older operation than before, or an epoch that goes down.
         """
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from . import control_pb2 as pb
 from .closing import Closing
 from .coordinators import CoordinatorChannel
-from .errors import InvalidArgument, not_allowed
+from .errors import FailedPrecondition, InvalidArgument, not_allowed
 from .route import owners_of_runs
 from .schema import TableSchema
 from .schema_message import message_of_schema, schema_of_message
@@ -226,6 +226,7 @@ class ControlClient(Closing):
         grad_scale: GradScaleName = "mean",
         deadline_sec: float | None = None,
         needs_new_namespace: bool = False,
+        quorum: int | None = None,
     ) -> WorkerIdentity:
         """Joins a job; returns when all ``world_size`` ranks have joined and every shard knows them.
 
@@ -238,6 +239,7 @@ class ControlClient(Closing):
             grad_scale: "mean" scales gradients by 1/N, as DDP does; "sum" does not scale them.
             deadline_sec: how long the call waits for the other ranks, in seconds; None means the client's deadline.
             needs_new_namespace: whether the call is refused when the namespace has tables and the job does not run yet.
+            quorum: the number of members of a step, with staleness 0; None means all workers.
 
         Raises:
             InvalidArgument: a value is out of its range.
@@ -264,8 +266,11 @@ class ControlClient(Closing):
             pid=os.getpid(),
             proves=True,
             needs_new_namespace=needs_new_namespace,
+            quorum=quorum or 0,
         )
         reply = self._call("RegisterWorker", request, deadline_sec)
+        if reply.quorum != (quorum or 0):
+            raise FailedPrecondition("quorum: this coordinator runs an earlier build, which knows no quorum")
         return WorkerIdentity(
             job_id=reply.job_id,
             worker_id=reply.worker_id,

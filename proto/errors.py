@@ -96,6 +96,12 @@ class Internal(SparserowError, RuntimeError):  # noqa: N818
     code, number = "Internal", 10
 
 
+class OutsideQuorum(SparserowError, RuntimeError):  # noqa: N818
+    """The step has its quorum of workers without this one; nothing of its commit was or will be applied."""
+
+    code, number = "OutsideQuorum", 11
+
+
 def not_allowed(field: str, value: object, allowed: str | Iterable[str]) -> InvalidArgument:
     """Returns the error for a value that a field cannot have.
 
@@ -121,6 +127,7 @@ _BY_NUMBER: dict[int, type[SparserowError]] = {
         ResourceExhausted,
         DataLoss,
         Internal,
+        OutsideQuorum,
     )
 }
 

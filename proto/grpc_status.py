@@ -52,6 +52,7 @@ _STATUS: dict[str, grpc.StatusCode] = {
     "ResourceExhausted": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "DataLoss": grpc.StatusCode.DATA_LOSS,
     "Internal": grpc.StatusCode.INTERNAL,
+    "OutsideQuorum": grpc.StatusCode.ABORTED,
 }
 
 

@@ -291,8 +291,9 @@ void bind_shards(py::module_& module) {
                        std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch,
                        const std::string& wire_dtype, bool frame_crc, std::uint32_t connect_timeout_ms,
                        std::uint64_t replay_bytes, const TlsTuple& tls, std::string token,
-                       const py::bytes& worker_proof) {
+                       const py::bytes& worker_proof, bool has_quorum) {
              rpc::ClientOptions options;
+             options.has_quorum = has_quorum;
              options.tls = tls_of<rpc::TlsContext::for_client>(tls);
              options.token = std::move(token);
              options.worker_proof = worker_proof_of(std::string(worker_proof));
@@ -312,7 +313,7 @@ void bind_shards(py::module_& module) {
            py::arg("namespace_id") = 0, py::arg("job_id") = 0, py::arg("worker_id") = 0, py::arg("worker_epoch") = 0,
            py::arg("wire_dtype") = "float32", py::arg("frame_crc") = false, py::arg("connect_timeout_ms") = 5'000,
            py::arg("replay_bytes") = 0, py::arg("tls") = TlsTuple(), py::arg("token") = "",
-           py::arg("worker_proof") = py::bytes())
+           py::arg("worker_proof") = py::bytes(), py::arg("has_quorum") = false)
       .def_property_readonly("shards", &KeyedClient::shards)
       .def(
           "extend",

@@ -83,14 +83,15 @@ using SpanTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::i
 
 void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::optional<std::uint32_t> staleness,
              const std::vector<std::variant<SpanTuple, MemberTuple>>& members, std::int64_t first_step,
-             std::uint32_t generation, std::uint64_t operation) {
+             std::uint32_t generation, std::uint64_t operation, std::uint32_t quorum) {
   rpc::JobSpec spec{.job_id = job_id,
                     .name = std::move(name),
                     .staleness = staleness,
                     .members = {},
                     .first_step = first_step,
                     .generation = generation,
-                    .operation = operation};
+                    .operation = operation,
+                    .quorum = quorum};
   for (const auto& member : members) {
     if (const auto* plain = std::get_if<MemberTuple>(&member)) {
       const auto& [worker_id, epoch, rank] = *plain;
@@ -166,6 +167,7 @@ py::dict stats(const rpc::Server& server) {
   out["commits_accepted"] = stats.commits.commits_accepted;
   out["commits_duplicate"] = stats.commits.commits_duplicate;
   out["commits_refused"] = stats.commits.commits_refused;
+  out["commits_outside"] = stats.commits.commits_outside;
   out["commits_fenced"] = stats.commits.commits_fenced;
   out["commits_lost"] = stats.commits.commits_lost;
   out["steps_reduced"] = stats.commits.steps_reduced;
@@ -311,7 +313,7 @@ void bind_shard(py::module_& module) {
       .def("refuse_tables", &refuse_tables, py::arg("code"), py::arg("message"), py::arg("table_ids"), py::kw_only(),
            py::arg("deadline_ms"))
       .def("set_job", &set_job, py::arg("job_id"), py::arg("name"), py::arg("staleness"), py::arg("members"),
-           py::arg("first_step") = 0, py::arg("generation") = 0, py::arg("operation") = 0)
+           py::arg("first_step") = 0, py::arg("generation") = 0, py::arg("operation") = 0, py::arg("quorum") = 0)
       .def("freeze_job", &freeze_job, py::arg("job_id"), py::arg("operation"), py::arg("fence"),
            py::arg("lease_ms") = 0)
       .def("drop_job", &drop_job, py::arg("job_id"), py::arg("operation") = 0)

@@ -54,7 +54,10 @@ Status CommitLog::charge(std::uint64_t bytes) {
 }
 
 Status CommitLog::refused(Status status) {
-  ++(status.code() == Code::kFenced ? stats_.commits_fenced : stats_.commits_refused);
+  const bool is_outside = status.code() == Code::kOutsideQuorum;
+  ++(is_outside                       ? stats_.commits_outside
+     : status.code() == Code::kFenced ? stats_.commits_fenced
+                                      : stats_.commits_refused);
   return status;
 }
 
@@ -88,6 +91,7 @@ Status CommitLog::prepare(Commit commit) {
   if (!status.is_ok()) return refused(std::move(status));
   const auto answer = seen(lock, job.value(), reserved);
   if (!answer.is_ok() || answer.value()) return answer.status();
+  if (status = job.value()->check_quorum(reserved); !status.is_ok()) return refused(std::move(status));
   JobWorker& worker = job.value()->workers[{reserved.worker_id, reserved.worker_epoch}];
   if (reserved.step != kNoStep && worker.window.has_step(reserved.step)) return refused(step_taken(reserved));
   if (worker.window.prepared_sequence() > reserved.sequence) {
@@ -129,13 +133,16 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   const auto job = find(kept.commit.job_id);
   const auto answer = seen(lock, job.value(), kept.commit);
   if (!answer.is_ok() || answer.value()) return answered(answer);
+  if (Status status = job.value()->check_quorum(kept.commit); !status.is_ok()) return refused(std::move(status));
   if (is_cutting_ || (is_frozen(*job.value()) && !job.value()->is_within_cut(kept.commit))) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));
   }
   JobWorker& worker = job.value()->workers[{kept.commit.worker_id, kept.commit.worker_epoch}];
   const std::int64_t step = kept.commit.step;
   if (step != kNoStep) {
-    count_lost(kept.commit.job_id, {kept.commit.worker_id, kept.commit.worker_epoch}, true, worker.name_step(step));
+    if (!job.value()->has_quorum()) {
+      count_lost(kept.commit.job_id, {kept.commit.worker_id, kept.commit.worker_epoch}, true, worker.name_step(step));
+    }
     if (worker.window.has_step(step)) {
       return refused(step_taken(kept.commit));
     }
@@ -287,7 +294,7 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
       rows += rows_of(kept.commit);
       bytes += kept.bytes;
     }
-    const std::uint32_t workers = std::max(1u, job->counted(*step));
+    const std::uint32_t workers = std::max(1u, job->needed(*step));
     ++applying_;
     lock.unlock();
     const Status status = applier_.apply_step(commits, workers).status;
@@ -302,7 +309,7 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
       static_cast<void>(
           fail(*job, "step " + std::to_string(*step), "was acknowledged and could not be applied", status));
     }
-    job->completed = std::max(job->completed, *step);
+    job->complete(*step);
   }
   job->skip_empty_steps();
   job->advancing = false;
@@ -358,6 +365,12 @@ std::uint64_t CommitLog::steps_behind(std::uint32_t job_id, std::int64_t step) c
   const Lock lock(mutex_);
   const auto found = jobs_.find(job_id);
   return found == jobs_.end() ? 0 : found->second->steps_behind(step);
+}
+
+std::int64_t CommitLog::open_step(std::uint32_t job_id) const {
+  const Lock lock(mutex_);
+  const auto found = jobs_.find(job_id);
+  return found == jobs_.end() ? kNoStep : found->second->open_step();
 }
 
 std::map<std::uint32_t, std::int64_t> CommitLog::highest_steps() const {

@@ -3,7 +3,8 @@
 // A job is a set of live workers and one staleness. Every worker sends every shard one commit per step.
 //   staleness 0    commits of a step are kept until every live worker's is there, reduced in rank order
 //                  in float64 (commit/reduce.h), scaled by 1/N and applied once; a pull for step t waits for
-//                  step t-1.
+//                  step t-1. With a quorum q a step takes the first q commits instead (docs/internals/consistency.md,
+//                  rules 20 to 24); the others are kOutsideQuorum.
 //   staleness k    commits are applied as they arrive; a pull for step t waits until every live worker's
 //                  commit of step t-1-k is applied.
 //   async          commits are applied as they arrive; pulls never wait.
@@ -23,7 +24,7 @@
 //
 // Where a worker's clock starts: at its first_step, or at the first step not yet complete when it became a
 // member; and never before the first step that it names itself (its first pull, or its first commit, from when it is
-// prepared).
+// prepared). With a quorum no worker names one: steps begin where the job's clock does.
 //
 // A commit that fails while it is applied, after a row changed or after it was prepared, fails its job: every later
 // call of the job gets kDataLoss until the next generation (a restore). kResourceExhausted means that no part of it is
@@ -78,6 +79,7 @@ struct JobSpec {
   std::int64_t first_step = 0;                 // steps before it count as done; read when the clock is new
   std::uint32_t generation = 0;                // another one than before: the clock starts anew
   std::uint64_t operation = 0;                 // of the coordinator; an older one than before is refused
+  std::uint32_t quorum = 0;                    // staleness 0: members of a step; 0: all workers
 };
 
 // What a shard reports about one worker when it is held.
@@ -94,6 +96,7 @@ struct CommitLogStats {
   std::uint64_t commits_duplicate = 0;
   std::uint64_t commits_refused = 0;
   std::uint64_t commits_fenced = 0;
+  std::uint64_t commits_outside = 0;  // PREPARE and COMMIT of a step that has its quorum without the worker
   std::uint64_t commits_lost = 0;  // taken before this shard was restored, and not sent again (commit/lost_commits.h)
   std::uint64_t steps_reduced = 0;
   std::uint64_t rows_applied = 0;
@@ -129,7 +132,8 @@ class CommitLog {
   // Resolves: creates a job or replaces its staleness and members, and takes commits again. What a member
   // that left has prepared is applied when it is its final sequence, else forgotten; after that no step waits
   // for it. A worker that is not named is dropped with all that it left. InvalidArgument for job id 0 or a
-  // worker named twice; kFailedPrecondition for an older operation, or an epoch that goes down.
+  // worker named twice, or a quorum with another staleness than 0; kFailedPrecondition for an older operation, or an
+  // epoch that goes down.
   Status set_job(const JobSpec& spec);
   // NotFound; kFailedPrecondition for an older operation. Parked pulls get kNotFound.
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
@@ -186,6 +190,9 @@ class CommitLog {
   [[nodiscard]] CommitLogStats stats() const;
   // Which commits commits_lost counts.
   [[nodiscard]] std::vector<LostRange> lost() const;
+  // The lowest step that still takes members here, for a worker that is outside of a step's quorum; kNoStep for a job
+  // that is gone.
+  [[nodiscard]] std::int64_t open_step(std::uint32_t job_id) const;
   // For a pull of `step` that reads now: step - 1 minus the step up to which all commits are applied. 0 for a job
   // that is gone.
   [[nodiscard]] std::uint64_t steps_behind(std::uint32_t job_id, std::int64_t step) const;

@@ -95,9 +95,15 @@ bool Job::is_within_cut(const Commit& commit) const {
 
 std::vector<std::uint32_t> Job::missing_for_cut() const {
   std::vector<std::uint32_t> missing;
+  if (has_quorum() && cut) {
+    for (std::int64_t step = std::max(completed, taken) + 1; step <= cut->step && missing.empty(); ++step) {
+      if (!is_full(step)) missing = absent_from(step);
+    }
+  }
   for (const auto& [key, worker] : workers) {
     if (!worker.is_live()) continue;
-    bool is_missing = staleness == 0u && cut && completed < cut->step && worker.window.done_step() < cut->step;
+    bool is_missing =
+        !has_quorum() && staleness == 0u && cut && completed < cut->step && worker.window.done_step() < cut->step;
     for (const CutTarget::Last& last : cut ? cut->workers : std::vector<CutTarget::Last>{}) {
       if (WorkerKey{last.worker_id, last.epoch} != key) continue;
       is_missing = is_missing || worker.window.committed_sequence() < last.sequence;

@@ -10,6 +10,9 @@ namespace {
 
 Status check_members(const JobSpec& spec) {
   if (spec.job_id == 0) return not_allowed("job_id", spec.job_id, ">= 1; 0 means no job");
+  if (spec.quorum != 0 && spec.staleness != 0u) {
+    return not_allowed("quorum", spec.quorum, "0 unless staleness is 0");
+  }
   std::set<WorkerKey> named;
   std::set<std::uint32_t> live;
   for (const Member& member : spec.members) {
@@ -182,6 +185,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
   }
   job->name = spec.name;
   job->staleness = spec.staleness;
+  job->quorum = spec.quorum;
   job->operation = spec.operation;
   std::set<WorkerKey> named;
   for (const Member& member : spec.members) {

@@ -34,7 +34,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
   }
   if (status.is_ok()) {
     JobWorker& worker = job.value()->workers[{worker_id, epoch}];
-    if (!worker.named_a_step && job.value()->staleness) {
+    if (!worker.named_a_step && job.value()->staleness && !job.value()->has_quorum()) {
       // Within a bound a pull may be made ahead; then the first commit says which step is the first. The worker goes on
       // while the COMMIT of what it prepared is under way, so that its pulls ahead may arrive before it.
       const auto ahead = static_cast<std::int64_t>(*job.value()->staleness);

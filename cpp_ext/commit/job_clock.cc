@@ -64,6 +64,7 @@ std::vector<std::uint32_t> Job::missing_for(std::int64_t step) const {
   if (!staleness) return missing;
   const std::int64_t needed = step - 1 - static_cast<std::int64_t>(*staleness);
   if (staleness == 0u && completed >= needed) return missing;
+  if (has_quorum()) return absent_from(completed + 1);
   for (const auto& [key, worker] : workers) {
     if (worker.is_live() && worker.window.done_step() < needed) missing.push_back(key.first);
   }
@@ -73,7 +74,7 @@ std::vector<std::uint32_t> Job::missing_for(std::int64_t step) const {
 std::uint64_t Job::steps_behind(std::int64_t step) const {
   std::int64_t applied = INT64_MAX;
   for (const auto& [key, worker] : workers) {
-    if (worker.is_live()) applied = std::min(applied, worker.window.done_step());
+    if (worker.is_live() && !has_quorum()) applied = std::min(applied, worker.window.done_step());
   }
   if (staleness == 0u) applied = std::min(applied, completed);
   return static_cast<std::uint64_t>(std::max<std::int64_t>(0, step - 1 - applied));
@@ -94,6 +95,7 @@ std::string Job::waited_for(const ParkedPull& pull, std::chrono::steady_clock::t
 std::optional<std::int64_t> Job::next_complete_step() const {
   if (staleness != 0u || steps.empty()) return std::nullopt;
   const std::int64_t step = steps.begin()->first;
+  if (has_quorum()) return step == completed + 1 && is_full(step) ? std::optional(step) : std::nullopt;
   const bool complete = std::all_of(workers.begin(), workers.end(), [step](const auto& entry) {
     return !entry.second.counts(step) || entry.second.window.done_step() >= step;
   });
@@ -108,10 +110,18 @@ std::vector<Kept> Job::take_step(std::int64_t step) {
   std::vector<Kept> commits;
   for (const auto& [rank, key] : order) commits.push_back(std::move(found->second[key]));
   steps.erase(found);
+  taken = std::max(taken, step);
   return commits;
 }
 
+void Job::complete(std::int64_t step) {
+  completed = std::max(completed, step);
+  if (!has_quorum()) return;
+  for (auto& [key, worker] : workers) worker.window.start_at(step + 1);
+}
+
 void Job::skip_empty_steps() {
+  if (has_quorum()) return;  // a worker that is outside of a step has not passed it
   // Their workers left, or they lie before the first step that the job named.
   std::int64_t reached = steps.empty() ? INT64_MAX : steps.begin()->first - 1;
   bool any = false;

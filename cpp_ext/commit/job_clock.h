@@ -59,6 +59,7 @@ void deliver(std::vector<PullOutcome>& outcomes);
 struct Job {
   std::string name;
   std::optional<std::uint32_t> staleness;
+  std::uint32_t quorum = 0;      // staleness 0: members of a step; 0: all workers that count for it
   std::uint32_t generation = 0;  // another one is another clock
   std::uint64_t operation = 0;   // the newest that was obeyed
   bool resolved = true;          // false between FREEZE and RESOLVE: no new commit is taken
@@ -67,6 +68,7 @@ struct Job {
   std::map<WorkerKey, JobWorker> workers;                             // live ones, and those that left and still count
   std::map<std::int64_t, std::map<WorkerKey, Kept>> steps;            // staleness 0: step -> worker -> commit
   std::int64_t completed = -1;                                        // staleness 0: reduced and applied up to here
+  std::int64_t taken = -1;                                            // of those: up to here at least being applied
   bool advancing = false;                                             // one thread reduces at a time
   Status failure;  // of a step that was acknowledged and could not be applied: sticky, every later call gets it
   ParkedPulls parked;
@@ -94,10 +96,24 @@ struct Job {
   // A text for the user: how long a parked pull has waited, and for which workers.
   [[nodiscard]] std::string waited_for(const ParkedPull& pull, std::chrono::steady_clock::time_point now) const;
 
+  // Then a worker does not say where its clock starts: a step waits for no worker by name.
+  [[nodiscard]] bool has_quorum() const noexcept { return quorum != 0; }
+  // How many commits a step waits for: of all counted workers, or of the quorum where more count.
+  [[nodiscard]] std::uint32_t needed(std::int64_t step) const;
+  // With a quorum: whether a step takes no more members. What is full stays full.
+  [[nodiscard]] bool is_full(std::int64_t step) const;
+  [[nodiscard]] std::int64_t open_step() const;  // the lowest one that is not full
+  // kOutsideQuorum when a step is full without this worker.
+  [[nodiscard]] Status check_quorum(const Commit& commit) const;
+  // With a quorum: the live workers that have no commit of this step.
+  [[nodiscard]] std::vector<std::uint32_t> absent_from(std::int64_t step) const;
+
   // The oldest pending step for which every counted worker has committed; nullopt when there is none.
   [[nodiscard]] std::optional<std::int64_t> next_complete_step() const;
   // Takes the commits of a step, in rank order.
   std::vector<Kept> take_step(std::int64_t step);
+  // A step is applied. With a quorum it is over for the workers outside as well.
+  void complete(std::int64_t step);
   // Steps that every live worker has passed, and that have no commits, are complete as well.
   void skip_empty_steps();
   // Forgets a worker with what it has prepared and what waits for its step; returns its bytes.

@@ -130,13 +130,14 @@ Status Session::prepare() {
   }
   prepared_ = std::move(numbered).value();
   state_->phase.store(Phase::kPrepared);  // before the work: a failed prepare has to be aborted on the shards
-  return state_->writer().prepare(pushes_, prepared_.options);
+  return end_outside(state_->writer().prepare(pushes_, prepared_.options));
 }
 
 Status Session::commit_prepared() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kPrepared, "commit_prepared"));
   const Status status = state_->writer().commit_prepared(prepared_.options);
+  if (status.code() == Code::kOutsideQuorum) return end_outside(status);
   end_turn();
   return end_commit(status);
 }
@@ -173,6 +174,7 @@ Status Session::commit() {
   bool may_be_applied = false;
   numbered.value().options.may_be_applied = &may_be_applied;
   const Status status = state_->writer().commit(pushes_, numbered.value().options);
+  if (status.code() == Code::kOutsideQuorum) return end_outside(status);  // whatever copy is out gets the same answer
   if (!status.is_ok() && may_be_applied) state_->mark_broken(status);
   return end_commit(status);
 }
@@ -198,13 +200,31 @@ Status Session::end_commit(const Status& status) {
   return status;
 }
 
+// After kOutsideQuorum: aborts the step everywhere and goes on with the one that takes members; passes the rest
+// through. When ABORT fails, that failure is the result, and the clock stays: the next step supersedes what is
+// prepared.
+Status Session::end_outside(const Status& status) {
+  if (status.code() != Code::kOutsideQuorum) return status;
+  SR_RETURN_IF_ERROR(drop_step());
+  const std::int64_t refused = step();
+  state_->step.store(std::max(refused + 1, open_step_));
+  ++state_->counters.refused_steps;
+  state_->counters.missed_steps += static_cast<std::uint64_t>(step() - refused - 1);
+  return status;
+}
+
 Status Session::abort() {
+  ++state_->counters.steps_aborted;
+  return drop_step();
+}
+
+// Forgets the step here, and on the shards where it is prepared.
+Status Session::drop_step() {
   Status status = Status::ok();
   if (state_->phase.load() == Phase::kPrepared) {
     status = state_->writer().abort(prepared_.options);
     end_turn();
   }
-  ++state_->counters.steps_aborted;
   forget_step();
   return status;
 }
@@ -346,6 +366,10 @@ Result<Session::NumberedCommit> Session::number_commit(std::int64_t step, WriteT
   commit.options.sequence = number.value().value();
   commit.options.step = step;
   commit.options.grad_sum = state_->options().grad_sum;
+  if (step != kNoStep) {
+    open_step_ = kNoStep;
+    commit.options.open_step = &open_step_;
+  }
   commit.number = std::move(number).value();
   return commit;
 }

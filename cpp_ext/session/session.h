@@ -9,6 +9,9 @@
 //                                        |                       |------- begin_commit -----> kOpen, step + 1
 //                                        |------ abort <-------|--------> kOpen, same step
 //
+// Where steps have a quorum, prepare, commit_prepared and commit may end with kOutsideQuorum: the step is aborted on
+// all shards, and the clock goes on at the step that the shards said still takes members.
+//
 // begin_commit leaves the last phase to finish_commit, which any thread may call: the next prepare waits for it, so
 // at most one sequence is in doubt, and so do pulls of the op, so that a worker sees its own steps.
 //
@@ -136,6 +139,8 @@ class Session {
   Status take_turn(WriteTurns::Clock::time_point deadline);
   Status finish_in_doubt(WriteTurns::Clock::time_point deadline);
   Status end_commit(const Status& status);
+  Status end_outside(const Status& status);
+  Status drop_step();
   void forget_step();
 
   std::shared_ptr<SessionState> state_;
@@ -145,6 +150,7 @@ class Session {
   std::atomic<std::thread::id> sealed_by_;  // the thread that ends the step; set by seal()
   WriteTurns turns_;
   std::mutex finishing_;                    // held by finish_commit()
+  std::int64_t open_step_ = kNoStep;        // of the step that ends, where it has its quorum without this worker
   NumberedCommit prepared_;                 // of the step that has the turn
   std::optional<NumberedCommit> in_doubt_;  // of a push by key; guarded by the turn
   std::atomic<bool> has_in_doubt_{false};

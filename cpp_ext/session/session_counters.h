@@ -11,6 +11,8 @@ namespace sparserow {
 #define SR_SESSION_COUNTERS(COUNTER)                                                              \
   COUNTER(steps_committed)                                                                        \
   COUNTER(steps_aborted)                                                                          \
+  COUNTER(refused_steps) /* steps that have their quorum without this worker */                   \
+  COUNTER(missed_steps)  /* steps that this worker passed over after a refusal */                 \
   COUNTER(rows_pulled)                                                                            \
   COUNTER(rows_pushed)                                                                            \
   COUNTER(pulls)              /* calls to the shards */                                           \

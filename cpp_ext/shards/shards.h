@@ -71,6 +71,10 @@ struct CommitOptions {
   // Null, or set when a commit of one phase fails: whether a shard may have applied it all the same. False means that
   // no shard ever took a copy of it.
   bool* may_be_applied = nullptr;
+
+  // Null, or set by kOutsideQuorum: the lowest step that still takes members, as far as the shards have told. The step
+  // of the commit has its members, and this worker is none of them; nothing of the commit is applied.
+  std::int64_t* open_step = nullptr;
 };
 
 class RowWriter;

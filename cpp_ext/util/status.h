@@ -26,13 +26,14 @@ enum class Code : std::uint16_t {
   kResourceExhausted = 8,   // memory, disk or in-flight budget reached; nothing was applied
   kDataLoss = 9,            // a checksum failed
   kInternal = 10,           // a bug of ours
+  kOutsideQuorum = 11,      // the step has its quorum without this worker; go on with a later step
 };
 
 // Returns the stable name used in messages and metrics ("ResourceExhausted").
 [[nodiscard]] constexpr std::string_view code_name(Code code) noexcept {
   constexpr std::string_view kNames[] = {
       "Ok",          "InvalidArgument",  "NotFound",          "FailedPrecondition", "StaleRoute", "Fenced",
-      "Unavailable", "DeadlineExceeded", "ResourceExhausted", "DataLoss",           "Internal"};
+      "Unavailable", "DeadlineExceeded", "ResourceExhausted", "DataLoss",           "Internal",   "OutsideQuorum"};
   const auto index = static_cast<std::size_t>(code);
   return index < std::size(kNames) ? kNames[index] : "Unknown";
 }

@@ -12,12 +12,17 @@ The analytic bound leaves all but the sleeps out of account. Let worker i start 
 * async: no worker waits: :math:`c + D p`, less what the slower of the two loses by chance over so few steps.
 * in between there is no closed form: the recursion is run on the very sleeps that the workers drew.
 
+A quorum buys the same against stragglers with a worker more: steps of the first two of three workers (train.quorum),
+which have as many gradients as those of two workers in sync. The one that is left over drops its step when it is done
+with it, and goes on with the next open one; this recursion is run as well.
+
 Hence async is at most :math:`(c + D(2p - p^2)) / (c + D p)` times as fast as sync: 2 - p = 1.9 for D much above c. All
-modes have the same sleeps (a seed per worker), so they differ in nothing but the bound.
+modes have the same sleeps (a seed per worker), so they differ in nothing but the bound, or the third worker.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import subprocess
 import sys
@@ -40,6 +45,7 @@ from ..launch.local_cluster import local_cluster
 from .harness import Figure
 
 WORKERS = 2
+BACKUPS = 1  # workers more, of the job with a quorum of WORKERS
 MODES: tuple[int | None, ...] = (0, 1, 4, None)
 LIMIT_OF_SYNC = 1.2  # least speed of k = 4 relative to sync
 PROBABILITY = 0.1
@@ -76,12 +82,39 @@ def ideal_sec(staleness: int | None, size: Size, step_sec: float) -> float:
     return float(ends[-1].max())
 
 
+def ideal_quorum_sec(size: Size, step_sec: float) -> float:
+    """Returns the seconds until the last of all workers has ended, where a step has the first WORKERS as its members.
+
+    A member waits until its step is full; who is done with a step that is full begins the open one at once.
+    """
+    sleeps = [sleeps_of(rank, size) for rank in range(WORKERS + BACKUPS)]
+    open_step, members, now = 0, [], 0.0
+    working = [(step_sec + sleep[0], rank, 0) for rank, sleep in enumerate(sleeps)]  # (end, rank, step)
+    heapq.heapify(working)
+    while working:
+        now, rank, step = heapq.heappop(working)
+        begins = [rank]
+        if step == open_step:
+            members.append(rank)
+            begins = []
+        if len(members) == WORKERS:
+            open_step, begins, members = open_step + 1, members, []
+        if open_step < size.steps:
+            for each in begins:
+                heapq.heappush(working, (now + step_sec + sleeps[each][open_step], each, open_step))
+    return now
+
+
 def run_staleness(size: Size) -> list[Figure]:
     """Returns all figures; see the docstring of the module."""
-    with local_cluster(shards=2) as cluster, _team(cluster.address) as team:
+    with local_cluster(shards=2) as cluster, _team(cluster.address) as everyone:
+        team = everyone[:WORKERS]
         _run(team, "warm-up", 0, Size(20, 0.0))
         step_sec = _run(team, "plain", 0, Size(size.steps, 0.0)) / size.steps
         seconds = {mode: _run(team, f"mode-{mode}", mode, size) for mode in MODES}
+        _run(everyone, "warm-up-quorum", 0, Size(20, 0.0), WORKERS)
+        quorum_step_sec = _run(everyone, "plain-quorum", 0, Size(size.steps, 0.0), WORKERS) / size.steps
+        quorum_sec = _run(everyone, "mode-quorum", 0, size, WORKERS)
     figures = [Figure("staleness: a step without a sleep", step_sec * 1000, "ms", higher_is_better=False)]
     for mode, took in seconds.items():
         name = {0: "sync", None: "async"}.get(mode, f"k={mode}")
@@ -99,7 +132,14 @@ def run_staleness(size: Size) -> list[Figure]:
                 ideal_sec(0, size, step_sec) / ideal,
             )
         )
-    return figures
+    name = f"staleness quorum {WORKERS} of {WORKERS + BACKUPS}"
+    steps, sync = WORKERS * size.steps, ideal_sec(0, size, step_sec)
+    ideal = ideal_quorum_sec(size, quorum_step_sec)
+    return [
+        *figures,
+        Figure(f"{name}: steps of two workers, of sync", steps / quorum_sec, "steps/s", None, seconds[0] / quorum_sec),
+        Figure(f"{name}: analytic bound, of sync's", steps / ideal, "steps/s", None, sync / ideal),
+    ]
 
 
 Team = Sequence["subprocess.Popen[str]"]
@@ -115,7 +155,7 @@ def _team(address: str) -> Iterator[Team]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(WORKERS)
+        for rank in range(WORKERS + BACKUPS)
     ]
     try:
         yield team
@@ -125,9 +165,9 @@ def _team(address: str) -> Iterator[Team]:
             worker.communicate()
 
 
-def _run(team: Team, namespace: str, staleness: int | None, size: Size) -> float:
+def _run(team: Team, namespace: str, staleness: int | None, size: Size, quorum: int | None = None) -> float:
     """Returns the seconds from the common start to the end of the last worker."""
-    _tell_all(team, json.dumps([namespace, staleness, size.steps, size.sleep_sec]))
+    _tell_all(team, json.dumps([namespace, len(team), staleness, quorum, size.steps, size.sleep_sec]))
     _hear_all(team, "ready", _START_SEC)
     _tell_all(team, "go")
     began = time.perf_counter()
@@ -175,16 +215,17 @@ def _work(address: str, rank: int) -> None:
     """Makes the runs of one worker in a process of its own, one for each line that it reads, until there is none."""
     torch.set_num_threads(1)
     for line in sys.stdin:
-        namespace, staleness, steps, sleep_sec = json.loads(line)
+        namespace, world, staleness, quorum, steps, sleep_sec = json.loads(line)
         torch.manual_seed(0)
-        with connect(address, namespace, rank=rank, world_size=WORKERS, staleness=staleness) as session:
+        with connect(address, namespace, rank=rank, world_size=world, staleness=staleness, quorum=quorum) as session:
             model = distribute(_Net(), session, optimizer=Adagrad(lr=0.05), min_rows=100)
             dense_on_servers(model, session, optimizer=SGD(lr=0.01))
             random = torch.Generator().manual_seed(rank)
             print("ready", flush=True)
             sys.stdin.readline()
-            for pause in sleeps_of(rank, Size(steps, sleep_sec)):
-                time.sleep(pause)
+            sleeps = sleeps_of(rank, Size(steps, sleep_sec))
+            while session.current_step < steps:
+                time.sleep(sleeps[session.current_step])
                 ids = torch.randint(0, ROWS, (BATCH,), generator=random)
                 nn.functional.binary_cross_entropy_with_logits(model(ids), (ids % 2).float()).backward()
                 session.step()

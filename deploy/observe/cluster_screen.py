@@ -225,6 +225,8 @@ def _jobs(reply: pb.GetStatusReply) -> WholeCells:
         if not job.complete:
             name += f" ({len(job.members)} of {job.world_size} ranks have come)"
         staleness = str(job.staleness) if job.HasField("staleness") else "async"
+        if job.quorum:
+            staleness += f", quorum {job.quorum}"
         for member in job.members:
             table.add_row(
                 name,

@@ -11,6 +11,7 @@ from typing import Any
 from ...proto.config.config import validate
 from ...proto.config.job import JobConfig
 from ...proto.config.parallel_config import check_ranks
+from ...proto.config.quorum_config import check_members
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
 from ...proto.extras import install_command
 from ...proto.security.security import process_security, use_security
@@ -69,6 +70,7 @@ def train_on_ray(
             "cluster: a job on Ray uses neither a cluster of its own nor backend local; remove the section"
         )
     check_ranks(job.train.parallel, job.train.workers)
+    check_members(job.train, job.train.workers)
     _check_paths(job)
     if "keep" not in job.model_fields_set:  # the folder of a worker is removed with the worker
         job = job.model_copy(update={"keep": None})

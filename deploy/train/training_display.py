@@ -132,6 +132,9 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
         rows += [("rows in memory", hits_line(result.tiers)), ("rows on SSD", ssd_line(result.tiers))]
     if result.refused_steps:
         rows.append(("steps refused (NaN or Inf)", f"{result.refused_steps:,}"))
+    if result.quorum:
+        refused, missed = result.quorum["refused_steps"], result.quorum["missed_steps"]
+        rows.append(("steps without a worker", f"{refused:,} refused, {missed:,} missed"))
     if result.shard_restores:
         lost = f"{result.commits_lost:,} commits of a worker to a shard were lost"
         rows.append(("shards that came back", f"{result.shard_restores}; {lost}"))

@@ -16,6 +16,7 @@ from ...proto.checkpoint.urls import absolute
 from ...proto.config.config import ClusterConfig, LogConfig
 from ...proto.config.job import JobConfig
 from ...proto.config.parallel_config import check_ranks
+from ...proto.config.quorum_config import check_members
 from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -144,6 +145,7 @@ def run_job(
 
 def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: RunIdentity) -> TrainResult:
     check_ranks(job.train.parallel, job.train.workers)
+    check_members(job.train, job.train.workers)
     # The workers are separate processes, so that the end of a worker does not end this process.
     is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
     device = None
@@ -224,6 +226,7 @@ def _run_under_torchrun(
     from ...worker.training.training_device import training_device
 
     check_ranks(job.train.parallel, place.world)
+    check_members(job.train, place.world)
     if _starts_cluster(job) and place.local_world != place.world:
         raise FailedPrecondition(
             "cluster.address: the address is missing; a job on several machines needs a running cluster that all of "

@@ -134,6 +134,7 @@ def run_worker(
             coordinator,
             namespace=job.name,
             staleness=train.staleness,
+            quorum=train.quorum,
             on_nonfinite=train.on_nonfinite,
             wire_dtype=train.wire_dtype,
             grad_scale=train.grad_scale,

@@ -26,6 +26,7 @@ from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerC
 from .parallel_config import ParallelConfig, check_parallel
 from .placement_config import check_placements
 from .publish_config import PublishConfig
+from .quorum_config import check_quorum
 from .schedule import ConstantSchedule, ScheduleConfig
 from .table_config import TableConfig
 from .tasks_config import Task, TaskConfig, tasks_of_job
@@ -54,6 +55,14 @@ class TrainConfig(StrictModel):
         le=1 << 20,
         description="Number of steps by which the rows that a worker reads may lag behind; 0: synchronous. "
         "null: asynchronous.",
+    )
+    quorum: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Number of workers whose gradients make a step: the first that are done with it. The others drop "
+        "theirs and go on with the next open step, so results depend on timing. Needs dense ps and staleness 0. null: "
+        "all workers.",
     )
     dense: Literal["ddp", "ps"] = Field(
         "ddp",
@@ -365,6 +374,11 @@ class JobConfig(StrictModel):
     @model_validator(mode="after")
     def _tables_on_devices(self) -> JobConfig:
         check_placements(self)
+        return self
+
+    @model_validator(mode="after")
+    def _quorum_needs_no_worker(self) -> JobConfig:
+        check_quorum(self.train)
         return self
 
     @model_validator(mode="after")

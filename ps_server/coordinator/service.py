@@ -22,7 +22,7 @@ from .procedures.checkpoint_save import CheckpointSaves
 from .procedures.found_tables import FoundTablesOfJobs
 from .procedures.membership_change import JobOperations
 from .procedures.periodic_save import PeriodicSaves
-from .procedures.shard_calls import ShardCalls
+from .procedures.shard_calls import ShardCalls, check_knows_quorum
 from .procedures.shard_recovery import ShardRecoveries
 from .procedures.tables import Tables
 from .state.cluster import Cluster
@@ -225,7 +225,10 @@ class CoordinatorService:
             world_size=request.world_size,
             staleness=request.staleness if request.HasField("staleness") else None,
             grad_scale=GRAD_SCALES[request.grad_scale],
+            quorum=request.quorum or None,
         )
+        if terms.quorum is not None:
+            check_knows_quorum(self._cluster.shards.shards)
         namespace_id = self._cluster.registry.namespace_id(request.namespace)
         proof = secrets.token_bytes(_PROOF_BYTES) if request.proves else b""
         ticket = self._cluster.jobs.register(request.namespace, request.job, request.rank, terms, proof)
@@ -262,6 +265,7 @@ class CoordinatorService:
             proof=proof,
             found=found.listed,
             found_count=found.count,
+            quorum=request.quorum,
         )
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:

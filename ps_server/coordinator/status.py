@@ -111,6 +111,7 @@ def _job_status(job: Job, highest_step: int | None, now: float) -> pb.JobStatus:
         world_size=job.terms.world_size,
         staleness=job.terms.staleness,
         grad_scale=job.terms.grad_scale.upper(),
+        quorum=job.terms.quorum or 0,
         complete=job.gathered,
         members=members,
         highest_step=highest_step,

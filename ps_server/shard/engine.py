@@ -270,6 +270,7 @@ class ShardEngine:
             ],
             generation=request.generation,
             operation=request.operation,
+            quorum=request.quorum,
         )
         self._jobs.add(request.job_id)
 

@@ -38,6 +38,11 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("commits_accepted", "sparserow_ps_commits_accepted", "Commits accepted (count)."),
     ("commits_duplicate", "sparserow_ps_commits_duplicate", "Commits sent again and answered from memory (count)."),
     ("commits_refused", "sparserow_ps_commits_refused", "Commits refused before anything was applied (count)."),
+    (
+        "commits_outside",
+        "sparserow_ps_commits_outside_quorum",
+        "Commits refused because their step had its quorum without the worker (count).",
+    ),
     ("commits_fenced", "sparserow_ps_commits_fenced", "Commits refused because their epoch is over (count)."),
     (
         "commits_lost",

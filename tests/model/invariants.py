@@ -38,8 +38,8 @@ def replay(applied: list[Applied]) -> dict[int, Any]:
 class Checker:
     """The witness of one run (see worker.Witness) and the judge of its states."""
 
-    def __init__(self, staleness: int | None) -> None:
-        self.staleness = staleness
+    def __init__(self, staleness: int | None, quorum: int | None = None) -> None:
+        self.staleness, self.quorum = staleness, quorum
         self.contents: dict[f.CommitId, tuple[int, dict[str, f.Part]]] = {}
         self.valid: dict[f.Pair, list[f.CommitId]] = {}  # per epoch, in order
         self.finals: dict[f.Pair, int] = {}  # closed epochs: the last sequence that may be applied
@@ -49,19 +49,31 @@ class Checker:
         self.reduced: dict[int, tuple[tuple[f.CommitId, ...], int]] = {}  # staleness 0: what each step was
         self.scales: dict[str, dict[f.CommitId, int]] = {}  # per shard, of what it has now
         self._seen: dict[str, tuple[int, int]] = {}
-        self.pulls = self.parked_out = 0
+        self.pulls = self.parked_out = self.refusals = 0
+        self.views: dict[tuple[f.Pair, int], dict[str, list[int]]] = {}  # of pulls, by shard: the steps that they saw
 
     # Witness
 
     def decided(self, commit: f.CommitId, step: int, parts: dict[str, f.Part]) -> None:
         require(commit not in self.contents, "a sequence was used for two contents", commit)
         self.contents[commit] = (step, parts)
+        if self.quorum is None:
+            self._make_valid(commit)
+
+    def _make_valid(self, commit: f.CommitId) -> None:
         pair = commit[:2]
         if commit[2] <= self.finals.get(pair, commit[2]):
             self.valid.setdefault(pair, []).append(commit)
 
     def aborted(self, commit: f.CommitId) -> None:
+        is_valid = commit in self.valid.get(commit[:2], [])
+        require(not is_valid or self.quorum is None, "a member of a step has given its commit up", commit)
         self.aborts.add(commit)
+
+    def outside(self, commit: f.CommitId, step: int, open_step: int) -> None:
+        self.refusals += 1
+        require(open_step > step, "who is outside of a step is sent back to it", commit, step, open_step)
+        require(commit not in self.valid.get(commit[:2], []), "a member of a step was told that it is none", commit)
 
     def unprepared(self, commit: f.CommitId, shard: str) -> None:
         raise ViolationError(f"a decided commit found nothing prepared: {commit} on {shard}")
@@ -94,7 +106,9 @@ class Checker:
         self.pulls += 1
         require(view == rows.ghost_truth, "a conditional pull gave another row than the shard has", worker, step, rows)
         entries: tuple[Applied, ...] = rows.ghost_seen
-        if self.staleness == 0:
+        if self.quorum is not None:  # who is late may see later steps; it is a member of none that it saw so
+            self.views.setdefault((worker, step), {})[rows.src] = [entry.step for entry in entries]
+        elif self.staleness == 0:
             steps = [entry.step for entry in entries]
             require(steps == list(range(step)), "a pull must see exactly the steps before its own", worker, step, steps)
         elif self.staleness is not None:
@@ -116,6 +130,8 @@ class Checker:
     def check_shard(self, shard: Shard) -> None:
         for pair, held in shard.prepared.items():
             require((*pair, held.seq) not in self.aborts, "an aborted sequence holds memory", shard.name, held)
+        if self.quorum is not None and shard.name == "s0":
+            self._note_members(shard)
         now = (shard.loads, len(shard.applied))
         if self._seen.get(shard.name) == now:
             return
@@ -129,6 +145,28 @@ class Checker:
         new = shard.applied[before[1] :] if before[0] == now[0] else shard.applied
         for entry in new:
             self._check_entry(shard, entry)
+            if self.quorum is not None and before[0] == now[0]:
+                self._check_members(shard, entry)
+
+    def _note_members(self, shard: Shard) -> None:
+        """With a quorum a commit counts from when the naming shard has taken it."""
+        taken = [commit for entry in shard.applied for commit in entry.ids]
+        taken += [commit for step in sorted(shard.kept) for commit, _ in shard.kept[step].values()]
+        for commit in taken:
+            if commit not in self.valid.get(commit[:2], []):
+                self._make_valid(commit)
+
+    def _check_members(self, shard: Shard, entry: Applied) -> None:
+        """A step has its quorum, or all workers where fewer count; each saw exactly the steps before."""
+        spans = shard.members.values()
+        counted = sum(span.first <= entry.step and (span.until is None or entry.step <= span.until) for span in spans)
+        wanted = min(self.quorum or counted, counted)
+        require(len(entry.ids) == wanted, "a step has another number of members", shard.name, entry, wanted)
+        require(entry.scale == wanted, "gradients are divided by another number", shard.name, entry, wanted)
+        for commit in entry.ids:
+            steps = self.views[commit[:2], entry.step][shard.name]
+            wrong = "a member must see exactly the steps before its own"
+            require(steps == list(range(entry.step)), wrong, shard.name, commit, steps)
 
     def _check_order(self, shard: Shard) -> None:
         """Each epoch's commits: its own decided ones, from the first, none missing, none twice, in order."""

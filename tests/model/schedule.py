@@ -56,7 +56,11 @@ PROFILES: dict[str, dict[str, int]] = {
     "restores": {**CALM, "crash_shard": 6, "start_shard": 25, "cut": 16, "tick_follower": 40, "tick_coordinator": 25},
     "forgotten": {**LATE, "crash_worker": 4, "expire_lease": 8, "start_worker": 12, "leave": 3, "forget_worker": 20},
     "storm": {"crash_worker": 3, "crash_shard": 3, "expire_lease": 3, "cut": 10, "drop": 2},
+    "quorum": {**CALM, "duplicate": 25, "cut": 6},
+    "quorum of mortals": {**CALM, "crash_worker": 6, "expire_lease": 8, "start_worker": 12, "drop": 20, "leave": 2},
+    "quorum storm": {"crash_worker": 3, "crash_shard": 2, "expire_lease": 3, "cut": 10, "leave": 2},
 }  # fmt: skip
+WITH_QUORUM = ("quorum", "quorum of mortals", "quorum storm")
 
 
 class Event(NamedTuple):
@@ -72,9 +76,13 @@ class Schedule:
     workers: int  # of the start; one more may join
     last_step: int
     events: tuple[Event, ...]
+    quorum: int | None = None  # members of a step, with staleness 0; None: all workers
 
     def __str__(self) -> str:
-        head = f"seed {self.seed}: staleness {self.staleness}, {self.shards} shards, {self.workers} workers"
+        head = (
+            f"seed {self.seed}: staleness {self.staleness}, quorum {self.quorum}, {self.shards} shards, "
+            f"{self.workers} workers"
+        )
         return "\n".join([head, *(f"  {event.action} {event.pick}" for event in self.events)])
 
 
@@ -84,7 +92,7 @@ def random_schedule(seed: int, profile: str | None = None) -> Schedule:
     chosen = rng.choice(list(PROFILES))
     weights = {**WEIGHTS, **PROFILES[profile or chosen]}
     actions = rng.choices(list(weights), list(weights.values()), k=rng.randint(50, 350))
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         staleness=rng.choice((0, 0, 1, 2, None)),
         shards=rng.choice((1, 2, 2, 3)),
@@ -92,18 +100,26 @@ def random_schedule(seed: int, profile: str | None = None) -> Schedule:
         last_step=rng.randint(1, 4),
         events=tuple(Event(action, rng.getrandbits(16)) for action in actions),
     )
+    if (profile or chosen) in WITH_QUORUM:
+        workers = rng.choice((2, 3, 3))
+        schedule = replace(schedule, staleness=0, workers=workers, quorum=rng.randint(1, workers))
+    return schedule
 
 
 class Cluster:
     """Every process of one run, and the frames between them."""
 
     def __init__(self, schedule: Schedule, bugs: frozenset[str] = frozenset()) -> None:
-        self.checker = Checker(schedule.staleness)
-        self.shards = [Shard(index, schedule.staleness, bugs) for index in range(schedule.shards)]
-        names = [shard.name for shard in self.shards]
-        self.coordinator = Coordinator(names, schedule.workers, schedule.staleness, self.checker, bugs)
+        quorum = schedule.quorum
+        self.checker = Checker(schedule.staleness, quorum)
+        self.shards = [Shard(index, schedule.staleness, bugs, quorum=quorum) for index in range(schedule.shards)]
+        names, has_quorum = [shard.name for shard in self.shards], quorum is not None
+        self.coordinator = Coordinator(
+            names, schedule.workers, schedule.staleness, self.checker, bugs, has_quorum=has_quorum
+        )
         self.workers = [
-            Worker(worker, names, schedule.last_step, self.checker, bugs) for worker in range(schedule.workers + 1)
+            Worker(worker, names, schedule.last_step, self.checker, bugs, has_quorum=has_quorum)
+            for worker in range(schedule.workers + 1)
         ]
         self.follower = Follower(names, bugs)
         self.nodes: dict[str, Any] = {

@@ -42,7 +42,10 @@ PLANTED: dict[str, tuple[str | None, int, int]] = {
     "no_generation": (None, 500, 0),  # a late FREEZE or RESOLVE is obeyed
     "no_hold": (None, 3_000, 0),  # members and cuts change while commits go on
     "no_incarnation": ("late follower", 4_000, 0),  # a restarted shard obeys what was decided for the process before
+    "outside_commits": ("quorum", 500, 0),  # who is outside of a step sends its COMMIT to the other shards all the same
     "prepare_acks_kept": (None, 2_000, 0),  # PREPARE acknowledged by a shard that was restored since
+    "quorum_of_each_shard": ("quorum", 500, 0),  # each shard takes the first COMMITs that it gets
+    "quorum_of_the_living": ("quorum of mortals", 4_000, 0),  # a step needs as many as live now, not as count for it
     "replay_dropped": ("restores", 2_000, 0),  # nothing is replayed to a restored shard
     "replay_unordered": ("restores", 3_000, 0),  # replayed, but not in order of sequence
     "restore_keeps_route": ("restores", 2_000, 0),
@@ -72,12 +75,13 @@ def test_the_schedules_reach_what_they_are_for() -> None:
         seen.update({f"completed {kind}": count for kind, count in cluster.coordinator.completed.items()})
         seen.update(commits=len(checker.contents), pulls=checker.pulls, expired=checker.parked_out)
         seen.update(aborts=len(checker.aborts), restored=cluster.recoveries > 0)
+        seen.update(outside=checker.refusals)
     print(f"first seed {FIRST_SEED}: {dict(seen)}")
     kinds = {f"completed {kind}" for kind in ("join", "leave", "dead", "cut", "restore", "rollback")}
     assert kinds <= {name for name, count in seen.items() if count >= 20}
     assert seen["commits"] > 2_000
     assert seen["pulls"] > seen["commits"]
-    assert min(seen["expired"], seen["aborts"], seen["restored"]) >= 10
+    assert min(seen["expired"], seen["aborts"], seen["restored"], seen["outside"]) >= 10
 
 
 @pytest.mark.parametrize("bug", PLANTED)

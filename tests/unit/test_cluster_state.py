@@ -79,6 +79,20 @@ def test_a_restart_keeps_ids_route_lineage_tables_and_members() -> None:
     assert after.damage == before.damage
 
 
+def test_the_quorum_of_a_job_is_kept_and_the_version_before_has_none() -> None:
+    cluster = Cluster.create(OPTIONS)
+    ticket = cluster.jobs.register("ads", "ctr", 0, JobTerms(1, 0, "mean", quorum=1))
+    cluster.jobs.admit(ticket, 0.0)
+    cluster.rosters[ticket.job_id] = Roster("ads/ctr", 0, 1, quorum=1)
+    document = json.loads(json.dumps(cluster.to_document()))
+    after = Cluster.from_document(document, OPTIONS, now=50.0)
+    assert after.jobs.jobs[ticket.job_id].terms.quorum == after.rosters[ticket.job_id].quorum == 1
+    text = json.dumps(document).replace('"mean", 1]', '"mean"]').replace('"quorum": 1, ', "")
+    assert text != json.dumps(document)
+    before = Cluster.from_document(json.loads(text), OPTIONS, now=50.0)
+    assert before.jobs.jobs[ticket.job_id].terms.quorum is before.rosters[ticket.job_id].quorum is None
+
+
 def test_a_shard_that_is_held_is_not_given_to_another_process_after_a_restart() -> None:
     after = Cluster.from_document(filled().to_document(), OPTIONS, now=50.0)
     place = {"control": ("127.0.0.1", 2), "pid": 6, "tables": 1}

@@ -11,6 +11,7 @@ from sparserow.proto.config.config import load_config, validate
 from sparserow.proto.config.elastic_config import ElasticConfig
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.placement_config import refusal_of_devices
+from sparserow.proto.config.quorum_config import check_members
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
 from sparserow.proto.schema import TableSchema
@@ -156,6 +157,33 @@ def test_local_backend_clips_no_rows():
 def test_prefetch_is_within_the_staleness(assignments, message):
     with pytest.raises(InvalidArgument, match=message):
         load_config(JobConfig, None, [*BASE, *assignments])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        ((), r"train\.quorum: needs train\.dense ps, as an allreduce waits for every worker; train\.dense is ddp"),
+        (("train.dense=ps", "train.staleness=3"), r"train\.quorum: needs train\.staleness 0, .*; .* is 3"),
+        (("train.dense=ps", "train.staleness=null"), r"train\.quorum: needs train\.staleness 0, .*; .* is null"),
+        (("train.dense=ps", "train.prefetch=2"), r"train\.prefetch: 2 is not possible with train\.quorum"),
+        (("train.dense=ps", "train.elastic={}"), r"train\.elastic: is not possible with train\.quorum"),
+        (
+            ("train.dense=ps", "train.checkpoint={url: /c, every_seconds: 9s}"),
+            r"train\.checkpoint\.every_seconds: is not possible with train\.quorum, as all workers save after the same",
+        ),
+        (("train.dense=ps", "train.quorum=0"), r"train\.quorum: 0 is not allowed"),
+    ],
+)
+def test_a_quorum_needs_that_nobody_waits_for_all(assignments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        load_config(JobConfig, None, [*BASE, "train.quorum=2", *assignments])
+
+
+def test_a_quorum_has_no_more_members_than_the_job_has_workers():
+    job = load_config(JobConfig, None, [*BASE, "train.dense=ps", "train.quorum=2"])
+    check_members(job.train, 2)
+    with pytest.raises(InvalidArgument, match=r"train\.quorum: 2 is not allowed; allowed: 1 to 1 \(the workers of"):
+        check_members(job.train, 1)
 
 
 TENSOR = "train.parallel={tensor: 2}"

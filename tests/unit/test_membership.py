@@ -40,6 +40,7 @@ def test_a_job_is_gathered_when_every_rank_has_come(jobs: Membership) -> None:
         (JobTerms(2, None, "mean"), "staleness", "0", "None"),
         (JobTerms(2, 4, "mean"), "staleness", "0", "4"),
         (JobTerms(2, 0, "sum"), "grad_scale", "'mean'", "'sum'"),
+        (JobTerms(2, 0, "mean", quorum=1), "quorum", "None", "1"),
     ],
 )
 def test_workers_of_a_job_must_agree(jobs: Membership, terms, field, old, new) -> None:
@@ -48,6 +49,12 @@ def test_workers_of_a_job_must_agree(jobs: Membership, terms, field, old, new) -
         jobs.register("ads", "ctr", 1, terms)
     assert jobs.check(first).terms == SYNC
     assert jobs.check(first).missing_ranks() == [1]
+
+
+@pytest.mark.parametrize("terms", [JobTerms(2, 0, "mean", quorum=3), JobTerms(2, 1, "mean", quorum=1)])
+def test_a_quorum_is_of_the_workers_of_a_synchronous_job(jobs: Membership, terms: JobTerms) -> None:
+    with pytest.raises(InvalidArgument, match=f"quorum: {terms.quorum} is not allowed; allowed: 1 to 2 workers"):
+        jobs.register("ads", "ctr", 0, terms)
 
 
 def test_a_lone_rank_may_come_again_with_other_terms(jobs: Membership) -> None:

@@ -39,5 +39,9 @@ def test_they_are_given_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
         run_worker(validate(JobConfig, tree), WorkerGroup(), local_world=1, coordinator="host:1", observer=Silence())
     assert {name: seen[name] for name in wanted} == wanted
     assert seen["staleness"] == 3
+    job = validate(JobConfig, {**tree, "train": {"dense": "ps", "quorum": 1}})
+    with pytest.raises(Seen):
+        run_worker(job, WorkerGroup(), local_world=1, coordinator="host:1", observer=Silence())
+    assert seen["quorum"] == 1
     with pytest.raises(sr.InvalidArgument, match=r"train\.namespace_policy: has no effect without cluster\.address"):
         validate(JobConfig, {**tree, "cluster": {}})

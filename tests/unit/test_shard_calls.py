@@ -11,7 +11,7 @@ from sparserow.proto.errors import FailedPrecondition
 from sparserow.proto.optimizers import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.shard_protocol import SHARD_PROTOCOL
-from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
+from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls, check_knows_quorum
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 
 TABLES = 3
@@ -33,6 +33,17 @@ class Link:
 
     async def close(self) -> None:
         pass
+
+
+@pytest.mark.parametrize("protocol", [0, 2, SHARD_PROTOCOL])
+def test_a_quorum_needs_shards_that_know_it(protocol: int) -> None:
+    cluster = Cluster.create(ClusterOptions(shards=1, slot_count=64))
+    cluster.shards.shards[0].protocol = protocol
+    if protocol in (0, SHARD_PROTOCOL):  # 0: it has not been asked yet
+        check_knows_quorum(cluster.shards.shards)
+        return
+    with pytest.raises(FailedPrecondition, match="quorum: shard 0 runs an earlier build, which knows no quorum"):
+        check_knows_quorum(cluster.shards.shards)
 
 
 @pytest.mark.parametrize("protocol", [0, SHARD_PROTOCOL])

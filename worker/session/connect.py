@@ -20,6 +20,7 @@ from ..membership.shard_client import shard_client
 from .follower_core import FollowerCore
 from .mesh_place import place_in_mesh
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
+from .quorum import check_quorum
 from .row_cache import RowCache, cache_arguments, check_cache
 from .session import Session
 from .session_core import SessionCore
@@ -40,6 +41,7 @@ def connect(
     *,
     job: str | None = None,
     staleness: int | None = 0,
+    quorum: int | None = None,
     grad_scale: Literal["mean", "sum"] = "mean",
     wire_dtype: Dtype = "float32",
     deadline_sec: float = 30.0,
@@ -63,7 +65,10 @@ def connect(
         job: the name of the job; the workers of one job share a clock. None takes the namespace's name.
         staleness: how many of the newest steps a pull may miss. 0: a step sees exactly the steps before it. k: at most
             k steps fewer. None: there is no clock, and no pull waits for another worker.
-        grad_scale: "mean" divides gradients by the number of workers, as DDP does; "sum" does not.
+        quorum: the number of workers whose gradients make a step, with staleness 0 and dense tensors on the servers.
+            The first ``quorum`` workers that are done with a step are its members. ``session.step`` of the others
+            returns False, and their clock goes on with the next step that takes members. None: all workers.
+        grad_scale: "mean" divides gradients by the number of workers of the step, as DDP does; "sum" does not.
         wire_dtype: the dtype of rows and gradients on the network.
         deadline_sec: the deadline of each call to the servers, in seconds, including the wait for slower workers.
         gather_sec: how long to wait for the ranks that have not joined yet, in seconds.
@@ -92,8 +97,9 @@ def connect(
     Raises:
         Unavailable: the coordinator or a shard cannot be reached, or the cluster is not complete yet.
         DeadlineExceeded: some ranks have not joined within ``gather_sec``; the text has the number that have.
-        FailedPrecondition: another worker of the job gave another staleness, world size or grad_scale; or the namespace
-            has tables that ``namespace_policy="new"`` refuses.
+        FailedPrecondition: another worker of the job gave another staleness, quorum, world size or grad_scale; or the
+            cluster runs a build that knows no quorum; or the namespace has tables that ``namespace_policy="new"``
+            refuses.
         InvalidArgument: an argument is out of its range, or the mesh has a dimension of another name.
     """
     _check(staleness, wire_dtype, on_nonfinite, deadline_sec=deadline_sec, gather_sec=gather_sec)
@@ -107,7 +113,10 @@ def connect(
             if given is not None:
                 raise not_allowed(f"connect.{name}", given, "None beside mesh, which has it")
         rank, world_size = place.worker, place.workers
-    placement = _placement(namespace, rank, world_size, staleness, grad_scale, on_nonfinite, cache, deadline_sec)
+    placement = _placement(
+        namespace, rank, world_size, staleness, quorum, grad_scale, on_nonfinite, cache, deadline_sec
+    )
+    check_quorum(placement, is_mesh=place is not None)
     join = partial(
         _joined,
         placement,
@@ -170,6 +179,7 @@ def _joined(
             grad_scale=placement.grad_scale,
             deadline_sec=gather_sec,
             needs_new_namespace=namespace_policy == "new",
+            quorum=placement.quorum,
         )
         lease = Lease(control, identity)
     except BaseException:
@@ -233,6 +243,7 @@ def _placement(
     rank: int | None,
     world_size: int | None,
     staleness: int | None,
+    quorum: int | None,
     grad_scale: Literal["mean", "sum"],
     on_nonfinite: NonFinitePolicy,
     cache: RowCache | None,
@@ -248,6 +259,7 @@ def _placement(
         on_nonfinite=on_nonfinite,
         cache=cache,
         deadline_sec=deadline_sec,
+        quorum=quorum,
     )
 
 
@@ -266,6 +278,7 @@ def _native_session(
         identity,
         wire_dtype=wire_dtype,
         replay_bytes=0 if placement.staleness == 0 else REPLAY_BYTES,
+        has_quorum=placement.quorum is not None,
     )
     native = _client.NativeSession(
         client.shards,

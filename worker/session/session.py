@@ -153,7 +153,9 @@ class Session(Closing, Joinable):
                 gradients with torch's ``clip_grad_norm_`` before this call.
 
         Returns:
-            Whether the step was taken; False when the scaler or ``on_nonfinite="skip"`` skipped it.
+            Whether the step was taken; False when the scaler or ``on_nonfinite="skip"`` skipped it, or when the step
+            has its quorum without this worker (``connect(quorum=...)``). Then ``current_step`` is the next step that
+            takes members.
 
         Raises:
             NonFiniteGradient: a sparse or dense gradient, of this rank or another, has NaN or Inf. The model and the

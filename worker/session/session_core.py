@@ -20,6 +20,7 @@ from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
 from .join import check_place_in_join
 from .loss_scale import LossScale
+from .quorum import check_step
 from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
 from .session_tables import SessionTables
@@ -135,6 +136,7 @@ class SessionCore(SessionTables):
             raise not_allowed("session.step.clip_row_norm", clip_row_norm, "> 0, or None")
         check_place_in_join(joinable, dense if self.placement.world_size > 1 else None)
         Join.notify_join_context(joinable)
+        check_step(self.placement, dense)
         self.send_learning_rates()
         try:
             if self._dense_rows is not None:

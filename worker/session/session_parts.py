@@ -26,6 +26,7 @@ class Placement:
         on_nonfinite: what ``session.step`` does with NaN or Inf.
         cache: the settings of the row cache; None: no cache.
         deadline_sec: the deadline of a wait for servers or other workers, in seconds.
+        quorum: the number of members of a step; None: all workers.
     """
 
     namespace: str
@@ -36,6 +37,7 @@ class Placement:
     on_nonfinite: NonFinitePolicy = "raise"
     cache: RowCache | None = None
     deadline_sec: float = 30.0
+    quorum: int | None = None
 
 
 class DenseSide(Protocol):

@@ -21,6 +21,8 @@ class SessionStats:
 
     steps_committed: int = _counter("Steps committed (count).")
     steps_aborted: int = _counter("Steps that no worker took (count).")
+    refused_steps: int = _counter("Steps that had their quorum without this worker when it was done with them (count).")
+    missed_steps: int = _counter("Steps that this worker passed over after such a refusal, for the open one (count).")
     rows_pulled: int = _counter("Unique rows that came from the shards (count).")
     rows_pushed: int = _counter("Unique rows whose gradients went to the shards (count).")
     pulls: int = _counter("Calls for rows (count).")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...cpp_ext.device_step import StepOnDevice
-from ...proto.errors import FailedPrecondition, SparserowError
+from ...proto.errors import FailedPrecondition, OutsideQuorum, SparserowError
 from .background_push import BackgroundPush
 from .commit_doubt import fenced_in_doubt
 from .device_side import DeviceSide, SealedRows
@@ -24,6 +24,7 @@ NonFinitePolicy: TypeAlias = Literal["raise", "skip"]
 
 # Votes; the highest vote of all ranks decides.
 _COMMIT, _NOT_FINITE, _REFUSED = 0, 1, 2
+_OUTSIDE = 3  # the step has its quorum without this worker; where steps have a quorum nobody votes
 
 
 class NonFiniteGradient(FailedPrecondition, FloatingPointError):  # noqa: N818 - names are the taxonomy's
@@ -94,22 +95,27 @@ def end_step(
                     on_ranks.prepare()
                 with trace.span("push", step=step):
                     native.prepare()
+            except OutsideQuorum:
+                vote = _OUTSIDE
             except SparserowError as error:
                 vote, refusal = _REFUSED, error
         with trace.span("vote", step=step):
             verdict = _highest_vote(vote) if is_voting else vote
         if verdict == _COMMIT:
-            _commit(native, pushes, trace)
+            try:
+                _commit(native, pushes, trace)
+            except OutsideQuorum:
+                verdict = _OUTSIDE
             if on_ranks is not None:
                 on_ranks.apply()
-        else:
+        elif verdict != _OUTSIDE:  # the session has aborted that step already, and its clock has gone on
             native.abort()
         if verdict == _REFUSED:
             raise refusal or FailedPrecondition("session.step: another rank's commit was refused; nothing was applied")
-        is_skipped = verdict == _NOT_FINITE
-        if is_skipped and scale is None and on_nonfinite == "raise":
+        is_skipped = verdict in (_NOT_FINITE, _OUTSIDE)
+        if verdict == _NOT_FINITE and scale is None and on_nonfinite == "raise":
             raise NonFiniteGradient(_nonfinite_text(bad, dense_is_bad))
-        if sparse is not None and not is_skipped:
+        if sparse is not None and (verdict == _OUTSIDE or not is_skipped):  # for schedulers the job's step is over
             sparse.step_from_session()
         if scale is not None:
             scale.finish(dense, sparse, skip=is_skipped)

@@ -121,6 +121,9 @@ class LocalBackend:
         rows.step()
         return True
 
+    def passed_over(self) -> None:
+        """Returns None, as every worker takes part in each step."""
+
     def settle(self, *, is_end: bool) -> None:
         """Does nothing: there are no servers, and the workers synchronise in each step."""
 
@@ -134,6 +137,10 @@ class LocalBackend:
 
     def cache(self) -> dict[str, int]:
         """Returns {}, as there is no row cache."""
+        return {}
+
+    def quorum(self) -> dict[str, int]:
+        """Returns {}, as every worker takes part in each step."""
         return {}
 
     def tiers(self) -> dict[str, float]:

@@ -86,6 +86,7 @@ class PsBackend:
         self._dense_rows: DenseRows | None = None
         self._holders: dict[str, HashedEmbeddings] = {}
         self._tables: JobTables | None = None
+        self._refused = self._missed = 0  # steps of the session until the last call of passed_over
         with self._control() as client:
             shards = client.status().shards
         if job.train.prefetch_hints and not any(shard.HasField("tier") for shard in shards):
@@ -224,6 +225,16 @@ class PsBackend:
             clip_dense(dense, train.clip_norm, scaler)
         return self._session.step(dense, scaler, allow_empty=True, clip_row_norm=train.clip_row_norm)
 
+    def passed_over(self) -> int | None:
+        """Returns how many steps the session's clock passed over when the last step had its quorum without it.
+
+        The result is None when the step was not taken for another reason.
+        """
+        stats = self._session.stats()
+        is_outside, missed = stats.refused_steps > self._refused, stats.missed_steps - self._missed
+        self._refused, self._missed = stats.refused_steps, stats.missed_steps
+        return missed if is_outside else None
+
     def settle(self, *, is_end: bool) -> None:
         """With dense tensors on the servers, pulls them under the clock; at the end, rank 0 waits for the others."""
         if self._dense_rows is None:
@@ -251,6 +262,13 @@ class PsBackend:
     def cache(self) -> dict[str, int]:
         """Returns the counts of the session's row cache."""
         return {} if self._job.train.cache is None else self._session.stats().cache()
+
+    def quorum(self) -> dict[str, int]:
+        """Returns how many steps had their quorum without this worker, and how many it passed over."""
+        if self._job.train.quorum is None:
+            return {}
+        stats = self._session.stats()
+        return {"refused_steps": stats.refused_steps, "missed_steps": stats.missed_steps}
 
     def tiers(self) -> dict[str, float]:
         """Returns the counts of all shards with an SSD; the work of other jobs on the cluster is included."""

@@ -242,6 +242,7 @@ class Trainer:
             staleness=self._backend.staleness(),
             tiers=self._backend.tiers(),
             cache={name: self._group.total(count) for name, count in self._backend.cache().items()},
+            quorum=self._backend.quorum(),
             history=tuple(history),
             shard_restores=restores,
             commits_lost=lost,
@@ -363,6 +364,10 @@ class Trainer:
         seconds_before = progress.seconds
         batches = loaded(self._batches, self._backend.trace, lambda: self._step.number)
         for given in batches:
+            if self._step.passes_over():
+                if self._checkpoints is not None:
+                    self._checkpoints.after_step(self._step.number, progress)  # with the workers that made the step
+                continue
             batch = self._placed(given, train=True)
             result = self._run_step(batch)
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
@@ -424,11 +429,15 @@ class Trainer:
         progress = self._progress
         samples, loss_sum, seconds = progress.samples, progress.loss_sum, progress.seconds
         total = self._group.total(samples)
-        if total == 0 and self._leased is None:  # with leases, other workers may have had all of the data
+        if (
+            total == 0 and self._leased is None and not self._step.outside
+        ):  # with leases, other workers may have had all of the data
             if self._step.refused:
                 raise InvalidArgument(f"train: all {self._step.refused} steps were refused for NaN or Inf")
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
         rate, loss = total / seconds if seconds else 0.0, loss_sum / max(samples, 1)
+        if not samples and self._step.outside:
+            loss = math.nan
         if self._leased is not None:
             known = leased_epochs.known_result(self._leased, epoch, self._group.world, self._shown_task)
             if known is not None:

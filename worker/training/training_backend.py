@@ -148,6 +148,13 @@ class TrainingBackend(Protocol):
         """
         ...
 
+    def passed_over(self) -> int | None:
+        """Is called after a step that was not taken, and returns how many more steps the job has made without it.
+
+        The result is None unless the step had its quorum without this worker (``train.quorum``).
+        """
+        ...
+
     def settle(self, *, is_end: bool) -> None:
         """Is called before an evaluation: waits for the steps of other workers that have no process group.
 
@@ -167,6 +174,10 @@ class TrainingBackend(Protocol):
 
     def cache(self) -> dict[str, int]:
         """Returns the counts of this worker's row cache (``TrainResult.cache``); {} without a cache."""
+        ...
+
+    def quorum(self) -> dict[str, int]:
+        """Returns the counts of this worker's steps without it (``TrainResult.quorum``); {} without a quorum."""
         ...
 
     def tiers(self) -> dict[str, float]:

@@ -66,6 +66,8 @@ class TrainResult:
         commands: shell commands that publish and serve the kept model, under the keys ``publish`` and ``serve``.
         best_epoch: with ``metrics.best``, the epoch whose model is kept or published; else None.
         best_checkpoint: the name of its checkpoint; else None.
+        quorum: with ``train.quorum``, counts over all workers: refused_steps had their quorum when a worker was done
+            with them, and missed_steps were over before it began them. {} without.
     """
 
     test_auc: float
@@ -90,6 +92,7 @@ class TrainResult:
     commands: dict[str, str] = field(default_factory=dict)
     best_epoch: int | None = None
     best_checkpoint: str | None = None
+    quorum: dict[str, int] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -128,6 +131,7 @@ def merged(results: Sequence[TrainResult]) -> TrainResult:
         first_bad_line=next((result.first_bad_line for result in results if result.first_bad_line), None),
         refused_steps=sum(result.refused_steps for result in results),
         cache={name: sum(result.cache[name] for result in results) for name in first.cache},
+        quorum={name: sum(result.quorum[name] for result in results) for name in first.quorum},
         history=tuple(history),
     )
 

@@ -44,7 +44,8 @@ class StepResult:
             (0) where no task has binary cross entropy.
         labels: the labels of that task, of the same shape.
         loss: the mean loss over this rank's samples; it may be NaN or Inf when the step was refused.
-        is_taken: whether the step was taken, and not refused; every rank has the same value.
+        is_taken: whether the step was taken, and not refused; every rank has the same value. With ``train.quorum``,
+            whether this worker is a member of the step.
     """
 
     logits: torch.Tensor
@@ -67,7 +68,8 @@ class TrainingStep:
         rates: the schedules of the learning rates.
         scaler: the scaler of the loss with amp float16; else None.
         refused: the number of steps so far that were not taken.
-        number: the number of steps so far, refused ones included.
+        number: the number of steps so far, with those that were refused, or made without this worker.
+        outside: the number of steps so far that had their quorum without this worker, with those that it passed over.
     """
 
     def __init__(
@@ -85,16 +87,19 @@ class TrainingStep:
         self.rates = LearningRates(train.schedule, backend.optimizers)
         self.refused = 0
         self.number = 0
+        self.outside = 0
+        self._to_pass = 0  # steps that the job has made without this worker, and whose batches it has still to drop
         self._samples = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counts of steps and samples, and of the items of tasks that count them."""
-        counts = {"number": self.number, "refused": self.refused, "samples": self._samples}
+        counts = {"number": self.number, "refused": self.refused, "samples": self._samples, "outside": self.outside}
         return {**counts, "items": self._outputs.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues the counts from a result of :meth:`state_dict`."""
         self.number, self.refused, self._samples = state["number"], state["refused"], state["samples"]
+        self.outside = state.get("outside", 0)
         self._outputs.load_state_dict(state.get("items", {}))
 
     def run(self, batch: StepBatch) -> StepResult:
@@ -122,6 +127,19 @@ class TrainingStep:
         self.number += 1
         loss, on_host, of_task = shown()
         return StepResult(on_host, of_task, loss, is_taken)
+
+    def passes_over(self) -> bool:
+        """Whether the job has made the next step without this worker, whose batch for it is dropped then.
+
+        So all workers are at the same place of their data, and of the schedule, in the same step. No step is passed
+        over in a checkpoint, since those who made the steps wait there.
+        """
+        if self._to_pass == 0:
+            return False
+        self._to_pass -= 1
+        self.number += 1
+        self.rates.step()
+        return True
 
     def _shown(self, losses: list[torch.Tensor], logits: torch.Tensor, labels: torch.Tensor) -> Shown:
         """Returns what gives the sum of the losses, the logits and the labels on the host.
@@ -172,6 +190,12 @@ class TrainingStep:
         if is_taken:
             self.rates.step()
             return True
+        passed = self._backend.passed_over()
+        if passed is not None:
+            self.rates.step()
+            self._to_pass = passed
+            self.outside += 1 + passed
+            return False
         self.refused += 1
         # Reached only with a scaler or on_nonfinite=skip, on all ranks alike; a scaler cannot repair a loss.
         loss = shown()[0]

@@ -46,8 +46,9 @@ struct Request {
   // Written by the channel.
   bool done = false;
   Status status;
-  bool may_be_taken = false;     // of an error: a copy of the request is out that has no answer
-  std::vector<std::byte> reply;  // body of an ACK or SCAN_PAGE
+  bool may_be_taken = false;         // of an error: a copy of the request is out that has no answer
+  std::int64_t open_step = kNoStep;  // of kOutsideQuorum: `step` of the ERROR
+  std::vector<std::byte> reply;      // body of an ACK or SCAN_PAGE
 
   // The channel's own: how much is sent.
   bool sending = false;

@@ -113,6 +113,7 @@ Status Channel::on_error(Request& request) {
     return malformed_reply("ERROR section");
   }
   Status status = parse_error(section.value()->payload);
+  if (status.code() == Code::kOutsideQuorum) request.open_step = reader_.header().step;
   if (!request.sent) {  // refused by its header: the shard will not read the rest
     std::erase(queue_, &request);
     finish(request, std::move(status));

@@ -216,24 +216,24 @@ std::uint64_t Client::hint(std::span<const TablePull> tables, std::chrono::milli
   return impl_->hint(tables, deadline);
 }
 Status Client::prepare(std::span<const TablePush> tables, const CommitOptions& options) {
-  return impl_->push(FrameType::kPrepare, tables, options, 0, true);
+  return impl_->push(FrameType::kPrepare, tables, options, 0, true, {});
 }
 Status Client::commit_prepared(const CommitOptions& options) {
   impl_->change_replay_buffers([&options](ReplayBuffer& buffer) { buffer.decide(options.sequence); });
-  return impl_->signal(FrameType::kCommit, options, kFramePrepared);
+  return impl_->commit_prepared(options);
 }
 Status Client::abort(const CommitOptions& options) {
   impl_->change_replay_buffers([&options](ReplayBuffer& buffer) { buffer.drop(options.sequence); });
-  return impl_->signal(FrameType::kAbort, options, 0);
+  return impl_->signal(FrameType::kAbort, options, 0, {});
 }
 Status Client::commit(std::span<const TablePush> tables, const CommitOptions& options) {
-  return impl_->push(FrameType::kCommit, tables, options, 0, true);
+  return impl_->push(FrameType::kCommit, tables, options, 0, true, {});
 }
 Status Client::assign(std::span<const TablePush> tables, const CallOptions& options) {
   CommitOptions as_commit;
   as_commit.deadline = options.deadline;
   as_commit.sequence = options.sequence;
-  return impl_->push(FrameType::kAssign, tables, as_commit, 0, false);
+  return impl_->push(FrameType::kAssign, tables, as_commit, 0, false, {});
 }
 Result<std::uint64_t> Client::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                     std::span<const std::uint32_t> shard_begin, const CallOptions& options) {

@@ -45,6 +45,9 @@ struct ClientOptions {
   // Bytes of commits that are kept for each shard, to be sent again when it comes back from a checkpoint. The newest
   // commit is kept in any case; 0: none is.
   std::uint64_t replay_bytes = 0;
+  // Steps have a quorum: the COMMIT of a step goes to shard 0, which names the members, and to the others when that has
+  // acknowledged it. All workers of the job have the same value.
+  bool has_quorum = false;
   bool is_lazy = false;  // connect() does not wait: shards are dialled when they are asked
 };
 

@@ -57,9 +57,15 @@ class Client::Impl {
   Status pull(std::span<const TablePull> tables, const CallOptions& options);
   Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
   std::uint64_t hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline);
+  // Shards of a request: from the first to before the last.
+  struct Range {
+    std::uint32_t first = 0;
+    std::uint32_t last = UINT32_MAX;
+  };
   Status push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options, std::uint8_t flags,
-              bool every_shard);
-  Status signal(FrameType type, const CommitOptions& options, std::uint8_t flags);
+              bool every_shard, Range range);
+  Status signal(FrameType type, const CommitOptions& options, std::uint8_t flags, Range range);
+  Status commit_prepared(const CommitOptions& options);
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                               std::span<const std::uint32_t> shard_begin, const CallOptions& options);
   Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,

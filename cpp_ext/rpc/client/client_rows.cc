@@ -159,12 +159,12 @@ Status Client::Impl::lookup(std::span<const TablePull> tables, const LookupOptio
 }
 
 Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options,
-                          std::uint8_t flags, bool every_shard) {
+                          std::uint8_t flags, bool every_shard, Range range) {
   for (const TablePush& table : tables) {
     SR_RETURN_IF_ERROR(check_groups("push", table.dim, table.keys, table.shard_begin, shards()));
   }
   Call call(options.deadline);
-  for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+  for (std::uint32_t shard = range.first; shard < std::min(range.last, shards()); ++shard) {
     const bool any = std::any_of(tables.begin(), tables.end(), [&](const TablePush& table) {
       return table.shard_begin[shard + 1] > table.shard_begin[shard];
     });
@@ -221,6 +221,9 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
       if (!status.is_ok()) *options.may_be_applied |= is_taken || request.may_be_taken;
     }
   }
+  for (const Outgoing& out : call.requests) {
+    if (options.open_step != nullptr) *options.open_step = std::max(*options.open_step, out.request.open_step);
+  }
   if (is_by_key && !status.is_ok()) drop_held(options.sequence);
   if (type == FrameType::kCommit && has_content && !status.is_ok()) drop_refused(call);
   return status;
@@ -237,8 +240,23 @@ void Client::Impl::drop_refused(const Call& call) {
   }
 }
 
-Status Client::Impl::signal(FrameType type, const CommitOptions& options, std::uint8_t flags) {
-  return push(type, {}, options, flags, true);
+Status Client::Impl::signal(FrameType type, const CommitOptions& options, std::uint8_t flags, Range range) {
+  return push(type, {}, options, flags, true, range);
+}
+
+// With a quorum shard 0 names the members of a step. The other shards hear only from members, so that a COMMIT there
+// says that shard 0 has it (docs/internals/consistency.md, rule 20). Both calls together have the deadline.
+Status Client::Impl::commit_prepared(const CommitOptions& options) {
+  constexpr auto kType = FrameType::kCommit;
+  if (!options_.has_quorum || options.step == kNoStep || shards() == 1) {
+    return signal(kType, options, kFramePrepared, {});
+  }
+  const auto begun = Clock::now();
+  SR_RETURN_IF_ERROR(signal(kType, options, kFramePrepared, {.first = 0, .last = 1}));
+  CommitOptions others = options;
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun);
+  others.deadline = std::max(options.deadline - waited, std::chrono::milliseconds(1));
+  return signal(kType, others, kFramePrepared, {.first = 1});
 }
 
 // Shards are asked together; one that does not know hints, or fails, brings nothing.

@@ -146,9 +146,11 @@ Task<bool> Connection::greet() {
   co_return false;
 }
 
-Task<bool> Connection::refuse(const FrameHeader& header, const Status& status) {
+Task<bool> Connection::refuse(const FrameHeader& header, const Status& status, std::int64_t open_step) {
   ++core_.counters.frames_refused;
-  const auto refusal = error_frame(reply_to(header, FrameType::kError), status);
+  FrameHeader reply = reply_to(header, FrameType::kError);
+  reply.step = open_step;
+  const auto refusal = error_frame(reply, status);
   co_return co_await io_.write_reply(refusal);
 }
 
@@ -315,7 +317,7 @@ Task<bool> Connection::serve_one() {
   request.body = Body{};
   bool is_alive = true;
   if (!outcome.is_ok()) {
-    is_alive = co_await refuse(header, outcome.status);
+    is_alive = co_await refuse(header, outcome.status, outcome.open_step);
   } else if (!outcome.frame.empty()) {
     is_alive = co_await io_.write_reply(outcome.frame);
   }

@@ -47,7 +47,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<void> run();
   Task<bool> greet();
   Task<bool> serve_one();
-  Task<bool> refuse(const FrameHeader& header, const Status& status);
+  Task<bool> refuse(const FrameHeader& header, const Status& status, std::int64_t open_step = kNoStep);
 
   Status check_hello(const FrameHeader& header, std::span<const std::byte> body, std::vector<std::byte>& reply);
   // Whether the token that HELLO showed is still known, and allows this request.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "rpc/server/fair_budget.h"
+#include "schema/schema.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -42,7 +43,8 @@ struct Outcome {
   [[nodiscard]] bool is_ok() const noexcept { return status.is_ok(); }
 
   Status status;
-  std::vector<std::byte> frame;  // empty: nothing is left to be sent
+  std::int64_t open_step = kNoStep;  // of kOutsideQuorum: the lowest step that still takes members
+  std::vector<std::byte> frame;      // empty: nothing is left to be sent
   bool is_grammar_broken = false;
   bool is_parked = false;
   FairBudget::Charge charge;  // for the bytes of the frame

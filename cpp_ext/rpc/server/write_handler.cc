@@ -95,11 +95,11 @@ Outcome WriteHandler::commit() {
   commit.owner = std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(owners));
   if (!commits) {
     Status status = core_.commits.prepare(std::move(commit));
-    if (!status.is_ok()) return Outcome::refused(std::move(status));
+    if (!status.is_ok()) return refused(std::move(status));
     return acknowledged(0, false);
   }
   auto result = core_.commits.commit(std::move(commit), prepared);
-  if (!result.is_ok()) return Outcome::refused(result.status());
+  if (!result.is_ok()) return refused(result.status());
   if (!result.value().duplicate) core_.counters.rows_written += result.value().applied_rows;
   return acknowledged(result.value().applied_rows, result.value().duplicate);
 }
@@ -122,6 +122,14 @@ Outcome WriteHandler::abort() {
   Status status = core_.commits.abort(header_.job_id, header_.worker_id, header_.worker_epoch, header_.sequence);
   if (!status.is_ok()) return Outcome::refused(std::move(status));
   return acknowledged(0, false);
+}
+
+// The refusal of a commit; a worker outside of the step's quorum learns which step it may take.
+Outcome WriteHandler::refused(Status status) const {
+  const bool is_outside = status.code() == Code::kOutsideQuorum;
+  Outcome outcome = Outcome::refused(std::move(status));
+  if (is_outside) outcome.open_step = core_.commits.open_step(header_.job_id);
+  return outcome;
 }
 
 Outcome WriteHandler::acknowledged(std::uint64_t rows, bool is_duplicate) const {

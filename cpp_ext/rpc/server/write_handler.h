@@ -24,6 +24,7 @@ class WriteHandler {
   Outcome erase();
   // Runs `write` once for the header's sequence; a write without a sequence runs each time that it comes.
   Outcome write_rows(const std::function<Result<std::uint64_t>()>& write);
+  [[nodiscard]] Outcome refused(Status status) const;
   [[nodiscard]] Outcome acknowledged(std::uint64_t rows, bool is_duplicate) const;
   // float32 gradients of a view: in place, or widened into memory that is added to `owners`.
   const float* floats_of(const TableView& view, std::vector<std::shared_ptr<void>>& owners);

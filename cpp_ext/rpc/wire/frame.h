@@ -17,7 +17,8 @@
 //   SCAN       client -> server  section SCAN
 //   SCAN_PAGE  server -> client  section SCAN_PAGE
 //   ACK        server -> client  section ACK
-//   ERROR      server -> client  section ERROR                       reply to any request
+//   ERROR      server -> client  section ERROR                       reply to any request; of kOutsideQuorum
+//              header.step is the lowest step that still takes members
 //   HINT       client -> server  section TABLE_KEYS per table        a feature of HELLO; answered by ACK at once
 //   PING / PONG                  none
 //

@@ -138,14 +138,16 @@ class JobOperations:
                 if state is not None:
                     self._settled[job_id] = state
                 return
-            roster = self._cluster.rosters[job_id] = Roster(job.full_name, job.terms.staleness, job.generation)
+            roster = self._cluster.rosters[job_id] = Roster(
+                job.full_name, job.terms.staleness, job.generation, quorum=job.terms.quorum
+            )
         if job is not None and job.generation == roster.generation:
             await self._change(job_id, roster, roster.gone(members), members)
         else:
             # The former clock ends: the doubtful commits of its workers are decided before the next clock begins.
             await self._change(job_id, roster, roster.gone([]), [])
             if job is not None:
-                roster.begin_generation(job.generation, job.full_name, job.terms.staleness)
+                roster.begin_generation(job.generation, job.full_name, job.terms.staleness, job.terms.quorum)
                 # No worker has the new clock yet, and commits of the former clock say nothing about its steps.
                 roster.decide(self._next_operation(), [], [], members)
                 self._save()
@@ -222,7 +224,8 @@ class JobOperations:
                 await self._release(job_id)
                 raise
             tickets = [member.ticket for member in job.members.values()]
-            roster.begin_generation(self._cluster.jobs.begin_clock(job, generation), job.full_name, job.terms.staleness)
+            generation, terms = self._cluster.jobs.begin_clock(job, generation), job.terms
+            roster.begin_generation(generation, job.full_name, terms.staleness, terms.quorum)
             roster.decide(self._next_operation(), [], [], tickets, reached=first_step - 1)
             self._save()
             await self._shard_calls.tell_job(job_id, roster)

@@ -20,7 +20,7 @@ from ....proto.grpc_status import error_of_status
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
 from ....proto.security.security import open_aio_channel
-from ....proto.shard_protocol import SHARD_PROTOCOL
+from ....proto.shard_protocol import QUORUM_PROTOCOL, SAVES_PROTOCOL
 from ..state.cluster import Cluster
 from ..state.roster import CommitWindow, Roster, WorkerKey
 from ..state.shards import Shard, ShardPhase
@@ -119,7 +119,7 @@ class ShardCalls:
             for job_id in has.job_ids:
                 if job_id not in rosters:
                     await link.call("DropJob", pb.DropJobRequest(job_id=job_id, operation=self._cluster.operations))
-            tables_a_call = 1 if shard.protocol < SHARD_PROTOCOL else _TABLES_A_CALL
+            tables_a_call = 1 if shard.protocol < SAVES_PROTOCOL else _TABLES_A_CALL
             for schemas in _batches(self._cluster.registry.tables(), tables_a_call):
                 await link.call("CreateTable", pb.ShardCreateTableRequest(schemas=map(message_of_schema, schemas)))
             for job_id, roster in list(rosters.items()):
@@ -349,11 +349,20 @@ def _batches(schemas: list[TableSchema], size: int) -> Iterable[list[TableSchema
 
 def _check_build(shard: Shard) -> None:
     """Raises FailedPrecondition when a shard is known to run an earlier build, whose checkpoints have another form."""
-    if 0 < shard.protocol < SHARD_PROTOCOL:
+    if 0 < shard.protocol < SAVES_PROTOCOL:
         raise FailedPrecondition(
             f"shard {shard.index} runs an earlier build, whose checkpoints have another form; restart it with "
             "this build, then save or restore"
         )
+
+
+def check_knows_quorum(shards: Iterable[Shard]) -> None:
+    """Raises FailedPrecondition when a shard is known to run an earlier build, which would wait for every worker."""
+    for shard in shards:
+        if 0 < shard.protocol < QUORUM_PROTOCOL:
+            raise FailedPrecondition(
+                f"quorum: shard {shard.index} runs an earlier build, which knows no quorum; restart it with this build"
+            )
 
 
 async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
@@ -391,4 +400,5 @@ def job_message(job_id: int, roster: Roster, proofs: Mapping[tuple[int, int], by
         ],
         generation=roster.generation,
         operation=roster.operation,
+        quorum=roster.quorum or 0,
     )

@@ -295,7 +295,7 @@ def _job_document(job: Job) -> dict[str, Any]:
         "id": job.job_id,
         "namespace": job.namespace,
         "name": job.name,
-        "terms": [job.terms.world_size, job.terms.staleness, job.terms.grad_scale],
+        "terms": [job.terms.world_size, job.terms.staleness, job.terms.grad_scale, job.terms.quorum],
         "generation": job.generation,
         "gathered": job.gathered,
         "members": [
@@ -307,8 +307,8 @@ def _job_document(job: Job) -> dict[str, Any]:
 
 
 def _job_of_document(saved: dict[str, Any], *, expires_at: float) -> Job:
-    world_size, staleness, grad_scale = saved["terms"]
-    job = Job(saved["id"], saved["namespace"], saved["name"], JobTerms(world_size, staleness, grad_scale))
+    terms = JobTerms(*saved["terms"])  # an earlier build saved no quorum
+    job = Job(saved["id"], saved["namespace"], saved["name"], terms)
     job.generation, job.gathered = saved["generation"], saved["gathered"]
     for rank, worker_id, epoch, step in saved["members"]:
         ticket = Ticket(job.job_id, rank, worker_id, epoch)
@@ -320,6 +320,7 @@ def _roster_document(roster: Roster) -> dict[str, Any]:
     return {
         "name": roster.name,
         "staleness": roster.staleness,
+        "quorum": roster.quorum,
         "generation": roster.generation,
         "operation": roster.operation,
         "spans": [
@@ -337,4 +338,5 @@ def _roster_of_document(saved: dict[str, Any]) -> Roster:
         saved["generation"],
         saved["operation"],
         {span.key: span for span in spans},
+        saved.get("quorum"),  # an earlier build saved none
     )

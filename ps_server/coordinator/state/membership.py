@@ -12,7 +12,7 @@ one: the job grows to the world size that the rank gives.
 Invariants:
  1. (job, rank) keeps its worker id while its job is remembered; its epoch only grows. A worker id is given once, and a
     generation is the number of one clock of one job. Neither is used again, also for a job that was forgotten.
- 2. All members and candidates of a job agree on world size, staleness and gradient scale.
+ 2. All members and candidates of a job agree on world size, staleness, gradient scale and quorum.
  3. ``revision`` changes whenever the state that shards must know of a job changes.
 
 Times are seconds of a monotonic clock that the caller passes in.
@@ -37,11 +37,13 @@ class JobTerms:
         world_size: the number of ranks.
         staleness: the bound on staleness, in steps; None means asynchronous.
         grad_scale: "mean" or "sum".
+        quorum: the number of members of a step, with staleness 0; None means all workers.
     """
 
     world_size: int
     staleness: int | None
     grad_scale: str
+    quorum: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,15 @@ class Membership:
             proof: random bytes that only this epoch of the worker will know; b"" when it does not have to prove itself.
 
         Raises:
-            InvalidArgument: the rank or the world size is out of range.
+            InvalidArgument: the rank, the world size or the quorum is out of range.
             FailedPrecondition: the terms differ from those of the job's other workers; the text names the field and
                 both values.
         """
         check_name("job", name)
         if not 0 <= rank < terms.world_size:
             raise not_allowed("rank", rank, f"[0, world_size ({terms.world_size}))")
+        if terms.quorum is not None and (terms.staleness != 0 or terms.quorum > terms.world_size):
+            raise not_allowed("quorum", terms.quorum, f"1 to {terms.world_size} workers, with staleness 0")
         job = self._job(namespace, name, rank, terms)
         if job.gathered and terms.staleness == 0:  # a rank registers again, so the steps of all workers are over
             self._begin_generation(job)
@@ -321,7 +325,9 @@ class Membership:
         ):
             job.terms = terms = replace(terms, world_size=max(terms.world_size, job.terms.world_size))
         if job.terms != terms and others:
-            field_name = next(f for f in ("world_size", "staleness", "grad_scale") if _differs(job.terms, terms, f))
+            field_name = next(
+                f for f in ("world_size", "staleness", "grad_scale", "quorum") if _differs(job.terms, terms, f)
+            )
             raise FailedPrecondition(
                 f"job {full_name}: {field_name} is {getattr(job.terms, field_name)!r} for rank "
                 f"{others[0].ticket.rank} and {getattr(terms, field_name)!r} for rank {rank}; its workers must agree"

@@ -64,6 +64,7 @@ class Roster:
         generation: the generation whose clock the spans belong to; 0 before the first.
         operation: the number of the last decision.
         spans: the steps for which each worker counts.
+        quorum: the number of members of a step, with staleness 0; None means all workers.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Roster:
     generation: int = 0
     operation: int = 0
     spans: dict[WorkerKey, Span] = field(default_factory=dict)
+    quorum: int | None = None
 
     def gone(self, members: Iterable[Ticket]) -> list[WorkerKey]:
         """Returns the workers that live for the shards, and are not members any more."""
@@ -114,9 +116,9 @@ class Roster:
             self.spans.setdefault(span.key, span)
         self._prune(reports)
 
-    def begin_generation(self, generation: int, name: str, staleness: int | None) -> None:
+    def begin_generation(self, generation: int, name: str, staleness: int | None, quorum: int | None = None) -> None:
         """Begins a new clock, for which no worker counts yet."""
-        self.generation, self.name, self.staleness = generation, name, staleness
+        self.generation, self.name, self.staleness, self.quorum = generation, name, staleness, quorum
         self.spans.clear()
 
     def _prune(self, reports: Sequence[Mapping[WorkerKey, CommitWindow]]) -> None:

@@ -49,8 +49,16 @@ class Coordinator:
     name = "c"
 
     def __init__(
-        self, shards: list[str], workers: int, staleness: int | None, witness: Witness, bugs: frozenset[str]
+        self,
+        shards: list[str],
+        workers: int,
+        staleness: int | None,
+        witness: Witness,
+        bugs: frozenset[str],
+        *,
+        has_quorum: bool = False,
     ) -> None:
+        self.has_quorum = has_quorum
         self.shards, self.staleness, self.witness, self.bugs = shards, staleness, witness, bugs
         self.generation, self.route, self.lineage = 0, 1, 1
         self.epochs = dict.fromkeys(range(workers), 1)
@@ -114,7 +122,9 @@ class Coordinator:
     # Operations
 
     def request(self, kind: str, worker: int = -1, detail: int = 0) -> list[Any]:
-        if self.staleness == 0 and kind in ("dead", "restore"):
+        # With a quorum a job goes on without a worker that died, as the others make the steps without it.
+        goes_back = ("restore",) if self.has_quorum else ("dead", "restore")
+        if self.staleness == 0 and kind in goes_back:
             kind, worker, detail = "rollback", -1, 0
         operation = Operation(kind, worker, detail)
         current = self.operation

@@ -22,6 +22,7 @@ EXHAUSTED = "ResourceExhausted"
 DEADLINE = "DeadlineExceeded"
 NOT_PREPARED = "FailedPrecondition: not prepared"
 REFUSED = "Refused"
+OUTSIDE = "OutsideQuorum"
 
 
 class Part(NamedTuple):
@@ -129,6 +130,7 @@ class Error(NamedTuple):
     req: int
     code: str
     waits_for: tuple[int, ...] = ()
+    open_step: int = -1  # of OUTSIDE: the lowest step that still takes members here
 
 
 class Register(NamedTuple):

@@ -35,9 +35,10 @@ class Image:
 
 
 class Shard:
-    def __init__(self, index: int, staleness: int | None, bugs: frozenset[str]) -> None:
+    def __init__(self, index: int, staleness: int | None, bugs: frozenset[str], *, quorum: int | None = None) -> None:
         self.name = f"s{index}"
         self.staleness = staleness
+        self.quorum = quorum  # with staleness 0: a step has so many members; None: all workers
         self.bugs = bugs
         self.disk: dict[int, Image] = {0: Image()}
         self.incarnation = 0
@@ -163,6 +164,8 @@ class Shard:
         pair = (frame.worker, frame.epoch)
         if frame.seq <= self.window(*pair).floor:
             return [f.Ack(self.name, frame.src, frame.req)]
+        if self._is_full(frame.step):
+            return [self._outside(frame)]
         if self.refuse_next:
             self.refuse_next = False
             return self._error(frame, f.EXHAUSTED)
@@ -190,6 +193,8 @@ class Shard:
         ack = f.Ack(self.name, frame.src, frame.req)
         if frame.seq <= self.window(*pair).floor and "dedup_off" not in self.bugs:
             return [ack]
+        if self._is_full(frame.step):
+            return [self._outside(frame)]
         if self.held and frame.step > (self.target or {}).get(pair, -1):
             return self._error(frame, f.UNAVAILABLE)
         part = frame.part
@@ -222,6 +227,25 @@ class Shard:
             if span.first <= step and (span.until is None or step <= span.until)
         ]
 
+    def _needed(self, step: int) -> int:
+        """How many members a step has: all workers that count, or the quorum where more count."""
+        counted = len(self._counted(step))
+        if "quorum_of_the_living" in self.bugs:
+            counted = sum(span.until is None for span in self.members.values())
+        return counted if self.quorum is None else min(self.quorum, counted)
+
+    def _is_full(self, step: int) -> bool:
+        """Whether a step has its quorum, so that nobody else becomes a member. Once it is full it stays full."""
+        if self.quorum is None:
+            return False
+        return step <= self.done_step or len(self.kept.get(step, {})) >= max(1, self._needed(step))
+
+    def _outside(self, frame: Any) -> f.Error:
+        step = self.done_step + 1
+        while self._is_full(step):
+            step += 1
+        return f.Error(self.name, frame.src, frame.req, f.OUTSIDE, open_step=step)
+
     def _accept(self, pair: f.Pair, seq: int, step: int, part: f.Part) -> None:
         state = self.window(*pair)
         self.windows[self._window_key(*pair)] = f.WindowState(max(seq, state.floor), seq, step, state.count + 1)
@@ -237,7 +261,11 @@ class Shard:
         while True:
             step = self.done_step + 1
             wanted, there = self._counted(step), self.kept.get(step, {})
-            if not wanted or any(pair not in there for pair in wanted):
+            if self.quorum is not None:
+                if not there or len(there) < self._needed(step):
+                    return
+                wanted = sorted(there)
+            elif not wanted or any(pair not in there for pair in wanted):
                 return
             order = [pair for pair in there if pair in wanted] if "arrival_order" in self.bugs else wanted
             self._apply(step, len(wanted), [there[pair] for pair in order])
@@ -325,7 +353,9 @@ class Shard:
                 self._accept(pair, prepared.seq, prepared.step, prepared.part)
 
     def _finish_cut(self) -> list[Any]:
-        if self.target is None or any(self.window(*pair).step < step for pair, step in self.target.items()):
+        if self.target is None:
+            return []
+        if self.quorum is None and any(self.window(*pair).step < step for pair, step in self.target.items()):
             return []
         if self.staleness == 0 and self.done_step < max(self.target.values(), default=-1):
             return []

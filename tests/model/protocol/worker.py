@@ -19,6 +19,7 @@ class Witness(Protocol):
     def pulled(self, worker: f.Pair, step: int, view: dict[int, f.Row], rows: f.Rows) -> None: ...
     def finished(self, commit: f.CommitId, step: int) -> None: ...
     def aborted(self, commit: f.CommitId) -> None: ...
+    def outside(self, commit: f.CommitId, step: int, open_step: int) -> None: ...
     def unprepared(self, commit: f.CommitId, shard: str) -> None: ...
     def fenced(self, commit: f.CommitId, shard: str) -> None: ...
     def waited(self, step: int, waits_for: tuple[int, ...]) -> None: ...
@@ -35,10 +36,20 @@ def part_of(worker: int, step: int, shard: int, tag: int) -> f.Part:
 
 
 class Worker:
-    def __init__(self, worker: int, shards: list[str], last_step: int, witness: Witness, bugs: frozenset[str]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        shards: list[str],
+        last_step: int,
+        witness: Witness,
+        bugs: frozenset[str],
+        *,
+        has_quorum: bool = False,
+    ) -> None:
         self.worker, self.name = worker, f"w{worker}"
         self.shards, self.last_step = shards, last_step
         self.witness, self.bugs = witness, bugs
+        self.has_quorum = has_quorum
         self.nonce, self.req, self.tag = 0, 0, 0
         self.phase = "down"
         self.was_aborted = False
@@ -52,6 +63,7 @@ class Worker:
         self.epoch = self.route = self.seq = self.step = 0
         self.cache: dict[str, dict[int, f.Row]] = {shard: {} for shard in self.shards}
         self.held: dict[int, tuple[int, dict[str, f.Part]]] = {}  # decided, not yet in a durable cut
+        self.open_step = 0  # as a shard said that refused this worker's step
         self.waiting: dict[str, Any] = {}
         return self._register()
 
@@ -89,6 +101,7 @@ class Worker:
         if self.phase != "joining" or frame.nonce != self.nonce or frame.epoch <= self.epoch:
             return []
         self.epoch, self.route, self.step, self.seq = frame.epoch, frame.route, frame.step, 0
+        self.open_step = 0
         self.held = {}
         return self._next()
 
@@ -164,7 +177,13 @@ class Worker:
     def _commit(self) -> list[Any]:
         self.held[self.seq] = (self.step, self.parts)
         self.witness.decided((self.worker, self.epoch, self.seq), self.step, self.parts)
+        if self.has_quorum and "quorum_of_each_shard" not in self.bugs:
+            return self._ask("naming", self._make_commit, self.shards[:1])
         return self._ask("committing", self._make_commit)
+
+    def _named(self) -> list[Any]:
+        """The naming shard has this worker among the step's members; the other shards are told."""
+        return self._ask("committing", self._make_commit, self.shards[1:]) or self._finish()
 
     def _abort(self) -> list[Any]:
         return self._ask(
@@ -174,6 +193,10 @@ class Worker:
     def _aborted(self) -> list[Any]:
         self.was_aborted = True
         self.witness.aborted((self.worker, self.epoch, self.seq))
+        self.held.pop(self.seq, None)
+        if self.open_step > self.step:
+            self.step = self.open_step
+            return self._next()
         return self._pull()
 
     def _finish(self) -> list[Any]:
@@ -199,6 +222,7 @@ class Worker:
         after = {
             "pulling": self._prepare,
             "preparing": self._commit,
+            "naming": self._named,
             "committing": self._finish,
             "aborting": self._aborted,
             "replaying": self._resume,
@@ -209,11 +233,17 @@ class Worker:
         if not self._answers(frame):
             return []
         if frame.code == f.FENCED:
-            if self.phase == "committing":
+            if self.phase in ("naming", "committing"):
                 self.witness.fenced((self.worker, self.epoch, self.seq), frame.src)
             return self._register()
         if frame.code == f.STALE_ROUTE:
             return self._reroute()
+        if frame.code == f.OUTSIDE:
+            if "outside_commits" in self.bugs and self.phase in ("naming", "committing"):
+                return self._advance(frame.src)
+            self.open_step = max(self.open_step, frame.open_step)
+            self.witness.outside((self.worker, self.epoch, self.seq), self.step, frame.open_step)
+            return self._abort()
         if frame.code == f.EXHAUSTED:
             return self._abort()
         if frame.code == f.DEADLINE:
@@ -265,6 +295,8 @@ class Worker:
         if self.resumed == "preparing":  # prepared anew everywhere, under the same sequence and content
             missing = self.unprepared if "prepare_acks_kept" in self.bugs else None
             return self._ask("preparing", self._make_prepare, missing) or self._commit()
+        if self.resumed == "naming":  # which shard answers for the step's members is not a matter of the route
+            return self._ask("naming", self._make_commit, self.shards[:1])
         if self.resumed == "committing":  # the replay brought it to every shard
             return self._finish()
         if self.resumed == "aborting":
