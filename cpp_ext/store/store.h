@@ -35,6 +35,7 @@
 #include "schema/schema.h"
 #include "store/ssd/ssd_tier.h"
 #include "store/table/admission.h"
+#include "store/table/arena_pool.h"
 #include "store/table/sweep.h"
 #include "util/hash.h"
 #include "util/status.h"
@@ -224,6 +225,7 @@ class Store {
 
   [[nodiscard]] std::vector<TableStats> stats() const;
   [[nodiscard]] std::uint64_t used_bytes() const noexcept;
+  [[nodiscard]] ReserveStats reserve_stats() const noexcept;  // beside used_bytes()
   [[nodiscard]] const StoreOptions& options() const noexcept;
   [[nodiscard]] bool has_ssd() const noexcept { return !options().ssd.path.empty(); }
   [[nodiscard]] std::optional<TierStats> tier_stats() const;  // nullopt without an SSD

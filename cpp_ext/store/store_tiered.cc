@@ -108,7 +108,7 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
   for (int attempt = 0; attempt < kTries; ++attempt) {
     SR_RETURN_IF_ERROR(impl_->tiering->make_room(*table, absent));
     const std::uint64_t bytes = impl_->bytes_for(*table, absent);
-    status = impl_->budget.promise(table->schema.name, bytes);
+    status = impl_->promise(*table, bytes);
     if (!status.is_ok()) continue;
     reservation.bytes_ = bytes;
     impl_->tiering->request_background_evict(*table, std::accumulate(absent.begin(), absent.end(), std::uint64_t{0}));

@@ -6,6 +6,8 @@
 #include <bit>
 #include <cerrno>
 
+#include "store/table/arena_reserve.h"
+
 namespace sparserow {
 namespace {
 
@@ -14,6 +16,11 @@ constexpr std::uint64_t kSmallPool = 512;  // arenas
 constexpr int kCollapse = MADV_COLLAPSE;
 #else
 constexpr int kCollapse = 25;  // Linux 6.1 and newer; headers may be older than the system
+#endif
+#ifdef MADV_POPULATE_WRITE
+constexpr int kPopulate = MADV_POPULATE_WRITE;
+#else
+constexpr int kPopulate = 23;  // Linux 5.14 and newer
 #endif
 
 // Number of consecutive granules from `at` on whose bit equals `taken`, up to the end of the bitmap.
@@ -45,6 +52,11 @@ std::byte* ArenaPool::allocate(std::size_t bytes) {
   return arena == nullptr ? nullptr : cut(*arena, granules);
 }
 
+void ArenaPool::set_reserve(ArenaReserve* reserve) {
+  const std::lock_guard lock(mutex_);
+  reserve_ = reserve;
+}
+
 ArenaPool::Run ArenaPool::allocate_units(std::size_t unit_bytes, std::uint32_t most, std::uint32_t least) {
   const auto granules_of = [unit_bytes](std::uint32_t units) {
     return static_cast<std::uint32_t>(round_up(units * unit_bytes) / kGranuleBytes);
@@ -64,7 +76,8 @@ ArenaPool::Run ArenaPool::allocate_units(std::size_t unit_bytes, std::uint32_t m
 
 void ArenaPool::expect(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  expected_bytes_ = bytes;
+  expected_bytes_.store(bytes, std::memory_order_relaxed);
+  if (reserve_ != nullptr && bytes >= kArenaBytes) reserve_->wake();
 }
 
 std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
@@ -74,6 +87,7 @@ std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
   arena.taken_granules += granules;
   arena.longest_free = longest_free_run(arena);
   put_in_bin(&arena);
+  use(arena, first + granules);
   if (!arena.is_huge && arena.taken_granules >= kGranules / 16 * 15) {
     arena.is_huge = true;
     full_.push_back(&arena);
@@ -81,6 +95,13 @@ std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
   }
   used_bytes_.fetch_add(granules * kGranuleBytes, std::memory_order_relaxed);
   return arena.base + first * kGranuleBytes;
+}
+
+// The granules before `end` are no rest any more.
+void ArenaPool::use(Arena& arena, std::uint32_t end) noexcept {
+  if (end <= arena.rest_begin) return;
+  rest_bytes_.fetch_sub((end - arena.rest_begin) * kGranuleBytes, std::memory_order_relaxed);
+  arena.rest_begin = end;
 }
 
 void ArenaPool::free(std::byte* run, std::size_t bytes) {
@@ -101,13 +122,57 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
 
 // An arena without runs, that is in no bin.
 void ArenaPool::give_back(Arena* arena) {
+  use(*arena, kGranules);
+  opened_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  if (arena->is_huge && reserve_ != nullptr && reserve_->try_keep()) {
+    warm_.push_back(arena);
+    warm_arenas_.fetch_add(1, std::memory_order_relaxed);
+    reserve_->wake();
+  } else {
+    drop_pages(arena);
+  }
+}
+
+void ArenaPool::drop_pages(Arena* arena) {
   ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
-  if (can_collapse_ && resident_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
+  if (can_collapse_ && opened_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
     ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
     arena->is_huge = false;
   }
   unopened_.push_back(arena);
-  resident_arenas_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+ArenaPool::Warmed ArenaPool::warm_one() {
+  Arena* arena = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    arena = take_unopened();
+  }
+  if (arena == nullptr) return Warmed::kNo;
+  int error = ::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) == 0 ? 0 : errno;
+  if (error == 0) {
+    ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
+    error = ::madvise(arena->base, kArenaBytes, kPopulate) == 0 ? 0 : errno;
+  }
+  const std::lock_guard lock(mutex_);
+  arena->is_huge = true;
+  if (error == 0) {
+    warm_.push_back(arena);
+    warm_arenas_.fetch_add(1, std::memory_order_relaxed);
+    return Warmed::kYes;
+  }
+  drop_pages(arena);
+  return error == EINVAL ? Warmed::kRefused : Warmed::kNo;
+}
+
+bool ArenaPool::cool_one() {
+  const std::lock_guard lock(mutex_);
+  if (warm_.empty()) return false;
+  Arena* arena = warm_.back();
+  warm_.pop_back();
+  warm_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  drop_pages(arena);
+  return true;
 }
 
 // That an arena is huge is a hint: without it all works, slower. Pages that are there already are copied into a huge
@@ -159,20 +224,46 @@ ArenaPool::Arena* ArenaPool::find_rest(std::uint32_t granules) {
   return nullptr;
 }
 
-ArenaPool::Arena* ArenaPool::open_arena() {
+ArenaPool::Arena* ArenaPool::take_unopened() {
   if (unopened_.empty() && !add_region()) return nullptr;
   Arena* arena = unopened_.back();
-  if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
-  const bool is_small_pool = resident_arenas_.load(std::memory_order_relaxed) < kSmallPool;
-  const bool fills_soon = expected_bytes_ >= kArenaBytes;
-  if (fills_soon) expected_bytes_ -= kArenaBytes;
-  if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) {
-    arena->is_huge = true;
-    ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
-  }
   unopened_.pop_back();
-  resident_arenas_.fetch_add(1, std::memory_order_relaxed);
+  return arena;
+}
+
+ArenaPool::Arena* ArenaPool::open_warm() {
+  if (warm_.empty()) return nullptr;
+  Arena* arena = warm_.back();
+  warm_.pop_back();
+  warm_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  if (reserve_ != nullptr) reserve_->uncharge();
+  arena->rest_begin = 0;
+  rest_bytes_.fetch_add(kArenaBytes, std::memory_order_relaxed);
+  return arena;
+}
+
+ArenaPool::Arena* ArenaPool::open_arena() {
+  const std::uint64_t expected = expected_bytes_.load(std::memory_order_relaxed);
+  const bool fills_soon = expected >= kArenaBytes;
+  Arena* arena = open_warm();
+  if (arena == nullptr) {
+    arena = take_unopened();
+    if (arena == nullptr) return nullptr;
+    if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) {
+      unopened_.push_back(arena);
+      return nullptr;
+    }
+    const bool is_small_pool = opened_arenas_.load(std::memory_order_relaxed) < kSmallPool;
+    if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) {
+      arena->is_huge = true;
+      ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
+    }
+  }
+  if (fills_soon) expected_bytes_.store(expected - kArenaBytes, std::memory_order_relaxed);
+  opened_arenas_.fetch_add(1, std::memory_order_relaxed);
+  opened_lately_.fetch_add(1, std::memory_order_relaxed);
   put_in_bin(arena);
+  if (reserve_ != nullptr) reserve_->wake();
   return arena;
 }
 
