@@ -296,6 +296,18 @@ class Store:
     def lineage(self) -> int: ...
     @property
     def used_bytes(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of arenas that have pages before a row needs them; they are charged to the budget."""
+
+    @property
+    def reserve_rest_bytes(self) -> int:
+        """The bytes of arenas in use that had pages before, and that no run has used yet."""
+
+    @property
+    def is_reserve_filling(self) -> bool:
+        """Whether pages are being touched ahead now."""
+
     def create_table(self, schema: TableSchema) -> None:
         """Idempotent. Raises InvalidArgument (a field), FailedPrecondition (another schema exists)."""
 

@@ -326,15 +326,9 @@ void bind_store_class(py::module_& module) {
       .def("tier_stats", &tier_stats)
       .def("stats", &Store::stats)
       .def_property_readonly("used_bytes", &Store::used_bytes)
-      .def("reserve_stats",
-           [](const Store& store) {
-             const ReserveStats stats = store.reserve_stats();
-             py::dict out;
-             out["bytes"] = stats.bytes;
-             out["rest_bytes"] = stats.rest_bytes;
-             out["is_filling"] = stats.is_filling;
-             return out;
-           })
+      .def_property_readonly("reserved_bytes", [](const Store& store) { return store.reserve_stats().bytes; })
+      .def_property_readonly("reserve_rest_bytes", [](const Store& store) { return store.reserve_stats().rest_bytes; })
+      .def_property_readonly("is_reserve_filling", [](const Store& store) { return store.reserve_stats().is_filling; })
       .def_property_readonly("memory_budget_bytes",
                              [](const Store& store) { return store.options().memory_budget_bytes; })
       .def_property_readonly("slot_count", [](const Store& store) { return store.options().slot_count; })

@@ -124,6 +124,11 @@ class ShardMetrics(Collector):
             yield self._gauge(name, sentence, stats[key])
         yield self._gauge("sparserow_ps_used_bytes", "Memory of rows and indexes (bytes).", self._engine.used_bytes)
         yield self._gauge(
+            "sparserow_ps_reserved_bytes",
+            "Memory that has pages before a row needs them; it goes first when rows need the budget (bytes).",
+            self._engine.reserved_bytes,
+        )
+        yield self._gauge(
             "sparserow_ps_budget_bytes",
             "Memory budget of rows and indexes, 0 when there is none (bytes).",
             self._engine.memory_budget_bytes,
