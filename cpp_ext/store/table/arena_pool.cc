@@ -36,6 +36,20 @@ std::uint32_t run_length(const std::array<std::uint64_t, kWords>& bits, std::uin
   return length;
 }
 
+// Number of free granules that end before `at`.
+template <std::size_t kWords>
+std::uint32_t free_before(const std::array<std::uint64_t, kWords>& bits, std::uint32_t at) noexcept {
+  std::uint32_t length = 0;
+  while (at > 0) {
+    const std::uint32_t in_word = (at - 1) % 64 + 1;  // bits of this word before `at`
+    const std::uint64_t word = bits[(at - 1) / 64] << (64 - in_word);
+    if (word != 0) return length + static_cast<std::uint32_t>(std::countl_zero(word));
+    length += in_word;
+    at -= in_word;
+  }
+  return length;
+}
+
 }  // namespace
 
 ArenaPool::~ArenaPool() {
@@ -81,12 +95,11 @@ void ArenaPool::expect(std::uint64_t bytes) {
 }
 
 std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
-  const std::uint32_t first = find_run(arena, granules);
-  take_from_bin(&arena);
+  const FreeRun run = find_run(arena, granules);
+  const std::uint32_t first = run.first;
   mark(arena, first, granules, true);
   arena.taken_granules += granules;
-  arena.longest_free = longest_free_run(arena);
-  put_in_bin(&arena);
+  if (run.length == arena.longest_free) set_longest_free(arena, longest_free_run(arena));
   use(arena, first + granules);
   if (!arena.is_huge && arena.taken_granules >= kGranules / 16 * 15) {
     arena.is_huge = true;
@@ -108,16 +121,27 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
   const auto granules = static_cast<std::uint32_t>(round_up(bytes) / kGranuleBytes);
   const std::lock_guard lock(mutex_);
   Arena* arena = arena_of(run);
-  take_from_bin(arena);
-  mark(*arena, static_cast<std::uint32_t>((run - arena->base) / kGranuleBytes), granules, false);
+  const auto first = static_cast<std::uint32_t>((run - arena->base) / kGranuleBytes);
+  mark(*arena, first, granules, false);
   arena->taken_granules -= granules;
-  arena->longest_free = longest_free_run(*arena);
+  const std::uint32_t before = free_before(arena->taken, first);
+  const std::uint32_t merged = before + run_length(arena->taken, first, false);
+  if (merged > arena->longest_free) set_longest_free(*arena, merged);
   used_bytes_.fetch_sub(granules * kGranuleBytes, std::memory_order_relaxed);
   if (arena->taken_granules == 0 && !arena->is_tended) {
+    take_from_bin(arena);
     give_back(arena);
-  } else {
-    put_in_bin(arena);
   }
+}
+
+void ArenaPool::set_longest_free(Arena& arena, std::uint32_t granules) {
+  if (bin_of(granules) == bin_of(arena.longest_free)) {
+    arena.longest_free = granules;
+    return;
+  }
+  take_from_bin(&arena);
+  arena.longest_free = granules;
+  put_in_bin(&arena);
 }
 
 // An arena without runs, that is in no bin.
@@ -312,14 +336,11 @@ void ArenaPool::take_from_bin(Arena* arena) {
 }
 
 // Best fit; the caller has checked that longest_free suffices.
-std::uint32_t ArenaPool::find_run(const Arena& arena, std::uint32_t granules) noexcept {
-  std::uint32_t best = 0, best_length = kGranules + 1;
-  for (std::uint32_t at = run_length(arena.taken, 0, true); at < kGranules && best_length > granules;) {
+ArenaPool::FreeRun ArenaPool::find_run(const Arena& arena, std::uint32_t granules) noexcept {
+  FreeRun best{.length = kGranules + 1};
+  for (std::uint32_t at = run_length(arena.taken, 0, true); at < kGranules && best.length > granules;) {
     const std::uint32_t length = run_length(arena.taken, at, false);
-    if (length >= granules && length < best_length) {
-      best = at;
-      best_length = length;
-    }
+    if (length >= granules && length < best.length) best = {at, length};
     at += length;
     at += run_length(arena.taken, at, true);
   }

@@ -108,6 +108,10 @@ class ArenaPool {
     bool is_huge = false;                  // asked to be, or soon
     bool is_tended = false;                // its pages are being made one, without the lock
   };
+  struct FreeRun {
+    std::uint32_t first = 0;
+    std::uint32_t length = 0;
+  };
   struct Region {
     std::byte* base = nullptr;
     std::array<std::unique_ptr<Arena>, kArenasPerRegion> arenas;
@@ -127,7 +131,8 @@ class ArenaPool {
   void give_back(Arena* arena);
   void put_in_bin(Arena* arena);
   void take_from_bin(Arena* arena);
-  static std::uint32_t find_run(const Arena& arena, std::uint32_t granules) noexcept;
+  void set_longest_free(Arena& arena, std::uint32_t granules);
+  static FreeRun find_run(const Arena& arena, std::uint32_t granules) noexcept;
   static std::uint32_t longest_free_run(const Arena& arena) noexcept;
   static void mark(Arena& arena, std::uint32_t first, std::uint32_t count, bool taken) noexcept;
 
