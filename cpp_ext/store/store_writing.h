@@ -30,12 +30,15 @@ inline std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& stripe_rows) n
 // Versions that rows have elsewhere: what is here already is passed over.
 struct VersionFilter {
   const std::uint64_t* versions = nullptr;
-  bool replaces = false;  // any other version is taken, else newer ones
-  std::size_t first = 0;  // index of the block's first row
+  bool replaces = false;                          // any other version is taken, else newer ones
+  std::size_t first = 0;                          // index of the first version of the batch
+  std::span<const std::uint32_t> positions = {};  // where each key was before the batch was sorted; empty: it was not
+  std::size_t begin = 0;                          // of the block in the batch
   std::uint64_t passed_over = 0;
 
   bool takes(std::uint64_t stored, std::uint16_t position) noexcept {
-    const std::uint64_t version = versions[first + position];
+    const std::size_t at = begin + position;
+    const std::uint64_t version = versions[first + (positions.empty() ? at : positions[at])];
     const bool is_taken = stored == 0 || (replaces ? stored != version : stored < version);
     passed_over += is_taken ? 0 : 1;
     return is_taken;
