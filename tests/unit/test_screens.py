@@ -50,7 +50,15 @@ def text_of(renderable: object, width: int) -> str:
 def test_addresses_and_numbers_are_whole_at_any_width(width: int) -> None:
     reply = status()
     shown = text_of(screen("127.0.0.1:7000", reply, view_of(None, reply, 0.0)), width)
-    for words in (*ADDRESSES, "4194303", "123,456,789", "63.0 GiB of 64.0 GiB, 48.0 MiB reserved", "ads/train", "feed/train", "feed/user"):
+    for words in (
+        *ADDRESSES,
+        "4194303",
+        "123,456,789",
+        "63.0 GiB of 64.0 GiB, 48.0 MiB reserved",
+        "ads/train",
+        "feed/train",
+        "feed/user",
+    ):
         assert words in shown, shown
     assert max(map(len, shown.splitlines())) <= width
 
