@@ -121,6 +121,16 @@ TEST_CASE("the reserve is bounded, whatever the pool has") {
   CHECK(growing.reserve.stats().bytes <= kMost);
 }
 
+TEST_CASE("what a large pool leaves is no more than a small one may have") {
+  constexpr std::uint64_t kMost = 2 * kArena;
+  Growing growing(0, {.most_bytes = kMost, .linger = kNever});
+  growing.pools.rows.expect(400 * kArena);  // huge from the start
+  growing.grow_by(400);
+  CHECK(growing.reserve.stats().bytes <= 400 / 64 * kArena);
+  growing.shrink_to(0);
+  CHECK(comes_true([&] { return !growing.reserve.stats().is_filling && growing.reserve.stats().bytes <= kMost; }));
+}
+
 TEST_CASE("a budget is never exceeded by the reserve, and promises take from it first") {
   constexpr std::uint64_t kLimit = 64 * kArena;
   Growing growing(kLimit);

@@ -41,9 +41,10 @@ void ArenaReserve::run() {
       continue;
     }
     if (is_ending_) return;
-    is_asked_ = false;
     is_awake_ = true;
+    is_asked_ = false;
     lock.unlock();
+    trim();
     while (!is_ending_ && fill_one()) {
     }
     is_awake_ = false;
@@ -55,28 +56,30 @@ bool ArenaReserve::is_in_use() const noexcept {
   return budget_.reserved() > 0 || pools_[0]->opened_lately() + pools_[1]->opened_lately() > 0;
 }
 
-std::uint64_t ArenaReserve::most_arenas() const noexcept {
-  std::uint64_t opened = 0;
-  for (const ArenaPool* pool : pools_) opened += pool->opened_arenas();
-  return std::max(options_.most_bytes / ArenaPool::kArenaBytes, opened / kLimitShare);
+std::uint64_t ArenaReserve::opened_arenas() const noexcept {
+  return pools_[0]->opened_arenas() + pools_[1]->opened_arenas();
+}
+
+std::uint64_t ArenaReserve::most_bytes() const noexcept {
+  return std::max(options_.most_bytes, opened_arenas() / kLimitShare * ArenaPool::kArenaBytes);
 }
 
 // A pool's part of the reserve is its part of all arenas, and one at least.
 std::uint64_t ArenaReserve::wanted_arenas(const ArenaPool& pool) const noexcept {
-  std::uint64_t all = 0;
-  for (const ArenaPool* each : pools_) all += each->opened_arenas();
+  const std::uint64_t all = opened_arenas();
   const std::uint64_t opened = pool.opened_arenas();
+  const std::uint64_t most = most_bytes() / ArenaPool::kArenaBytes;
   const std::uint64_t grown = std::min(opened / kShare, kDemand * pool.opened_lately());
-  const std::uint64_t part = all == 0 ? most_arenas() : most_arenas() * opened / all + 1;
+  const std::uint64_t part = all == 0 ? most : most * opened / all + 1;
   return std::min(std::max(grown, pool.expected_arenas()), part);
 }
 
 bool ArenaReserve::fill_one() {
   const std::lock_guard lock(filling_);
-  if (is_refused_ || budget_.reserved() / ArenaPool::kArenaBytes >= most_arenas()) return false;
+  if (is_refused_) return false;
   for (ArenaPool* pool : pools_) {
     if (pool->warm_arenas() >= wanted_arenas(*pool)) continue;
-    if (!budget_.try_reserve(ArenaPool::kArenaBytes)) return false;
+    if (!budget_.try_reserve(ArenaPool::kArenaBytes, most_bytes())) return false;
     const ArenaPool::Warmed warmed = pool->warm_one();
     if (warmed == ArenaPool::Warmed::kYes) return true;
     uncharge();
@@ -84,6 +87,14 @@ bool ArenaReserve::fill_one() {
     return false;
   }
   return false;
+}
+
+// The bound shrinks with the pools.
+void ArenaReserve::trim() {
+  const std::lock_guard lock(filling_);
+  for (ArenaPool* pool : pools_) {
+    while (budget_.reserved() > most_bytes() && pool->cool_one()) uncharge();
+  }
 }
 
 void ArenaReserve::give_all_back() {
@@ -103,12 +114,11 @@ void ArenaReserve::shrink_to_budget() {
 }
 
 bool ArenaReserve::try_keep() noexcept {
-  return !is_ending_ && budget_.reserved() / ArenaPool::kArenaBytes < most_arenas() &&
-         budget_.try_reserve(ArenaPool::kArenaBytes);
+  return !is_ending_ && budget_.try_reserve(ArenaPool::kArenaBytes, most_bytes());
 }
 
 ReserveStats ArenaReserve::stats() const noexcept {
-  ReserveStats stats{.is_filling = is_awake_};
+  ReserveStats stats{.is_filling = is_asked_ || is_awake_};
   for (const ArenaPool* pool : pools_) {
     stats.bytes += pool->warm_arenas() * ArenaPool::kArenaBytes;
     stats.rest_bytes += pool->rest_bytes();

@@ -58,8 +58,10 @@ class ArenaReserve {
   void run();
   [[nodiscard]] bool is_in_use() const noexcept;
   [[nodiscard]] bool fill_one();
+  void trim();
   void give_all_back();
-  [[nodiscard]] std::uint64_t most_arenas() const noexcept;
+  [[nodiscard]] std::uint64_t opened_arenas() const noexcept;
+  [[nodiscard]] std::uint64_t most_bytes() const noexcept;
   [[nodiscard]] std::uint64_t wanted_arenas(const ArenaPool& pool) const noexcept;
 
   MemoryBudget& budget_;
@@ -71,9 +73,9 @@ class ArenaReserve {
 
   std::mutex wake_mutex_;
   std::condition_variable woken_;
+  std::atomic<bool> is_asked_{false};  // written under wake_mutex_, as is_awake_ is set
   std::atomic<bool> is_awake_{false};
-  bool is_asked_ = false;  // guarded by wake_mutex_
-  std::thread thread_;     // the last: it uses all of the above
+  std::thread thread_;  // the last: it uses all of the above
 };
 
 }  // namespace sparserow

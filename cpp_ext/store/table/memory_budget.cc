@@ -33,8 +33,9 @@ Status MemoryBudget::exceeded_by(const std::string& table, std::uint64_t bytes) 
   return over_budget(table, limit_, taken(), bytes);
 }
 
-bool MemoryBudget::try_reserve(std::uint64_t bytes) noexcept {
+bool MemoryBudget::try_reserve(std::uint64_t bytes, std::uint64_t most) noexcept {
   const std::lock_guard lock(mutex_);
+  if (reserved() + bytes > most) return false;
   if (limit_ > 0 && taken() + reserved() + bytes > limit_ - limit_ / kFreeShare) return false;
   reserved_.fetch_add(bytes, std::memory_order_relaxed);
   return true;

@@ -29,8 +29,9 @@ class MemoryBudget {
     return pools_.used_bytes() + promised_.load(std::memory_order_relaxed);
   }
 
-  // Charges memory of the reserve, unless an eighth of the limit would not stay free of all that is taken.
-  [[nodiscard]] bool try_reserve(std::uint64_t bytes) noexcept;
+  // Charges memory of the reserve, unless it would be more than `most`, or an eighth of the limit would not stay free
+  // of all that is taken.
+  [[nodiscard]] bool try_reserve(std::uint64_t bytes, std::uint64_t most) noexcept;
   void unreserve(std::uint64_t bytes) noexcept { reserved_.fetch_sub(bytes, std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t reserved() const noexcept { return reserved_.load(std::memory_order_relaxed); }
   // What the reserve has beyond the limit since more was promised.
