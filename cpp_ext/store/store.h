@@ -10,7 +10,7 @@
 //  2. version = lineage << 48 | sequence, the slot's own sequence at the row's last change; it only grows.
 //  3. A batch that cannot get its memory is refused before its first row changes.
 //  4. Resident overhead is about 31 bytes per row beyond weights and state from a million rows on, at any fill; 33
-//     with an SSD.
+//     with an SSD. Pages that are touched ahead of rows are beside it (arena_reserve.h).
 //  5. Every call gives the same bits with an SSD as without: where a row is shows in time only (tiering.h).
 //
 // With an SSD, pull, reserve, apply, assign, erase and scan may read or write it: they block for as long as it takes.

@@ -249,10 +249,17 @@ ArenaPool::Arena* ArenaPool::find_rest(std::uint32_t granules) {
 }
 
 ArenaPool::Arena* ArenaPool::take_unopened() {
-  if (unopened_.empty() && !add_region()) return nullptr;
-  Arena* arena = unopened_.back();
-  unopened_.pop_back();
-  return arena;
+  if (!unopened_.empty()) {
+    Arena* arena = unopened_.back();
+    unopened_.pop_back();
+    return arena;
+  }
+  if (unmade_arenas_ == 0 && !add_region()) return nullptr;
+  const std::size_t at = kArenasPerRegion - unmade_arenas_--;
+  std::unique_ptr<Arena>& arena = region_of(newest_region_).arenas[at];
+  arena = std::make_unique<Arena>();
+  arena->base = newest_region_ + at * kArenaBytes;
+  return arena.get();
 }
 
 ArenaPool::Arena* ArenaPool::open_warm() {
@@ -303,22 +310,22 @@ bool ArenaPool::add_region() {
 
   Region region;
   region.base = begin + lead;
-  unopened_.reserve(unopened_.size() + kArenasPerRegion);
-  for (std::size_t i = kArenasPerRegion; i-- > 0;) {
-    region.arenas[i] = std::make_unique<Arena>();
-    region.arenas[i]->base = region.base + i * kArenaBytes;
-    unopened_.push_back(region.arenas[i].get());
-  }
+  newest_region_ = region.base;
+  unmade_arenas_ = kArenasPerRegion;
   const auto place = std::upper_bound(regions_.begin(), regions_.end(), region.base,
                                       [](const std::byte* base, const Region& other) { return base < other.base; });
   regions_.insert(place, std::move(region));
   return true;
 }
 
-ArenaPool::Arena* ArenaPool::arena_of(const std::byte* run) noexcept {
+ArenaPool::Region& ArenaPool::region_of(const std::byte* run) noexcept {
   const auto after = std::upper_bound(regions_.begin(), regions_.end(), run,
                                       [](const std::byte* at, const Region& region) { return at < region.base; });
-  Region& region = *(after - 1);
+  return *(after - 1);
+}
+
+ArenaPool::Arena* ArenaPool::arena_of(const std::byte* run) noexcept {
+  Region& region = region_of(run);
   return region.arenas[static_cast<std::size_t>(run - region.base) / kArenaBytes].get();
 }
 

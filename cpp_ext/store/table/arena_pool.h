@@ -114,7 +114,7 @@ class ArenaPool {
   };
   struct Region {
     std::byte* base = nullptr;
-    std::array<std::unique_ptr<Arena>, kArenasPerRegion> arenas;
+    std::array<std::unique_ptr<Arena>, kArenasPerRegion> arenas;  // made when they are first used, in this order
   };
 
   [[nodiscard]] static std::size_t bin_of(std::uint32_t run) noexcept;
@@ -127,6 +127,7 @@ class ArenaPool {
   [[nodiscard]] Arena* take_unopened();
   void use(Arena& arena, std::uint32_t end) noexcept;
   void drop_pages(Arena* arena);
+  [[nodiscard]] Region& region_of(const std::byte* run) noexcept;
   [[nodiscard]] Arena* arena_of(const std::byte* run) noexcept;
   void give_back(Arena* arena);
   void put_in_bin(Arena* arena);
@@ -146,8 +147,10 @@ class ArenaPool {
   std::mutex mutex_;
   // Guarded by mutex_:
   ArenaReserve* reserve_ = nullptr;
-  bool can_collapse_ = true;                     // until the system says that it cannot
-  std::vector<Region> regions_;                  // sorted by base
+  bool can_collapse_ = true;     // until the system says that it cannot
+  std::vector<Region> regions_;  // sorted by base
+  std::byte* newest_region_ = nullptr;
+  std::size_t unmade_arenas_ = 0;                // of it: the last ones
   std::vector<Arena*> unopened_;                 // no pages
   std::vector<Arena*> warm_;                     // pages, and no run
   std::vector<Arena*> full_;                     // nearly so, of small pages, to be made huge
