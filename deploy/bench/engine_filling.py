@@ -15,6 +15,7 @@ import mmap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,11 @@ class Filling:
         """The bytes of a row's weights and state."""
         return 2 * self.dim * 4
 
+    @cached_property
+    def grads(self) -> NDArray[np.float32]:
+        """The gradients of a batch, (step, dim)."""
+        return np.ones((self.step, self.dim), np.float32)
+
     def make_table(self, store: _server.Store) -> None:
         """Makes the empty table."""
         store.create_table(
@@ -69,7 +75,7 @@ class Filling:
 
     def fill(self, store: _server.Store) -> Iterator[tuple[int, float]]:
         """Creates every row; yields after each batch the number of rows and the seconds that the batch took."""
-        grads = np.ones((self.step, self.dim), np.float32)
+        grads = self.grads
         batches = range(0, len(self.keys), self.step)
         for begin in track(batches, f"fill a table of dim {self.dim}", transient=True, console=Console(stderr=True)):
             part = self.keys[begin : begin + self.step]
@@ -108,10 +114,11 @@ def births_figures(store: _server.Store, filling: Filling) -> list[Figure]:
 
 def overhead_figures(store: _server.Store, filling: Filling) -> list[Figure]:
     """Fills a table of a new store, and returns the figures of memory beyond weights and state."""
-    # A first push to another table allocates what a process needs once, so that the baseline includes it.
+    # The gradients, and what a first push to another table allocates once, are part of the baseline.
+    grads = filling.grads
     store.create_table(_server.TableSchema(id=TABLE + 1, name="bench/warm", dim=1))
     warm = filling.keys[: filling.step]
-    store.apply(TABLE + 1, warm, np.ones((len(warm), 1), np.float32), lr=0.0)
+    store.apply(TABLE + 1, warm, np.ascontiguousarray(grads[: len(warm), :1]), lr=0.0)
     store.drop_table(TABLE + 1)
     filling.make_table(store)
     gc.collect()
