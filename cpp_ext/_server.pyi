@@ -298,11 +298,7 @@ class Store:
     def used_bytes(self) -> int: ...
     @property
     def reserved_bytes(self) -> int:
-        """The bytes of arenas that have pages before a row needs them; they are charged to the budget."""
-
-    @property
-    def reserve_rest_bytes(self) -> int:
-        """The bytes of arenas in use that had pages before, and that no run has used yet."""
+        """The bytes of pages that were touched ahead and that no row has used; whole arenas of them go first."""
 
     @property
     def is_reserve_filling(self) -> bool:

@@ -54,7 +54,7 @@ class ServingMetrics(Collector):
         )
         reserved = GaugeMetricFamily(
             "sparserow_serving_reserved_bytes",
-            "Memory of a version that has pages before a row needs them (bytes).",
+            "Pages touched ahead that no row of a version has used yet (bytes).",
             labels=labels,
         )
         behind = GaugeMetricFamily(

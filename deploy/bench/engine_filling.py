@@ -4,7 +4,7 @@
   batch. Where a machine's memory comes slowly, no store can create rows faster in one thread. The store's own thread,
   which touches pages ahead, is not pinned; it works while the fresh memory is touched, too.
 - overhead: resident memory beyond weights and state per row, the largest over the steps of filling the table. The
-  memory that has pages ahead of rows (``Store.reserved_bytes`` and ``reserve_rest_bytes``) is apart.
+  memory that has pages ahead of rows (``Store.reserved_bytes``) is apart.
 - restore: rows installed in the order of slots, as files of rows have them, into memory that the process had before.
 """
 
@@ -181,9 +181,9 @@ def _settled(store: _server.Store) -> tuple[int, int]:
     """Returns resident and reserved bytes of one moment at which no page is touched ahead."""
     deadline = time.monotonic() + _SETTLE_SEC
     while True:
-        before = store.reserved_bytes + store.reserve_rest_bytes
+        before = store.reserved_bytes
         resident = resident_bytes()
-        is_quiet = not store.is_reserve_filling and before == store.reserved_bytes + store.reserve_rest_bytes
+        is_quiet = not store.is_reserve_filling and before == store.reserved_bytes
         if is_quiet or time.monotonic() > deadline:
             return resident, before
         time.sleep(0.001)

@@ -125,7 +125,7 @@ class ShardMetrics(Collector):
         yield self._gauge("sparserow_ps_used_bytes", "Memory of rows and indexes (bytes).", self._engine.used_bytes)
         yield self._gauge(
             "sparserow_ps_reserved_bytes",
-            "Memory that has pages before a row needs them; it goes first when rows need the budget (bytes).",
+            "Pages touched ahead that no row has used yet; they go first when rows need the budget (bytes).",
             self._engine.reserved_bytes,
         )
         yield self._gauge(
