@@ -151,10 +151,10 @@ void ArenaPool::give_back(Arena* arena) {
   if (arena->is_huge && reserve_ != nullptr && reserve_->try_keep()) {
     warm_.push_back(arena);
     warm_arenas_.fetch_add(1, std::memory_order_relaxed);
-    reserve_->wake();
   } else {
     drop_pages(arena);
   }
+  if (reserve_ != nullptr) reserve_->wake();  // its bound has shrunk
 }
 
 void ArenaPool::drop_pages(Arena* arena) {
