@@ -298,6 +298,14 @@ class Store:
     def lineage(self) -> int: ...
     @property
     def used_bytes(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of pages that were touched ahead and that no row has used; whole arenas of them go first."""
+
+    @property
+    def is_reserve_filling(self) -> bool:
+        """Whether pages are being touched ahead now."""
+
     def create_table(self, schema: TableSchema) -> None:
         """Idempotent. Raises InvalidArgument (a field), FailedPrecondition (another schema exists)."""
 

@@ -52,6 +52,11 @@ class ServingMetrics(Collector):
         used = GaugeMetricFamily(
             "sparserow_serving_bytes", "Memory of a version's rows and indexes (bytes).", labels=labels
         )
+        reserved = GaugeMetricFamily(
+            "sparserow_serving_reserved_bytes",
+            "Pages touched ahead that no row of a version has used yet (bytes).",
+            labels=labels,
+        )
         behind = GaugeMetricFamily(
             "sparserow_serving_sync_behind_seconds",
             "Time since a version last had everything of training (seconds).",
@@ -71,6 +76,7 @@ class ServingMetrics(Collector):
             rows.add_metric(named, sum(table.rows for table in tables))
             on_ssd.add_metric(named, sum(table.ssd_rows for table in tables))
             used.add_metric(named, served.loaded.store.used_bytes)
+            reserved.add_metric(named, served.loaded.store.reserved_bytes)
             if served.follower is None:
                 continue
             sync = served.follower.stats()
@@ -80,4 +86,4 @@ class ServingMetrics(Collector):
             bounds = [*map(str, FRESHNESS_SEC), "+Inf"]
             buckets = list(zip(bounds, itertools.accumulate(map(float, sync.freshness)), strict=True))
             freshness.add_metric(named, buckets, sync.freshness_sum_sec)
-        yield from (rows, on_ssd, used, behind, synced, freshness)
+        yield from (rows, on_ssd, used, reserved, behind, synced, freshness)

@@ -330,6 +330,12 @@ void bind_store_class(py::module_& module) {
       .def("tier_stats", &tier_stats)
       .def("stats", &Store::stats)
       .def_property_readonly("used_bytes", &Store::used_bytes)
+      .def_property_readonly("reserved_bytes",
+                             [](const Store& store) {
+                               const ReserveStats stats = store.reserve_stats();
+                               return stats.bytes + stats.rest_bytes;
+                             })
+      .def_property_readonly("is_reserve_filling", [](const Store& store) { return store.reserve_stats().is_filling; })
       .def_property_readonly("memory_budget_bytes",
                              [](const Store& store) { return store.options().memory_budget_bytes; })
       .def_property_readonly("slot_count", [](const Store& store) { return store.options().slot_count; })

@@ -53,7 +53,7 @@ Result<std::uint64_t> Store::Tiering::promise_room(Table& table, const Counts& r
   SR_RETURN_IF_ERROR(make_room_and(table, rows, [&] {
     if (excess(table, rows) > 0) return false;
     bytes = store_.bytes_for(table, rows);
-    return store_.budget.promise(table.schema.name, bytes).is_ok();
+    return store_.promise(table, bytes).is_ok();
   }));
   return bytes;
 }

@@ -36,7 +36,8 @@ Store::Impl::Impl(const StoreOptions& store_options)
     : options(store_options),
       slots(store_options.slot_count),
       versions(store_options.lineage, store_options.change_log_bytes),
-      budget(store_options.memory_budget_bytes, pools) {
+      budget(store_options.memory_budget_bytes, pools),
+      reserve(pools, budget) {
   const std::uint32_t slots_per_stripe = (options.slot_count + kStripes - 1) / kStripes;
   for (Stripe& stripe : stripes) {
     stripe.sequences.resize(slots_per_stripe);
@@ -176,7 +177,7 @@ Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<cons
   if (impl_->options.memory_budget_bytes == 0) return Reservation(this, 0);
   if (impl_->tiering != nullptr) return reserve_tiered(table, keys);
   const std::uint64_t bytes = impl_->bytes_for(*table, impl_->count_absent(*table, keys));
-  SR_RETURN_IF_ERROR(impl_->budget.promise(table->schema.name, bytes));
+  SR_RETURN_IF_ERROR(impl_->promise(*table, bytes));
   return Reservation(this, bytes);
 }
 
@@ -225,6 +226,7 @@ Status Store::load_filter(std::uint32_t table_id, std::uint32_t slot, std::span<
 }
 
 std::uint64_t Store::used_bytes() const noexcept { return impl_->pools.used_bytes(); }
+ReserveStats Store::reserve_stats() const noexcept { return impl_->reserve.stats(); }
 ChangeLog& Store::changes() noexcept { return *changes_; }
 const StoreOptions& Store::options() const noexcept { return impl_->options; }
 std::uint16_t Store::lineage() const noexcept { return impl_->versions.lineage(); }

@@ -10,7 +10,7 @@
 //  2. version = lineage << 48 | sequence, the slot's own sequence at the row's last change; it only grows.
 //  3. A batch that cannot get its memory is refused before its first row changes.
 //  4. Resident overhead is about 31 bytes per row beyond weights and state from a million rows on, at any fill; 33
-//     with an SSD.
+//     with an SSD. Pages that are touched ahead of rows are beside it (arena_reserve.h).
 //  5. Every call gives the same bits with an SSD as without: where a row is shows in time only (tiering.h).
 //
 // With an SSD, pull, reserve, apply, assign, erase and scan may read or write it: they block for as long as it takes.
@@ -35,6 +35,7 @@
 #include "schema/schema.h"
 #include "store/ssd/ssd_tier.h"
 #include "store/table/admission.h"
+#include "store/table/arena_pool.h"
 #include "store/table/sweep.h"
 #include "util/hash.h"
 #include "util/status.h"
@@ -224,6 +225,7 @@ class Store {
 
   [[nodiscard]] std::vector<TableStats> stats() const;
   [[nodiscard]] std::uint64_t used_bytes() const noexcept;
+  [[nodiscard]] ReserveStats reserve_stats() const noexcept;  // beside used_bytes()
   [[nodiscard]] const StoreOptions& options() const noexcept;
   [[nodiscard]] bool has_ssd() const noexcept { return !options().ssd.path.empty(); }
   [[nodiscard]] std::optional<TierStats> tier_stats() const;  // nullopt without an SSD

@@ -13,6 +13,7 @@
 
 #include "store/slot_versions.h"
 #include "store/store.h"
+#include "store/table/arena_reserve.h"
 #include "store/table/job_steps.h"
 #include "store/table/memory_budget.h"
 #include "store/table/table.h"
@@ -60,7 +61,15 @@ class Store::Impl {
   mutable std::array<Stripe, kStripes> stripes;
   SlotVersions versions;
   MemoryBudget budget;
+  ArenaReserve reserve;
   TableMap tables;
+
+  // Promises memory; the reserve makes room for it (memory_budget.h).
+  Status promise(const Table& table, std::uint64_t bytes) {
+    SR_RETURN_IF_ERROR(budget.promise(table.schema.name, bytes));
+    reserve.shrink_to_budget();
+    return Status::ok();
+  }
 
   std::atomic<bool> has_snapshot{false};
   std::mutex snapshot_mutex;         // leaf

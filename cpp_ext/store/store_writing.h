@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,12 +30,15 @@ inline std::uint64_t bytes_of(const std::unique_ptr<TableStripe>& stripe_rows) n
 // Versions that rows have elsewhere: what is here already is passed over.
 struct VersionFilter {
   const std::uint64_t* versions = nullptr;
-  bool replaces = false;  // any other version is taken, else newer ones
-  std::size_t first = 0;  // index of the block's first row
+  bool replaces = false;                          // any other version is taken, else newer ones
+  std::size_t first = 0;                          // index of the first version of the batch
+  std::span<const std::uint32_t> positions = {};  // where each key was before the batch was sorted; empty: it was not
+  std::size_t begin = 0;                          // of the block in the batch
   std::uint64_t passed_over = 0;
 
   bool takes(std::uint64_t stored, std::uint16_t position) noexcept {
-    const std::uint64_t version = versions[first + position];
+    const std::size_t at = begin + position;
+    const std::uint64_t version = versions[first + (positions.empty() ? at : positions[at])];
     const bool is_taken = stored == 0 || (replaces ? stored != version : stored < version);
     passed_over += is_taken ? 0 : 1;
     return is_taken;
@@ -77,6 +81,21 @@ inline bool has_most(const Table& table, std::uint32_t stripe, const BatchOrder&
          stripe_rows->slab.rows() / kMany >= order.positions(stripe).size();
 }
 
+// The rows of a stripe that a batch has created, as a Bloom filter with one bit each: most keys come once, and need no
+// second search.
+class CreatedRows {
+ public:
+  void add(std::uint64_t suffix) noexcept { bits_[bit_of(suffix) / 64] |= std::uint64_t{1} << bit_of(suffix) % 64; }
+  [[nodiscard]] bool may_have(std::uint64_t suffix) const noexcept {
+    return (bits_[bit_of(suffix) / 64] >> bit_of(suffix) % 64 & 1) != 0;
+  }
+
+ private:
+  static constexpr std::size_t kBits = 2048;
+  static std::size_t bit_of(std::uint64_t suffix) noexcept { return suffix >> 20 & (kBits - 1); }
+  std::array<std::uint64_t, kBits / 64> bits_{};
+};
+
 // Finds or bears every row of the block that belongs to `stripe` and calls visit(row, position), but for those that the
 // policy refuses. With an SSD a row is created only when it is known to be nowhere.
 // Returns the memory that it took, or nothing when the system refused more.
@@ -91,9 +110,11 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
   if (write.scratch == nullptr && absences == nullptr && !has_most(table, stripe, order, write)) {
     make_room(table, stripe, order);
   }
+  CreatedRows created;
   Snapshot::Side* const side = locked.snapshot == nullptr ? nullptr : locked.snapshot->side(table, stripe);
   walk_stripe<Fetch::kRow>(table, order, stripe, [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
-    if (id == RowIndex::kNone) id = table.find(stripe, suffix);  // created since, by an earlier key of this batch
+    // Created since, by an earlier key of this batch?
+    if (id == RowIndex::kNone && created.may_have(suffix)) id = table.find(stripe, suffix);
     if (id == RowIndex::kNone && absences != nullptr) {
       const bool is_known =
           !absences->tokens.empty() && absences->tokens[position] == impl_->tiering->token(stripe, suffix);
@@ -105,7 +126,10 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
     if (id == RowIndex::kNone && admission != nullptr &&
         !admission->admit(impl_->slots, stripe, suffix, write.observation))
       return;
-    if (id == RowIndex::kNone) id = table.add(stripe, suffix, block[position], write.scratch);
+    if (id == RowIndex::kNone) {
+      created.add(suffix);
+      id = table.add(stripe, suffix, block[position], write.scratch);
+    }
     if (id == RowIndex::kNone) {
       has_memory = false;
       return;

@@ -134,7 +134,8 @@ def _load(view: ClusterStatus) -> WholeCells:
 
 def _memory(shard: ShardView) -> str:
     used = format_bytes(shard.memory_bytes)
-    return f"{used} of {format_bytes(shard.budget_bytes)}" if shard.budget_bytes else used
+    text = f"{used} of {format_bytes(shard.budget_bytes)}" if shard.budget_bytes else used
+    return f"{text}, {format_bytes(shard.reserved_bytes)} reserved" if shard.reserved_bytes else text
 
 
 def _requests(view: ClusterStatus) -> WholeCells:

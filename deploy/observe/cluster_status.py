@@ -37,6 +37,7 @@ class ShardView:
 
     Attributes:
         memory_bytes: the memory of rows and indexes; ``budget_bytes`` is its bound, 0 for none.
+        reserved_bytes: the memory that has pages before a row needs them, beside ``memory_bytes``.
         ssd_bytes: the size of the files on the SSD; None without an SSD.
         followers: the number of serving processes that follow its changes.
         times: the times by kind of request, of the kinds that occurred.
@@ -49,6 +50,7 @@ class ShardView:
     rows: int
     ssd_rows: int
     memory_bytes: int
+    reserved_bytes: int
     budget_bytes: int
     ssd_bytes: int | None
     connections: int
@@ -272,6 +274,7 @@ def _shard(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: float) -
         rows=sum(usage.rows for usage in now.tables),
         ssd_rows=sum(usage.ssd_rows for usage in now.tables),
         memory_bytes=now.used_bytes,
+        reserved_bytes=now.reserved_bytes,
         budget_bytes=now.memory_budget_bytes,
         ssd_bytes=now.tier.file_bytes if now.HasField("tier") else None,
         connections=now.connections,

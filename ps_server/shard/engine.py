@@ -338,6 +338,7 @@ class ShardEngine:
             tables=tables,
             job_ids=sorted(self._jobs),
             used_bytes=self.used_bytes,
+            reserved_bytes=self.reserved_bytes,
             memory_budget_bytes=self._memory_budget_bytes,
             requests=stats["frames_received"],
             connections=stats["connections_open"],
@@ -365,6 +366,11 @@ class ShardEngine:
     def used_bytes(self) -> int:
         """The allocated bytes of rows and indexes."""
         return self._store.used_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes that have pages before a row needs them, beside ``used_bytes``."""
+        return self._store.reserved_bytes
 
     @property
     def memory_budget_bytes(self) -> int:

@@ -139,6 +139,11 @@ class ShardMetrics(Collector):
             yield self._gauge(name, sentence, stats[key])
         yield self._gauge("sparserow_ps_used_bytes", "Memory of rows and indexes (bytes).", self._engine.used_bytes)
         yield self._gauge(
+            "sparserow_ps_reserved_bytes",
+            "Pages touched ahead that no row has used yet; they go first when rows need the budget (bytes).",
+            self._engine.reserved_bytes,
+        )
+        yield self._gauge(
             "sparserow_ps_budget_bytes",
             "Memory budget of rows and indexes, 0 when there is none (bytes).",
             self._engine.memory_budget_bytes,

@@ -72,7 +72,8 @@ def scan_all(store: _server.Store, table: int, page: int) -> list[tuple]:
         *arrays, cursor = store.scan(table, cursor=cursor, max_rows=page, with_state=True)
         pages.append(arrays)
         if cursor == 0:
-            return [np.concatenate([each[i] for each in pages if len(each[0])]) for i in range(5)]
+            filled = [each for each in pages if len(each[0])] or pages[:1]  # a table may have lost all rows
+            return [np.concatenate([each[i] for each in filled]) for i in range(5)]
 
 
 def fill(stores: tuple[_server.Store, ...], keys: np.ndarray, rng: np.random.Generator) -> None:

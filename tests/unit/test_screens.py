@@ -28,7 +28,7 @@ def status() -> pb.GetStatusReply:
         shard = reply.shards.add(shard=number, slots=8192, pid=4194303, connections=12, requests=123456789)
         shard.data.host, _, port = address.rpartition(":")
         shard.data.port = int(port)
-        shard.memory_budget_bytes, shard.used_bytes = 64 << 30, 63 << 30
+        shard.memory_budget_bytes, shard.used_bytes, shard.reserved_bytes = 64 << 30, 63 << 30, 48 << 20
         for table_id in (1, 2):
             shard.tables.add(table_id=table_id, rows=10 * table_id)
     for number, namespace in enumerate(("ads", "feed"), 1):
@@ -50,7 +50,15 @@ def text_of(renderable: object, width: int) -> str:
 def test_addresses_and_numbers_are_whole_at_any_width(width: int) -> None:
     reply = status()
     shown = text_of(screen("127.0.0.1:7000", reply, view_of(None, reply, 0.0)), width)
-    for words in (*ADDRESSES, "4194303", "123,456,789", "63.0 GiB of 64.0 GiB", "ads/train", "feed/train", "feed/user"):
+    for words in (
+        *ADDRESSES,
+        "4194303",
+        "123,456,789",
+        "63.0 GiB of 64.0 GiB, 48.0 MiB reserved",
+        "ads/train",
+        "feed/train",
+        "feed/user",
+    ):
         assert words in shown, shown
     assert max(map(len, shown.splitlines())) <= width
 

@@ -6,6 +6,8 @@
 #include <bit>
 #include <cerrno>
 
+#include "store/table/arena_reserve.h"
+
 namespace sparserow {
 namespace {
 
@@ -14,6 +16,11 @@ constexpr std::uint64_t kSmallPool = 512;  // arenas
 constexpr int kCollapse = MADV_COLLAPSE;
 #else
 constexpr int kCollapse = 25;  // Linux 6.1 and newer; headers may be older than the system
+#endif
+#ifdef MADV_POPULATE_WRITE
+constexpr int kPopulate = MADV_POPULATE_WRITE;
+#else
+constexpr int kPopulate = 23;  // Linux 5.14 and newer
 #endif
 
 // Number of consecutive granules from `at` on whose bit equals `taken`, up to the end of the bitmap.
@@ -25,6 +32,20 @@ std::uint32_t run_length(const std::array<std::uint64_t, kWords>& bits, std::uin
     if (word != 0) return length + static_cast<std::uint32_t>(std::countr_zero(word));
     length += 64 - at % 64;
     at += 64 - at % 64;
+  }
+  return length;
+}
+
+// Number of free granules that end before `at`.
+template <std::size_t kWords>
+std::uint32_t free_before(const std::array<std::uint64_t, kWords>& bits, std::uint32_t at) noexcept {
+  std::uint32_t length = 0;
+  while (at > 0) {
+    const std::uint32_t in_word = (at - 1) % 64 + 1;  // bits of this word before `at`
+    const std::uint64_t word = bits[(at - 1) / 64] << (64 - in_word);
+    if (word != 0) return length + static_cast<std::uint32_t>(std::countl_zero(word));
+    length += in_word;
+    at -= in_word;
   }
   return length;
 }
@@ -43,6 +64,11 @@ std::byte* ArenaPool::allocate(std::size_t bytes) {
   Arena* arena = find_arena(granules);
   if (arena == nullptr) arena = open_arena();
   return arena == nullptr ? nullptr : cut(*arena, granules);
+}
+
+void ArenaPool::set_reserve(ArenaReserve* reserve) {
+  const std::lock_guard lock(mutex_);
+  reserve_ = reserve;
 }
 
 ArenaPool::Run ArenaPool::allocate_units(std::size_t unit_bytes, std::uint32_t most, std::uint32_t least) {
@@ -64,16 +90,17 @@ ArenaPool::Run ArenaPool::allocate_units(std::size_t unit_bytes, std::uint32_t m
 
 void ArenaPool::expect(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  expected_bytes_ = bytes;
+  expected_bytes_.store(bytes, std::memory_order_relaxed);
+  if (reserve_ != nullptr && bytes >= kArenaBytes) reserve_->wake();
 }
 
 std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
-  const std::uint32_t first = find_run(arena, granules);
-  take_from_bin(&arena);
+  const FreeRun run = find_run(arena, granules);
+  const std::uint32_t first = run.first;
   mark(arena, first, granules, true);
   arena.taken_granules += granules;
-  arena.longest_free = longest_free_run(arena);
-  put_in_bin(&arena);
+  if (run.length == arena.longest_free) set_longest_free(arena, longest_free_run(arena));
+  use(arena, first + granules);
   if (!arena.is_huge && arena.taken_granules >= kGranules / 16 * 15) {
     arena.is_huge = true;
     full_.push_back(&arena);
@@ -83,31 +110,93 @@ std::byte* ArenaPool::cut(Arena& arena, std::uint32_t granules) {
   return arena.base + first * kGranuleBytes;
 }
 
+// The granules before `end` are no rest any more.
+void ArenaPool::use(Arena& arena, std::uint32_t end) noexcept {
+  if (end <= arena.rest_begin) return;
+  rest_bytes_.fetch_sub((end - arena.rest_begin) * kGranuleBytes, std::memory_order_relaxed);
+  arena.rest_begin = end;
+}
+
 void ArenaPool::free(std::byte* run, std::size_t bytes) {
   const auto granules = static_cast<std::uint32_t>(round_up(bytes) / kGranuleBytes);
   const std::lock_guard lock(mutex_);
   Arena* arena = arena_of(run);
-  take_from_bin(arena);
-  mark(*arena, static_cast<std::uint32_t>((run - arena->base) / kGranuleBytes), granules, false);
+  const auto first = static_cast<std::uint32_t>((run - arena->base) / kGranuleBytes);
+  mark(*arena, first, granules, false);
   arena->taken_granules -= granules;
-  arena->longest_free = longest_free_run(*arena);
+  const std::uint32_t before = free_before(arena->taken, first);
+  const std::uint32_t merged = before + run_length(arena->taken, first, false);
+  if (merged > arena->longest_free) set_longest_free(*arena, merged);
   used_bytes_.fetch_sub(granules * kGranuleBytes, std::memory_order_relaxed);
   if (arena->taken_granules == 0 && !arena->is_tended) {
+    take_from_bin(arena);
     give_back(arena);
-  } else {
-    put_in_bin(arena);
   }
+}
+
+void ArenaPool::set_longest_free(Arena& arena, std::uint32_t granules) {
+  if (bin_of(granules) == bin_of(arena.longest_free)) {
+    arena.longest_free = granules;
+    return;
+  }
+  take_from_bin(&arena);
+  arena.longest_free = granules;
+  put_in_bin(&arena);
 }
 
 // An arena without runs, that is in no bin.
 void ArenaPool::give_back(Arena* arena) {
+  use(*arena, kGranules);
+  opened_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  if (arena->is_huge && reserve_ != nullptr && reserve_->try_keep()) {
+    warm_.push_back(arena);
+    warm_arenas_.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    drop_pages(arena);
+  }
+  if (reserve_ != nullptr) reserve_->wake();  // its bound has shrunk
+}
+
+void ArenaPool::drop_pages(Arena* arena) {
   ::madvise(arena->base, kArenaBytes, MADV_DONTNEED);
-  if (can_collapse_ && resident_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
+  if (can_collapse_ && opened_arenas_.load(std::memory_order_relaxed) < kSmallPool) {
     ::madvise(arena->base, kArenaBytes, MADV_NOHUGEPAGE);
     arena->is_huge = false;
   }
   unopened_.push_back(arena);
-  resident_arenas_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+ArenaPool::Warmed ArenaPool::warm_one() {
+  Arena* arena = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    arena = take_unopened();
+  }
+  if (arena == nullptr) return Warmed::kNo;
+  int error = ::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) == 0 ? 0 : errno;
+  if (error == 0) {
+    ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
+    error = ::madvise(arena->base, kArenaBytes, kPopulate) == 0 ? 0 : errno;
+  }
+  const std::lock_guard lock(mutex_);
+  arena->is_huge = true;
+  if (error == 0) {
+    warm_.push_back(arena);
+    warm_arenas_.fetch_add(1, std::memory_order_relaxed);
+    return Warmed::kYes;
+  }
+  drop_pages(arena);
+  return error == EINVAL ? Warmed::kRefused : Warmed::kNo;
+}
+
+bool ArenaPool::cool_one() {
+  const std::lock_guard lock(mutex_);
+  if (warm_.empty()) return false;
+  Arena* arena = warm_.back();
+  warm_.pop_back();
+  warm_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  drop_pages(arena);
+  return true;
 }
 
 // That an arena is huge is a hint: without it all works, slower. Pages that are there already are copied into a huge
@@ -159,20 +248,53 @@ ArenaPool::Arena* ArenaPool::find_rest(std::uint32_t granules) {
   return nullptr;
 }
 
-ArenaPool::Arena* ArenaPool::open_arena() {
-  if (unopened_.empty() && !add_region()) return nullptr;
-  Arena* arena = unopened_.back();
-  if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
-  const bool is_small_pool = resident_arenas_.load(std::memory_order_relaxed) < kSmallPool;
-  const bool fills_soon = expected_bytes_ >= kArenaBytes;
-  if (fills_soon) expected_bytes_ -= kArenaBytes;
-  if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) {
-    arena->is_huge = true;
-    ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
+ArenaPool::Arena* ArenaPool::take_unopened() {
+  if (!unopened_.empty()) {
+    Arena* arena = unopened_.back();
+    unopened_.pop_back();
+    return arena;
   }
-  unopened_.pop_back();
-  resident_arenas_.fetch_add(1, std::memory_order_relaxed);
+  if (unmade_arenas_ == 0 && !add_region()) return nullptr;
+  const std::size_t at = kArenasPerRegion - unmade_arenas_--;
+  std::unique_ptr<Arena>& arena = region_of(newest_region_).arenas[at];
+  arena = std::make_unique<Arena>();
+  arena->base = newest_region_ + at * kArenaBytes;
+  return arena.get();
+}
+
+ArenaPool::Arena* ArenaPool::open_warm() {
+  if (warm_.empty()) return nullptr;
+  Arena* arena = warm_.back();
+  warm_.pop_back();
+  warm_arenas_.fetch_sub(1, std::memory_order_relaxed);
+  if (reserve_ != nullptr) reserve_->uncharge();
+  arena->rest_begin = 0;
+  rest_bytes_.fetch_add(kArenaBytes, std::memory_order_relaxed);
+  return arena;
+}
+
+ArenaPool::Arena* ArenaPool::open_arena() {
+  const std::uint64_t expected = expected_bytes_.load(std::memory_order_relaxed);
+  const bool fills_soon = expected >= kArenaBytes;
+  Arena* arena = open_warm();
+  if (arena == nullptr) {
+    arena = take_unopened();
+    if (arena == nullptr) return nullptr;
+    if (::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) != 0) {
+      unopened_.push_back(arena);
+      return nullptr;
+    }
+    const bool is_small_pool = opened_arenas_.load(std::memory_order_relaxed) < kSmallPool;
+    if (!arena->is_huge && (fills_soon || !(can_collapse_ && is_small_pool))) {
+      arena->is_huge = true;
+      ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
+    }
+  }
+  if (fills_soon) expected_bytes_.store(expected - kArenaBytes, std::memory_order_relaxed);
+  opened_arenas_.fetch_add(1, std::memory_order_relaxed);
+  opened_lately_.fetch_add(1, std::memory_order_relaxed);
   put_in_bin(arena);
+  if (reserve_ != nullptr) reserve_->wake();
   return arena;
 }
 
@@ -188,22 +310,22 @@ bool ArenaPool::add_region() {
 
   Region region;
   region.base = begin + lead;
-  unopened_.reserve(unopened_.size() + kArenasPerRegion);
-  for (std::size_t i = kArenasPerRegion; i-- > 0;) {
-    region.arenas[i] = std::make_unique<Arena>();
-    region.arenas[i]->base = region.base + i * kArenaBytes;
-    unopened_.push_back(region.arenas[i].get());
-  }
+  newest_region_ = region.base;
+  unmade_arenas_ = kArenasPerRegion;
   const auto place = std::upper_bound(regions_.begin(), regions_.end(), region.base,
                                       [](const std::byte* base, const Region& other) { return base < other.base; });
   regions_.insert(place, std::move(region));
   return true;
 }
 
-ArenaPool::Arena* ArenaPool::arena_of(const std::byte* run) noexcept {
+ArenaPool::Region& ArenaPool::region_of(const std::byte* run) noexcept {
   const auto after = std::upper_bound(regions_.begin(), regions_.end(), run,
                                       [](const std::byte* at, const Region& region) { return at < region.base; });
-  Region& region = *(after - 1);
+  return *(after - 1);
+}
+
+ArenaPool::Arena* ArenaPool::arena_of(const std::byte* run) noexcept {
+  Region& region = region_of(run);
   return region.arenas[static_cast<std::size_t>(run - region.base) / kArenaBytes].get();
 }
 
@@ -221,14 +343,11 @@ void ArenaPool::take_from_bin(Arena* arena) {
 }
 
 // Best fit; the caller has checked that longest_free suffices.
-std::uint32_t ArenaPool::find_run(const Arena& arena, std::uint32_t granules) noexcept {
-  std::uint32_t best = 0, best_length = kGranules + 1;
-  for (std::uint32_t at = run_length(arena.taken, 0, true); at < kGranules && best_length > granules;) {
+ArenaPool::FreeRun ArenaPool::find_run(const Arena& arena, std::uint32_t granules) noexcept {
+  FreeRun best{.length = kGranules + 1};
+  for (std::uint32_t at = run_length(arena.taken, 0, true); at < kGranules && best.length > granules;) {
     const std::uint32_t length = run_length(arena.taken, at, false);
-    if (length >= granules && length < best_length) {
-      best = at;
-      best_length = length;
-    }
+    if (length >= granules && length < best.length) best = {at, length};
     at += length;
     at += run_length(arena.taken, at, true);
   }

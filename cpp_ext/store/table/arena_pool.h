@@ -9,7 +9,8 @@
 // Invariants:
 //  1. used_bytes() is the sum of the lengths of all runs handed out, rounded up to granules.
 //  2. A run never crosses an arena; so it is at most kMaxRunBytes long.
-// Thread-safe; its mutex is a leaf (nothing is called out under it), and no arena is made huge under it.
+//  3. An arena is unopened (no pages), warm (pages, no run; arena_reserve.h) or opened.
+// Thread-safe; under its mutex only the reserve's budget is asked, and no arena is made huge.
 #pragma once
 
 #include <array>
@@ -21,6 +22,15 @@
 #include <vector>
 
 namespace sparserow {
+
+class ArenaReserve;
+
+// Memory that has pages before a row needs them.
+struct ReserveStats {
+  std::uint64_t bytes = 0;       // of warm arenas, charged to the budget
+  std::uint64_t rest_bytes = 0;  // of arenas in use that were warm: what no run has had yet
+  bool is_filling = false;       // pages are being touched now
+};
 
 class ArenaPool {
  public:
@@ -52,11 +62,29 @@ class ArenaPool {
   // measured), so the caller must not have a lock for which others wait. Cheap when there are none.
   void collapse_huge_pages();
 
+  // The reserve that keeps its warm arenas, or null. It must outlive the pool or take itself out.
+  void set_reserve(ArenaReserve* reserve);
+  enum class Warmed : std::uint8_t { kYes, kNo, kRefused };  // kRefused: the system cannot touch pages ahead
+  // Touches the pages of an unopened arena, which is warm then; the caller has charged it. No lock is held meanwhile.
+  [[nodiscard]] Warmed warm_one();
+  // Gives a warm arena's pages back, for the caller to uncharge; false when there is none.
+  bool cool_one();
+  [[nodiscard]] std::uint64_t opened_arenas() const noexcept { return opened_arenas_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t warm_arenas() const noexcept { return warm_arenas_.load(std::memory_order_relaxed); }
+  // Arenas that were opened since forget_opened(), and that expect() has announced.
+  [[nodiscard]] std::uint64_t opened_lately() const noexcept { return opened_lately_.load(std::memory_order_relaxed); }
+  void forget_opened() noexcept { opened_lately_.store(0, std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t expected_arenas() const noexcept {
+    return expected_bytes_.load(std::memory_order_relaxed) / kArenaBytes;
+  }
+  // Bytes of opened arenas that were warm, beyond the last granule that any run has had.
+  [[nodiscard]] std::uint64_t rest_bytes() const noexcept { return rest_bytes_.load(std::memory_order_relaxed); }
+
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
 
   // The bytes of arenas that have pages, used or not.
   [[nodiscard]] std::uint64_t resident_bytes() const noexcept {
-    return resident_arenas_.load(std::memory_order_relaxed) * kArenaBytes;
+    return (opened_arenas() + warm_arenas()) * kArenaBytes;
   }
 
   [[nodiscard]] static constexpr std::size_t round_up(std::size_t bytes) noexcept {
@@ -75,13 +103,18 @@ class ArenaPool {
     std::array<std::uint64_t, kWords> taken{};  // one bit per granule
     std::uint32_t taken_granules = 0;
     std::uint32_t longest_free = kGranules;
-    std::uint32_t bin_position = 0;  // in bins_[bin of longest_free]
-    bool is_huge = false;            // asked to be, or soon
-    bool is_tended = false;          // its pages are being made one, without the lock
+    std::uint32_t bin_position = 0;        // in bins_[bin of longest_free]
+    std::uint32_t rest_begin = kGranules;  // no run has had the granules from here on, though they have pages
+    bool is_huge = false;                  // asked to be, or soon
+    bool is_tended = false;                // its pages are being made one, without the lock
+  };
+  struct FreeRun {
+    std::uint32_t first = 0;
+    std::uint32_t length = 0;
   };
   struct Region {
     std::byte* base = nullptr;
-    std::array<std::unique_ptr<Arena>, kArenasPerRegion> arenas;
+    std::array<std::unique_ptr<Arena>, kArenasPerRegion> arenas;  // made when they are first used, in this order
   };
 
   [[nodiscard]] static std::size_t bin_of(std::uint32_t run) noexcept;
@@ -90,23 +123,36 @@ class ArenaPool {
   [[nodiscard]] Arena* find_rest(std::uint32_t granules);
   [[nodiscard]] std::byte* cut(Arena& arena, std::uint32_t granules);
   [[nodiscard]] Arena* open_arena();
+  [[nodiscard]] Arena* open_warm();
+  [[nodiscard]] Arena* take_unopened();
+  void use(Arena& arena, std::uint32_t end) noexcept;
+  void drop_pages(Arena* arena);
+  [[nodiscard]] Region& region_of(const std::byte* run) noexcept;
   [[nodiscard]] Arena* arena_of(const std::byte* run) noexcept;
   void give_back(Arena* arena);
   void put_in_bin(Arena* arena);
   void take_from_bin(Arena* arena);
-  static std::uint32_t find_run(const Arena& arena, std::uint32_t granules) noexcept;
+  void set_longest_free(Arena& arena, std::uint32_t granules);
+  static FreeRun find_run(const Arena& arena, std::uint32_t granules) noexcept;
   static std::uint32_t longest_free_run(const Arena& arena) noexcept;
   static void mark(Arena& arena, std::uint32_t first, std::uint32_t count, bool taken) noexcept;
 
   std::atomic<std::uint64_t> used_bytes_{0};
-  std::atomic<std::uint64_t> resident_arenas_{0};
+  std::atomic<std::uint64_t> opened_arenas_{0};
+  std::atomic<std::uint64_t> warm_arenas_{0};
+  std::atomic<std::uint64_t> opened_lately_{0};
+  std::atomic<std::uint64_t> expected_bytes_{0};  // written under mutex_
+  std::atomic<std::uint64_t> rest_bytes_{0};
   std::atomic<bool> has_full_{false};  // full_ is not empty
   std::mutex mutex_;
   // Guarded by mutex_:
-  std::uint64_t expected_bytes_ = 0;
-  bool can_collapse_ = true;                     // until the system says that it cannot
-  std::vector<Region> regions_;                  // sorted by base
+  ArenaReserve* reserve_ = nullptr;
+  bool can_collapse_ = true;     // until the system says that it cannot
+  std::vector<Region> regions_;  // sorted by base
+  std::byte* newest_region_ = nullptr;
+  std::size_t unmade_arenas_ = 0;                // of it: the last ones
   std::vector<Arena*> unopened_;                 // no pages
+  std::vector<Arena*> warm_;                     // pages, and no run
   std::vector<Arena*> full_;                     // nearly so, of small pages, to be made huge
   std::array<std::vector<Arena*>, kBins> bins_;  // opened arenas
 };

@@ -17,7 +17,7 @@ struct alignas(64) IndexBucket {
   std::uint64_t suffixes[kEntries];
   std::uint32_t rows[kEntries];  // kNoRow = empty
   std::uint16_t passed_over;     // entries that wanted this bucket or an earlier one and sit further on
-  std::uint16_t note;            // bucket 0 and 1: entries of the segment; 2: depth
+  std::uint16_t note;            // bucket 0: entries of the segment; 1: depth
 };
 static_assert(sizeof(IndexBucket) == 64);
 
@@ -35,15 +35,10 @@ class IndexSegment {
   [[nodiscard, gnu::always_inline]] std::uint32_t home(std::uint64_t suffix) const noexcept {
     return static_cast<std::uint32_t>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(suffix)) * count()) >> 32);
   }
-  [[nodiscard]] std::uint32_t entries() const noexcept {
-    return buckets()[0].note | static_cast<std::uint32_t>(buckets()[1].note) << 16;
-  }
-  void set_entries(std::uint32_t entries) const noexcept {
-    buckets()[0].note = static_cast<std::uint16_t>(entries);
-    buckets()[1].note = static_cast<std::uint16_t>(entries >> 16);
-  }
-  [[nodiscard]] std::uint32_t depth() const noexcept { return buckets()[2].note; }  // bits that its suffixes share
-  void set_depth(std::uint32_t depth) const noexcept { buckets()[2].note = static_cast<std::uint16_t>(depth); }
+  [[nodiscard]] std::uint32_t entries() const noexcept { return buckets()[0].note; }
+  void set_entries(std::uint32_t entries) const noexcept { buckets()[0].note = static_cast<std::uint16_t>(entries); }
+  [[nodiscard]] std::uint32_t depth() const noexcept { return buckets()[1].note; }  // bits that its suffixes share
+  void set_depth(std::uint32_t depth) const noexcept { buckets()[1].note = static_cast<std::uint16_t>(depth); }
 
  private:
   std::uint64_t packed_;

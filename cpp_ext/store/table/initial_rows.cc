@@ -45,8 +45,9 @@ double sin_turn(double turn) noexcept { return cos_turn(turn < 0.25 ? turn + 0.7
 
 }  // namespace
 
-InitialRows::InitialRows(const TableSchema& schema) noexcept
-    : shape_(Shape::kConstant),
+InitialRows::InitialRows(const TableSchema& schema, Isa isa) noexcept
+    : fill_uniform_(uniform_fill_of(isa)),
+      shape_(Shape::kConstant),
       dim_(schema.dim),
       seed_(random_bits(schema.seed, schema.id)),
       a_(schema.init.a),
@@ -82,20 +83,11 @@ void InitialRows::fill(std::uint64_t key, float* row) const noexcept {
       std::fill_n(row, dim_, a_);
       return;
     case Shape::kUniform:
-      fill_uniform(stream, row);
+      fill_uniform_(stream, a_, b_ - a_, b_, row, dim_);
       return;
     case Shape::kNormal:
       fill_normal(stream, row);
       return;
-  }
-}
-
-void InitialRows::fill_uniform(std::uint64_t stream, float* row) const noexcept {
-  const float width = b_ - a_;
-  for (std::uint32_t i = 0; i < dim_; ++i) {
-    const auto unit = static_cast<float>(static_cast<std::int32_t>(random_bits(stream, i) >> 40)) * 0x1p-24f;
-    const float value = a_ + width * unit;
-    row[i] = value < b_ ? value : a_;  // rounding may reach the bound, which is excluded
   }
 }
 

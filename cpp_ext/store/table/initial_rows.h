@@ -7,12 +7,13 @@
 #include <cstdint>
 
 #include "schema/schema.h"
+#include "store/table/uniform_fill.h"
 
 namespace sparserow {
 
 class InitialRows {
  public:
-  explicit InitialRows(const TableSchema& schema) noexcept;
+  explicit InitialRows(const TableSchema& schema, Isa isa = best_isa()) noexcept;
 
   // Writes the row as float32, before it is rounded to the stored dtype.
   void fill(std::uint64_t key, float* row) const noexcept;  // (dim)
@@ -20,9 +21,9 @@ class InitialRows {
  private:
   enum class Shape : std::uint8_t { kConstant, kUniform, kNormal };
 
-  void fill_uniform(std::uint64_t stream, float* row) const noexcept;
   void fill_normal(std::uint64_t stream, float* row) const noexcept;
 
+  UniformFill fill_uniform_;
   Shape shape_;
   std::uint32_t dim_;
   std::uint64_t seed_;  // of (table seed, table id)

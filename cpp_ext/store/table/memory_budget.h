@@ -1,4 +1,5 @@
-// The memory that a store may take: what its pools have, and what was promised to batches that are not applied yet.
+// The memory that a store may take: what its pools have, what was promised to batches that are not applied yet, and
+// what the pools' reserve has (arena_reserve.h), which goes first.
 //
 // A limit of 0 is none. Thread-safe; the mutex, a leaf, makes check and promise one step.
 #pragma once
@@ -23,15 +24,26 @@ class MemoryBudget {
   void give_back(std::uint64_t bytes) noexcept { promised_.fetch_sub(bytes, std::memory_order_relaxed); }
   [[nodiscard]] Status exceeded_by(const std::string& table, std::uint64_t bytes) const;
 
+  // Without the reserve.
   [[nodiscard]] std::uint64_t taken() const noexcept {
     return pools_.used_bytes() + promised_.load(std::memory_order_relaxed);
   }
+
+  // Charges memory of the reserve, unless it would be more than `most`, or an eighth of the limit would not stay free
+  // of all that is taken.
+  [[nodiscard]] bool try_reserve(std::uint64_t bytes, std::uint64_t most) noexcept;
+  void unreserve(std::uint64_t bytes) noexcept { reserved_.fetch_sub(bytes, std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t reserved() const noexcept { return reserved_.load(std::memory_order_relaxed); }
+  // What the reserve has beyond the limit since more was promised.
+  [[nodiscard]] std::uint64_t excess_of_reserve() const noexcept;
+
   [[nodiscard]] std::uint64_t limit() const noexcept { return limit_; }
 
  private:
   const std::uint64_t limit_;
   const StorePools& pools_;
   std::atomic<std::uint64_t> promised_{0};
+  std::atomic<std::uint64_t> reserved_{0};
   std::mutex mutex_;
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint32_t kStep = 4;           // bucket counts are multiples of it
 constexpr std::uint32_t kLargest = 160;      // buckets of a segment that need not be split
-constexpr std::uint32_t kHardLimit = 16384;  // of a segment that can no longer be split: one run of the arenas
+constexpr std::uint32_t kHardLimit = 14000;  // of a segment that can no longer be split: its entries have 16 bits
 constexpr std::uint32_t kMaxDepth = 20;
 constexpr std::uint16_t kSticky = 0xffff;     // a count of passed-over entries that is no longer exact
 constexpr std::uint64_t kBytesPerEntry = 16;  // at a load of 0.8
@@ -37,13 +37,15 @@ RowIndex::~RowIndex() {
 }
 
 bool RowIndex::start() {
-  const Segment segment = make_segment(kStep, 0);
+  const Segment segment = make_segment(kStep);
   if (segment.buckets() == nullptr) return false;
+  filled(segment, 0);
   directory_.push_back(segment);
   return true;
 }
 
-RowIndex::Segment RowIndex::make_segment(std::uint32_t count, std::uint32_t depth) {
+// Without entries; its depth is not set.
+RowIndex::Segment RowIndex::make_segment(std::uint32_t count) {
   const std::size_t bytes = count * sizeof(Bucket);
   std::byte* memory = bytes <= ArenaPool::kMaxRunBytes ? pool_->allocate(bytes) : nullptr;
   if (memory == nullptr) return Segment(nullptr, 0);
@@ -54,7 +56,6 @@ RowIndex::Segment RowIndex::make_segment(std::uint32_t count, std::uint32_t dept
     std::fill_n(bucket.rows, kEntries, kNone);
     bucket.passed_over = bucket.note = 0;
   }
-  segment.set_depth(depth);
   ++segments_;
   segment_bytes_ += bytes;
   return segment;
@@ -74,6 +75,28 @@ bool RowIndex::insert(std::uint64_t suffix, std::uint32_t row) {
   }
   put(directory_[directory_at(suffix)], suffix, row);
   return true;
+}
+
+// A bucket's note counts its entries while its segment is filled; filled() says that it is.
+void RowIndex::put_anew(Segment segment, std::uint64_t suffix, std::uint32_t row) noexcept {
+  Bucket* const begin = segment.buckets();
+  Bucket* bucket = begin + segment.home(suffix);
+  while (bucket->note == kEntries) {
+    if (bucket->passed_over != kSticky) ++bucket->passed_over;
+    if (++bucket == begin + segment.count()) bucket = begin;
+  }
+  bucket->suffixes[bucket->note] = suffix;
+  bucket->rows[bucket->note++] = row;
+}
+
+void RowIndex::filled(Segment segment, std::uint32_t depth) noexcept {
+  std::uint32_t entries = 0;
+  for (std::uint32_t at = 0; at < segment.count(); ++at) {
+    entries += segment.buckets()[at].note;
+    segment.buckets()[at].note = 0;
+  }
+  segment.set_entries(entries);
+  segment.set_depth(depth);
 }
 
 void RowIndex::put(Segment segment, std::uint64_t suffix, std::uint32_t row) noexcept {
@@ -107,8 +130,7 @@ std::uint32_t RowIndex::erase(std::uint64_t suffix) {
     if (++at == segment.count()) at = 0;
   }
   segment.set_entries(segment.entries() - 1);
-  if (is_sparse(segment))
-    (void)resize(suffix, entries_of(segment), count_for(segment.entries()));  // or it stays as it is
+  if (is_sparse(segment)) (void)resize(suffix, count_for(segment.entries()));  // or it stays as it is
   return row;
 }
 
@@ -145,20 +167,14 @@ std::uint32_t RowIndex::count_for(std::size_t entries) noexcept {
 std::vector<RowIndex::Entry> RowIndex::entries_of(Segment segment) {
   std::vector<Entry> entries;
   entries.reserve(segment.entries());
-  for (std::uint32_t at = 0; at < segment.count(); ++at) {
-    const Bucket& bucket = segment.buckets()[at];
-    for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-      if (bucket.rows[entry] != kNone) entries.push_back({bucket.suffixes[entry], bucket.rows[entry]});
-    }
-  }
+  visit_entries(segment, [&](std::uint64_t suffix, std::uint32_t row) { entries.push_back({suffix, row}); });
   return entries;
 }
 
 bool RowIndex::grow(std::uint64_t suffix) {
   const Segment segment = directory_[directory_at(suffix)];
-  const std::vector<Entry> entries = entries_of(segment);
   const std::uint32_t count = grown_count(segment);
-  return count > largest_count(segment, suffix) ? split(suffix, entries) : resize(suffix, entries, count);
+  return count > largest_count(segment, suffix) ? split(suffix) : resize(suffix, count);
 }
 
 // Makes the segment of `suffix` as large as so many entries need, or splits it; true when it was split.
@@ -166,9 +182,7 @@ bool RowIndex::grow_for(std::uint64_t suffix, std::size_t entries) {
   const Segment segment = directory_[directory_at(suffix)];
   const std::uint32_t count = count_for(entries);
   if (count <= segment.count()) return false;
-  const bool is_split = count > largest_count(segment, suffix);
-  const std::vector<Entry> present = entries_of(segment);
-  return is_split ? split(suffix, present) : (resize(suffix, present, count), false);
+  return count > largest_count(segment, suffix) ? split(suffix) : (resize(suffix, count), false);
 }
 
 void RowIndex::make_room(std::span<const std::uint64_t> suffixes) {
@@ -190,31 +204,35 @@ void RowIndex::point_at(Segment segment, std::uint64_t suffix, std::uint32_t dep
   std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(first), count, segment);
 }
 
-bool RowIndex::resize(std::uint64_t suffix, const std::vector<Entry>& entries, std::uint32_t count) {
+bool RowIndex::resize(std::uint64_t suffix, std::uint32_t count) {
   const Segment old = directory_[directory_at(suffix)];
   if (count == old.count()) return false;
-  const Segment segment = make_segment(count, old.depth());
+  const Segment segment = make_segment(count);
   if (segment.buckets() == nullptr) return false;
-  for (const Entry& entry : entries) put(segment, entry.suffix, entry.row);
+  visit_entries(old, [&](std::uint64_t each, std::uint32_t row) { put_anew(segment, each, row); });
+  filled(segment, old.depth());
   point_at(segment, suffix, old.depth());
   free_segment(old);
   return true;
 }
 
-bool RowIndex::split(std::uint64_t suffix, const std::vector<Entry>& entries) {
+bool RowIndex::split(std::uint64_t suffix) {
   const Segment old = directory_[directory_at(suffix)];
   const std::uint32_t depth = old.depth();
   const std::uint64_t bit = bit_below(depth);
-  const auto upper_entries = static_cast<std::size_t>(
-      std::count_if(entries.begin(), entries.end(), [bit](const Entry& entry) { return (entry.suffix & bit) != 0; }));
-  const Segment lower = make_segment(count_for(entries.size() - upper_entries), depth + 1);
+  std::size_t upper_entries = 0;
+  visit_entries(old, [&](std::uint64_t each, std::uint32_t /*row*/) { upper_entries += (each & bit) != 0 ? 1 : 0; });
+  const Segment lower = make_segment(count_for(old.entries() - upper_entries));
   if (lower.buckets() == nullptr) return false;
-  const Segment upper = make_segment(count_for(upper_entries), depth + 1);
+  const Segment upper = make_segment(count_for(upper_entries));
   if (upper.buckets() == nullptr) {
     free_segment(lower);
     return false;
   }
-  for (const Entry& entry : entries) put((entry.suffix & bit) != 0 ? upper : lower, entry.suffix, entry.row);
+  visit_entries(old,
+                [&](std::uint64_t each, std::uint32_t row) { put_anew((each & bit) != 0 ? upper : lower, each, row); });
+  filled(lower, depth + 1);
+  filled(upper, depth + 1);
   if (depth == depth_) {
     std::vector<Segment> doubled;
     doubled.reserve(2 * directory_.size());

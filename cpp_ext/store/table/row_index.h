@@ -68,6 +68,10 @@ class RowIndex {
     if (probe.left_count != 0) probes_->finish(directory_.data(), depth_, suffixes.data(), rows, probe);
   }
 
+  // Fetches what insert() of a suffix reads and find() does not.
+  [[gnu::always_inline]] void fetch_for_insert(std::uint64_t suffix) const noexcept {
+    if (!directory_.empty()) __builtin_prefetch(directory_[directory_at(suffix)].buckets());
+  }
   // Before many suffixes are added: their segments grow once, and not by each few of them. Paths that follow each other
   // should be in one segment, as sorted ones are; none of them is there. What has no memory is left to insert().
   void make_room(std::span<const std::uint64_t> suffixes);
@@ -90,12 +94,7 @@ class RowIndex {
   std::uint64_t visit_range(std::uint64_t suffix, Visit&& visit) const {
     if (directory_.empty()) return 0;
     const Segment segment = directory_[directory_at(suffix)];
-    for (std::uint32_t at = 0; at < segment.count(); ++at) {
-      const Bucket& bucket = segment.buckets()[at];
-      for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-        if (bucket.rows[entry] != kNone) visit(bucket.suffixes[entry], bucket.rows[entry]);
-      }
-    }
+    visit_entries(segment, visit);
     return after(suffix, segment.depth());
   }
 
@@ -145,13 +144,24 @@ class RowIndex {
   bool start();
   bool grow(std::uint64_t suffix);
   bool grow_for(std::uint64_t suffix, std::size_t entries);
-  bool split(std::uint64_t suffix, const std::vector<Entry>& entries);
-  bool resize(std::uint64_t suffix, const std::vector<Entry>& entries, std::uint32_t count);
-  [[nodiscard]] Segment make_segment(std::uint32_t count, std::uint32_t depth);
+  bool split(std::uint64_t suffix);
+  bool resize(std::uint64_t suffix, std::uint32_t count);
+  [[nodiscard]] Segment make_segment(std::uint32_t count);
   void free_segment(Segment segment);
   void point_at(Segment segment, std::uint64_t suffix, std::uint32_t depth);
 
+  template <class Visit>
+  static void visit_entries(Segment segment, Visit&& visit) {
+    for (std::uint32_t at = 0; at < segment.count(); ++at) {
+      const Bucket& bucket = segment.buckets()[at];
+      for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
+        if (bucket.rows[entry] != kNone) visit(bucket.suffixes[entry], bucket.rows[entry]);
+      }
+    }
+  }
   static std::vector<Entry> entries_of(Segment segment);
+  static void put_anew(Segment segment, std::uint64_t suffix, std::uint32_t row) noexcept;
+  static void filled(Segment segment, std::uint32_t depth) noexcept;
   static void put(Segment segment, std::uint64_t suffix, std::uint32_t row) noexcept;
   static bool is_full(Segment segment) noexcept;
   static bool is_sparse(Segment segment) noexcept;

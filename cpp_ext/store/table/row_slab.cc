@@ -12,6 +12,12 @@ constexpr std::size_t kLargestChunk = std::size_t{512} << 10;
 constexpr std::uint64_t kShare = 192;  // of the slab that a chunk may be
 constexpr std::uint32_t kMostRows = (1u << RowSlab::kRowBits) - 1;
 
+// A table of chunks that doubles would be a byte of every row of a slab with some thousands.
+template <class T>
+void grow_a_little(std::vector<T>& items) {
+  if (items.size() == items.capacity()) items.reserve(items.size() + items.size() / 8 + 4);
+}
+
 }  // namespace
 
 RowSlab::~RowSlab() {
@@ -54,6 +60,8 @@ bool RowSlab::back_chunk() {
   if (is_reused) {
     unbacked_.pop_back();
   } else {
+    grow_a_little(bases_);
+    grow_a_little(chunks_);
     bases_.push_back(nullptr);
     chunks_.push_back({});
   }
@@ -124,7 +132,7 @@ bool RowSlab::close_chunks(std::uint64_t spare_rows) {
     // Its rows move to free places of others, and its own free places go.
     if (info.live == info.capacity || free < info.capacity + spare_rows) break;
     free -= info.capacity;
-    info.is_closed = true;
+    info.is_closed = 1;
     any = true;
   }
   if (any) {

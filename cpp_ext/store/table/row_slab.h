@@ -66,12 +66,13 @@ class RowSlab {
   static constexpr std::uint16_t kNoFree = 0xffff;
 
   struct ChunkInfo {
-    std::uint16_t capacity = 0;  // rows
-    std::uint16_t bumped = 0;    // rows handed out at least once
+    std::uint16_t capacity : 15 = 0;  // rows
+    std::uint16_t is_closed : 1 = 0;
+    std::uint16_t bumped = 0;  // rows handed out at least once
     std::uint16_t live = 0;
     std::uint16_t first_free = kNoFree;  // list through the first bytes of freed rows
-    bool is_closed = false;
   };
+  static_assert(kRowBits < 15);
   // Rows that a new chunk should have, and the fewest for which it is made.
   struct Wish {
     std::uint32_t most;

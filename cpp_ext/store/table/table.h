@@ -164,7 +164,7 @@ inline constexpr std::size_t kMaxFetched = 1024;
   __builtin_prefetch(at + bytes - 1);
 }
 
-// What a walk brings into cache for its visits.
+// What a walk brings into cache for its visits. kRow: all of it, for a visit that adds absent rows.
 enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kNothing };
 
 // Walks one stripe's keys of a block, some at a time, in three passes: fetch the buckets of the index; look up
@@ -197,6 +197,11 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
       for (std::size_t i = 0; i < count; ++i) fetch(ids[i]);
       stripe_rows->index.finish_find(wanted, ids.data(), probe);
       for (std::size_t j = 0; j < probe.left_count; ++j) fetch(ids[probe.left[j]]);
+      if (kFetch == Fetch::kRow) {
+        for (std::size_t i = 0; i < count; ++i) {
+          if (ids[i] == RowIndex::kNone) stripe_rows->index.fetch_for_insert(wanted[i]);
+        }
+      }
     }
     for (std::size_t i = 0; i < count; ++i) visit(positions[begin + i], suffixes[begin + i], ids[i]);
   }
