@@ -14,6 +14,7 @@ ArenaReserve::ArenaReserve(StorePools& pools, MemoryBudget& budget, const Reserv
 ArenaReserve::~ArenaReserve() {
   if (::getpid() != process_) {  // a process that was forked has the store, and not its thread
     thread_.detach();
+    static_cast<void>(woken_.release());  // its end would wait for the thread
     return;
   }
   for (ArenaPool* pool : pools_) pool->set_reserve(nullptr);
@@ -21,7 +22,7 @@ ArenaReserve::~ArenaReserve() {
     const std::lock_guard lock(wake_mutex_);
     is_ending_ = true;
   }
-  woken_.notify_all();
+  woken_->notify_all();
   thread_.join();
 }
 
@@ -31,7 +32,7 @@ void ArenaReserve::wake() noexcept {
     if (is_asked_) return;
     is_asked_ = true;
   }
-  woken_.notify_one();
+  woken_->notify_one();
 }
 
 void ArenaReserve::run() {
@@ -39,8 +40,8 @@ void ArenaReserve::run() {
   const auto is_woken = [this] { return is_asked_ || is_ending_; };
   for (;;) {
     if (!is_in_use()) {
-      woken_.wait(lock, is_woken);
-    } else if (!woken_.wait_for(lock, options_.linger, is_woken)) {
+      woken_->wait(lock, is_woken);
+    } else if (!woken_->wait_for(lock, options_.linger, is_woken)) {
       lock.unlock();
       give_all_back();
       lock.lock();

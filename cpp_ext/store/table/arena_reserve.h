@@ -19,6 +19,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -76,7 +77,7 @@ class ArenaReserve {
   std::atomic<bool> is_refused_{false};  // the system does not touch pages ahead
 
   std::mutex wake_mutex_;
-  std::condition_variable woken_;
+  std::unique_ptr<std::condition_variable> woken_ = std::make_unique<std::condition_variable>();
   std::atomic<bool> is_asked_{false};  // written under wake_mutex_, as is_awake_ is set
   std::atomic<bool> is_awake_{false};
   std::thread thread_;  // the last: it uses all of the above
