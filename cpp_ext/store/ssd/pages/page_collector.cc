@@ -146,11 +146,18 @@ bool PageLog::move_page(std::uint32_t number, std::uint32_t unit, std::span<cons
                         const PageHeader& header) {
   const std::shared_ptr<TablePages> pages = table(header.table_id);
   if (pages == nullptr || pages->layout.record_bytes != header.record_bytes) return true;
-  for (std::uint32_t row = 0; row < header.rows; ++row) {
-    const std::span<const std::byte> record =
-        page.subspan(sizeof(PageHeader) + std::size_t{row} * header.record_bytes, header.record_bytes);
+  const auto record_of = [&](std::uint32_t row) {
+    return page.subspan(sizeof(PageHeader) + std::size_t{row} * header.record_bytes, header.record_bytes);
+  };
+  const auto key_of = [&](std::uint32_t row) {
     std::uint64_t key = 0;
-    std::memcpy(&key, record.data(), sizeof key);
+    std::memcpy(&key, record_of(row).data(), sizeof key);
+    return key;
+  };
+  for (std::uint32_t row = 0; row < header.rows; ++row) prefetch(*pages, key_of(row));
+  for (std::uint32_t row = 0; row < header.rows; ++row) {
+    const std::span<const std::byte> record = record_of(row);
+    const std::uint64_t key = key_of(row);
     const Spot spot = spot_of(pages->id, key);
     Partition& partition = pages->partitions[spot.partition];
     const Place from(number, unit, row);

@@ -1,9 +1,12 @@
 // Where the records of one partition of a table lie: 32 bits of a key's hash to places. It holds no keys.
 //
-// A line of 64 bytes has seven entries; a hash begins its search at the line that is its share of all lines, so lines
-// are in the order of hashes, and the entries of a range of hashes lie together. An entry that finds its line full goes
-// on to the next one; each line counts the entries that passed it, and a search goes on while there are some. Two keys
-// may share a hash: then both places are candidates, and the caller compares keys.
+// The top bits of a hash are the slot's. An index is split by them into parts, into more as it grows and at last into
+// one for each slot, so that a slot's entries are in one part, and parts grow one by one.
+//
+// A part is lines of 64 bytes with seven entries each. A search begins at a line that all bits of the hash choose, so
+// that lines are equally full in whatever order rows come. An entry that finds its line full goes on to the next one;
+// each line counts the entries that passed it, and a search goes on while there are some. Two keys may share a hash:
+// then both places are candidates, and the caller compares keys.
 //
 // Invariant: every place is in the index once. Not thread-safe.
 #pragma once
@@ -12,21 +15,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "store/ssd/pages/page_format.h"
 
 namespace sparserow {
 
-class PageIndex {
+class IndexPart {
  public:
   // Calls visit(place) for each entry with this hash.
   template <class Visit>
   void candidates(std::uint32_t hash, Visit&& visit) const;
-  // Calls visit(place) for each entry whose hash is in [first, last].
-  template <class Visit>
-  void in_range(std::uint32_t first, std::uint32_t last, Visit&& visit) const;
-
   void insert(std::uint32_t hash, Place place);
   // False when the hash has no such place.
   bool move(std::uint32_t hash, Place from, Place to) noexcept;
@@ -34,10 +34,17 @@ class PageIndex {
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return lines_.capacity() * sizeof(Line); }
-  // The lines as they are in memory, for the file that a clean end leaves (page_log.h).
-  [[nodiscard]] const void* data() const noexcept { return lines_.data(); }
+  void prefetch(std::uint32_t hash) const noexcept {
+    if (!lines_.empty()) __builtin_prefetch(&lines_[home(hash)]);
+  }
+  // The lines as they are in memory.
+  [[nodiscard]] std::span<const std::byte> lines() const noexcept { return std::as_bytes(std::span(lines_)); }
   [[nodiscard]] std::size_t line_count() const noexcept { return lines_.size(); }
-  [[nodiscard]] std::size_t line_bytes() const noexcept { return lines_.size() * sizeof(Line); }
+  // Lines of the longest search, for tests.
+  [[nodiscard]] std::size_t longest_search() const noexcept;
+  // Calls visit(hash, place) for each entry.
+  template <class Visit>
+  void each(Visit&& visit) const;
 
  private:
   static constexpr std::uint32_t kEntries = 7;
@@ -62,7 +69,8 @@ class PageIndex {
   static_assert(sizeof(Line) == 64);
 
   [[nodiscard]] std::size_t home(std::uint32_t hash) const noexcept {
-    return hash * std::uint64_t{lines_.size()} >> 32;
+    constexpr std::uint32_t kSpread = 0x9e3779b1;  // odd: other hashes stay others
+    return (hash * kSpread) * std::uint64_t{lines_.size()} >> 32;
   }
   [[nodiscard]] std::size_t next(std::size_t line) const noexcept { return line + 1 < lines_.size() ? line + 1 : 0; }
   struct At {
@@ -78,7 +86,7 @@ class PageIndex {
 };
 
 template <class Visit>
-void PageIndex::candidates(std::uint32_t hash, Visit&& visit) const {
+void IndexPart::candidates(std::uint32_t hash, Visit&& visit) const {
   if (lines_.empty()) return;
   std::size_t at = home(hash);
   for (std::size_t seen = 0; seen < lines_.size(); ++seen, at = next(at)) {
@@ -92,20 +100,57 @@ void PageIndex::candidates(std::uint32_t hash, Visit&& visit) const {
 }
 
 template <class Visit>
-void PageIndex::in_range(std::uint32_t first, std::uint32_t last, Visit&& visit) const {
-  if (lines_.empty()) return;
-  const std::size_t end = home(last);
-  bool is_past = false;
-  std::size_t at = home(first);
-  for (std::size_t seen = 0; seen < lines_.size(); ++seen, at = next(at)) {
-    const Line& line = lines_[at];
+void IndexPart::each(Visit&& visit) const {
+  for (const Line& line : lines_) {
     for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-      if (line.hashes[entry] < first || line.hashes[entry] > last) continue;
-      if (const Place place = line.place(entry); place.is_somewhere()) visit(place);
+      if (const Place place = line.place(entry); place.is_somewhere()) visit(line.hashes[entry], place);
     }
-    is_past = is_past || at == end;
-    if (is_past && line.passed == 0) return;
   }
 }
+
+class PageIndex {
+ public:
+  // The highest `slot_bits` bits of a hash are its slot's.
+  explicit PageIndex(std::uint32_t slot_bits = 0) : slot_bits_(slot_bits), parts_(1) {}
+
+  // Calls visit(place) for each entry with this hash.
+  template <class Visit>
+  void candidates(std::uint32_t hash, Visit&& visit) const {
+    parts_[part(hash)].candidates(hash, visit);
+  }
+  // Calls visit(place) for each entry whose hash is in [first, last].
+  template <class Visit>
+  void in_range(std::uint32_t first, std::uint32_t last, Visit&& visit) const {
+    for (std::size_t at = part(first); at <= part(last); ++at) {
+      parts_[at].each([&](std::uint32_t hash, Place place) {
+        if (hash >= first && hash <= last) visit(place);
+      });
+    }
+  }
+
+  void prefetch(std::uint32_t hash) const noexcept { parts_[part(hash)].prefetch(hash); }
+  void insert(std::uint32_t hash, Place place);
+  // False when the hash has no such place.
+  bool move(std::uint32_t hash, Place from, Place to) noexcept { return parts_[part(hash)].move(hash, from, to); }
+  bool erase(std::uint32_t hash, Place place) noexcept;
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::span<const IndexPart> parts() const noexcept { return parts_; }
+
+ private:
+  static constexpr std::size_t kMostEntries = 512;  // of a part, on average, before parts are split
+
+  [[nodiscard]] std::size_t part(std::uint32_t hash) const noexcept {
+    return part_bits_ == 0 ? 0 : hash >> (32 - part_bits_);
+  }
+  void split();
+
+  std::uint32_t slot_bits_;
+  std::uint32_t part_bits_ = 0;
+  std::vector<IndexPart> parts_;
+  std::size_t size_ = 0;
+  std::size_t bytes_ = 0;
+};
 
 }  // namespace sparserow

@@ -17,6 +17,7 @@
 namespace sparserow {
 namespace {
 
+constexpr std::size_t kPrefetched = 8;     // writes ahead, whose lines of the index are fetched
 constexpr std::size_t kMostSealed = 8;     // segments that wait for the disk before a write waits for them
 constexpr std::size_t kSpareSegments = 2;  // that collection alone may take
 constexpr std::size_t kKeptBuffers = 8;    // that are used again
@@ -53,6 +54,7 @@ Result<std::unique_ptr<SsdTier>> open_page_log(const SsdOptions& options, std::u
 PageLog::PageLog(const SsdOptions& options, std::unique_ptr<SsdFolder> folder, std::unique_ptr<PageFile> file)
     : options_(options),
       slot_bits_(static_cast<std::uint32_t>(std::countr_zero(options.slot_count))),
+      high_slot_bits_(slot_bits_ > kPartitionBits ? slot_bits_ - kPartitionBits : 0),
       folder_(std::move(folder)),
       file_(std::move(file)),
       readers_(kHelpers),
@@ -81,12 +83,10 @@ std::shared_ptr<PageLog::TablePages> PageLog::table(std::uint32_t table_id) cons
 
 // The top bits of the hash are the slot's, less its partition's, so that an index has a slot's rows together.
 PageLog::Spot PageLog::spot_of(std::uint32_t table_id, std::uint64_t key) const noexcept {
-  constexpr std::uint32_t kPartitionBits = std::countr_zero(kPartitions);
   const std::uint64_t hash = row_hash(table_id, key);
   const std::uint32_t slot = slot_of(hash, options_.slot_count);
-  const std::uint32_t high_bits = slot_bits_ > kPartitionBits ? slot_bits_ - kPartitionBits : 0;
-  const auto low = static_cast<std::uint32_t>(hash << high_bits) >> high_bits;
-  const std::uint32_t high = high_bits == 0 ? 0 : slot / kPartitions << (32 - high_bits);
+  const auto low = static_cast<std::uint32_t>(hash << high_slot_bits_) >> high_slot_bits_;
+  const std::uint32_t high = high_slot_bits_ == 0 ? 0 : slot / kPartitions << (32 - high_slot_bits_);
   return {slot % kPartitions, high | low};
 }
 
@@ -102,9 +102,13 @@ Status PageLog::write(SsdBatch& batch) {
     SR_RETURN_IF_ERROR(make_room(lock, segments));
   }
   std::shared_ptr<TablePages> pages;
-  for (const SsdBatch::Write& write : batch.writes()) {
+  const std::span<const SsdBatch::Write> writes = batch.writes();
+  for (std::size_t i = 0; i < writes.size(); ++i) {
+    const SsdBatch::Write& write = writes[i];
     const SsdKeyParts parts = parts_of(write.key);
     if (pages == nullptr || pages->id != parts.table_id) pages = table(parts.table_id);
+    if (pages != nullptr && i + kPrefetched < writes.size())
+      prefetch(*pages, parts_of(writes[i + kPrefetched].key).key);
     if (write.is_put && pages == nullptr) {
       return {Code::kInternal, "table id " + std::to_string(parts.table_id) + " went while its rows were written"};
     }
@@ -139,6 +143,7 @@ Status PageLog::prepare(const SsdBatch& batch, std::uint32_t& segments) {
     if (pages != nullptr && pages->layout.record_bytes == layout->record_bytes) continue;
     if (pages != nullptr) return {Code::kInternal, "rows of table id " + std::to_string(table_id) + " changed length"};
     pages = std::make_shared<TablePages>();
+    for (Partition& partition : pages->partitions) partition.index = PageIndex(high_slot_bits_);
     pages->id = table_id;
     pages->layout = *layout;
   }
@@ -243,6 +248,12 @@ Status PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key,
   }
   if (old.is_somewhere()) lose(old, pages->layout.record_bytes);
   return Status::ok();
+}
+
+// With mutex_, so that the index stays where it is.
+void PageLog::prefetch(const TablePages& pages, std::uint64_t key) const noexcept {
+  const Spot spot = spot_of(pages.id, key);
+  pages.partitions[spot.partition].index.prefetch(spot.hash);
 }
 
 Status PageLog::erase(TablePages& pages, std::uint64_t key) {
@@ -467,9 +478,10 @@ void PageLog::write_index_file() {
     const std::uint32_t facts[] = {table_id, pages->layout.record_bytes};
     write(facts, sizeof facts);
     for (const Partition& partition : pages->partitions) {
-      const std::uint64_t lines = partition.index.line_count();
+      std::uint64_t lines = 0;
+      for (const IndexPart& part : partition.index.parts()) lines += part.line_count();
       write(&lines, sizeof lines);
-      write(partition.index.data(), partition.index.line_bytes());
+      for (const IndexPart& part : partition.index.parts()) write(part.lines().data(), part.lines().size());
     }
   }
 }

@@ -59,7 +59,8 @@ class PageLog final : public SsdTier {
   [[nodiscard]] std::uint64_t index_bytes() const noexcept override { return index_bytes_; }
 
  private:
-  static constexpr std::uint32_t kPartitions = 64;
+  static constexpr std::uint32_t kPartitionBits = 6;
+  static constexpr std::uint32_t kPartitions = 1u << kPartitionBits;
   enum Stream : std::uint8_t { kFresh, kKept, kStreams };
 
   struct Partition {
@@ -141,6 +142,7 @@ class PageLog final : public SsdTier {
   [[nodiscard]] bool add_segment(Status& why);
   Status put(const std::shared_ptr<TablePages>& table, std::uint64_t key, std::span<const std::byte> image,
              SsdBatch::Before before);
+  void prefetch(const TablePages& table, std::uint64_t key) const noexcept;
   Status erase(TablePages& table, std::uint64_t key);
   Place append(const std::shared_ptr<TablePages>& table, Stream stream, std::uint64_t key,
                std::span<const std::byte> image);
@@ -168,6 +170,7 @@ class PageLog final : public SsdTier {
 
   const SsdOptions options_;
   const std::uint32_t slot_bits_;
+  const std::uint32_t high_slot_bits_;       // those of a slot that do not choose its partition
   const std::unique_ptr<SsdFolder> folder_;  // goes after the file: its lock is held while that is open
   const std::unique_ptr<PageFile> file_;
   SsdReaders readers_;

@@ -193,9 +193,8 @@ Status PageLog::visit_slot(std::uint32_t slot, std::uint32_t table_id,
 }
 
 PageLog::SlotHashes PageLog::hashes_of(std::uint32_t slot) const noexcept {
-  constexpr std::uint32_t kPartitionBits = std::countr_zero(kPartitions);
-  if (slot_bits_ <= kPartitionBits) return {0, ~std::uint32_t{0}};
-  const std::uint32_t low_bits = 32 - (slot_bits_ - kPartitionBits);
+  if (high_slot_bits_ == 0) return {0, ~std::uint32_t{0}};
+  const std::uint32_t low_bits = 32 - high_slot_bits_;
   const std::uint32_t first = slot / kPartitions << low_bits;
   return {first, first + ((std::uint32_t{1} << low_bits) - 1)};
 }
