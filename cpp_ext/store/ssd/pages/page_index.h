@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -56,6 +57,12 @@ class IndexPart {
     std::array<std::array<std::uint8_t, kPlaceBytes>, kEntries> places{};
     std::uint8_t passed = 0;
 
+    // A bit for each entry with this hash: without a branch for each, which would be guessed wrong once a search.
+    [[nodiscard]] std::uint32_t matches(std::uint32_t hash) const noexcept {
+      std::uint32_t bits = 0;
+      for (std::uint32_t entry = 0; entry < kEntries; ++entry) bits |= std::uint32_t{hashes[entry] == hash} << entry;
+      return bits;
+    }
     [[nodiscard]] Place place(std::uint32_t entry) const noexcept {
       std::uint64_t bits = 0;
       for (std::size_t i = 0; i < kPlaceBytes; ++i) bits |= std::uint64_t{places[entry][i]} << 8 * i;
@@ -91,9 +98,9 @@ void IndexPart::candidates(std::uint32_t hash, Visit&& visit) const {
   std::size_t at = home(hash);
   for (std::size_t seen = 0; seen < lines_.size(); ++seen, at = next(at)) {
     const Line& line = lines_[at];
-    for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-      if (line.hashes[entry] != hash) continue;
-      if (const Place place = line.place(entry); place.is_somewhere()) visit(place);
+    for (std::uint32_t found = line.matches(hash); found != 0; found &= found - 1) {
+      const Place place = line.place(static_cast<std::uint32_t>(std::countr_zero(found)));
+      if (place.is_somewhere()) visit(place);
     }
     if (line.passed == 0) return;
   }

@@ -275,7 +275,6 @@ Status PageLog::erase(TablePages& pages, std::uint64_t key) {
 
 std::span<const Place> PageLog::candidates(const Partition& partition, std::uint32_t hash) {
   candidates_.clear();
-  const std::shared_lock lock(partition.mutex);
   partition.index.candidates(hash, [this](Place place) { candidates_.push_back(place); });
   return candidates_;
 }

@@ -122,7 +122,7 @@ class PageLog final : public SsdTier {
     std::uint32_t last;
   };
   [[nodiscard]] SlotHashes hashes_of(std::uint32_t slot) const noexcept;
-  // The places of a hash; valid until the next call. With mutex_.
+  // The places of a hash; valid until the next call. With mutex_, under which alone an index changes.
   [[nodiscard]] std::span<const Place> candidates(const Partition& partition, std::uint32_t hash);
   [[nodiscard]] static std::uint64_t page_checksum(std::span<const std::byte> page, const PageHeader& header) noexcept;
   [[nodiscard]] static bool is_whole(std::span<const std::byte> page, const PageHeader& header) noexcept;
