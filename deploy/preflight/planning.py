@@ -48,7 +48,7 @@ class SsdCosts:
 
 
 SSD_COSTS: Mapping[str, SsdCosts] = MappingProxyType({
-    "pages": SsdCosts(key_bytes=8, rewritten=1.75, budget_bytes=11.4, memory_bytes=0.0),
+    "pages": SsdCosts(key_bytes=8, rewritten=1.75, budget_bytes=12.5, memory_bytes=0.0),
     "rocksdb": SsdCosts(key_bytes=14, rewritten=2.8, budget_bytes=0.0, memory_bytes=1.5),
 })  # fmt: skip
 CACHE_OVERHEAD = 40  # bytes of a cached row beyond its weights (row_cache.h)

@@ -1,6 +1,6 @@
 // Rows of one shard on an SSD: a store of row images (row_codec.h) by slot, table and key, with two engines.
 //
-// `pages` is a log of pages with an index in memory (pages/page_log.h): about 11 bytes of memory a row, and the least
+// `pages` is a log of pages with an index in memory (pages/page_log.h): about 12.5 bytes of memory a row, and the least
 // work. `rocksdb` is a RocksDB (rocksdb_tier.cc): about 1.5 bytes a row, and several times the work.
 //
 // The folder holds SPARSEROW (which cluster, shard and format), LOCK (held while the shard lives) and rows/ (the
