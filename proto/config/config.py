@@ -95,8 +95,8 @@ class ClusterConfig(StrictModel):
     ssd_engine: Literal["pages", "rocksdb"] = Field(
         "pages",
         description="The storage of rows in ssd_path. pages: a log of pages, about 12.5 bytes of memory_budget for "
-        "each row there, and the least work. rocksdb: a RocksDB, about 1.5 bytes of memory beside the budget for each row "
-        "there, and several times the work.",
+        "each row there, and the least work. rocksdb: a RocksDB, about 1.5 bytes of memory beside the budget for each "
+        "row there, and several times the work.",
     )
     sweep_every: Seconds | None = Field(
         60.0,
