@@ -173,13 +173,9 @@ Status Store::Tiering::background_evict(std::uint32_t table_id) {
     std::fill_n(missing.begin(), stripe, 0);
     for (std::uint64_t rows = 0; stripe < kStripes && rows < kBatchAhead; ++stripe) rows += missing[stripe];
     std::fill(missing.begin() + stripe, missing.end(), 0);
-    const std::uint64_t before = rows_evicted_;
-    std::uint64_t progress = 0;
-    Status status = evict_own(*table, missing, progress);
-    // The index of rows on the SSD grows as they leave: what it takes is made up for here, and not by a request.
-    const std::uint64_t over = stripe == kStripes ? excess(*table, room) : 0;
-    if (status.is_ok() && over > 0 && ssd_->index_bytes() > 0) status = shrink(over, *table, room, progress);
-    background_evicted_ += rows_evicted_ - before;
+    std::uint64_t removed = 0;
+    Status status = evict_own(*table, missing, removed);
+    background_evicted_ += removed;
     SR_RETURN_IF_ERROR(status);
   }
   return Status::ok();

@@ -353,6 +353,23 @@ TEST_CASE("a folder belongs to one shard of one cluster") {
   CHECK(again->stats()[0].rows == 0);
 }
 
+TEST_CASE("a shard that is started again may have another engine, and its folder is emptied") {
+  if (!SsdTier::has_rocksdb()) return;
+  const Folder folder;
+  StoreOptions options = tiered(folder);
+  for (int start = 0; start < 3; ++start) {
+    const auto store = open(options);
+    REQUIRE(store->create_table(schema_of(1)).is_ok());
+    CHECK(pull(*store, 1, {1}).found[0] == 0);
+    fill(*store, 1, 0, 4000);
+    REQUIRE(store->write_back().is_ok());
+    CHECK(fs::exists(folder.path() / "rows" / "pages") == (options.ssd.engine == SsdEngine::kPages));
+    options.ssd.engine = options.ssd.engine == SsdEngine::kPages ? SsdEngine::kRocksdb : SsdEngine::kPages;
+  }
+  std::ofstream(folder.path() / "SPARSEROW") << "format 9\nhash 1\ncluster 7\nshard 1\n";
+  CHECK(Store::create(options).status().message().find("'format 9'") != std::string::npos);
+}
+
 TEST_CASE("rows leave ahead of those that come, after a request has its answer") {
   const Folder folder;
   StoreOptions options = tiered(folder);
@@ -378,7 +395,10 @@ TEST_CASE("rows leave ahead of those that come, after a request has its answer")
   }
   const TierStats after = *store->tier_stats();
   CHECK(after.rows_evicted - before.rows_evicted > kRequests * kKeys / 2);
-  CHECK(after.background_evicted - before.background_evicted > (after.rows_evicted - before.rows_evicted) * 9 / 10);
+  // With pages a tenth more leave for the index of those that were never on the SSD: requests make room for that.
+  const std::uint64_t tenths = ssd_engine == SsdEngine::kPages ? 8 : 9;
+  const std::uint64_t evicted = after.rows_evicted - before.rows_evicted;
+  CHECK(after.background_evicted - before.background_evicted > evicted * tenths / 10);
   CHECK(store->used_bytes() <= options.memory_budget_bytes);
 }
 
