@@ -139,11 +139,14 @@ class PageLog final : public SsdTier {
   Status prepare(const SsdBatch& batch, std::uint32_t& segments);
   Status wait_for_writer(Lock& lock);
   Status make_room(Lock& lock, std::uint32_t segments);
-  [[nodiscard]] bool add_segment(Status& why);
   Status put(const std::shared_ptr<TablePages>& table, std::uint64_t key, std::span<const std::byte> image,
              SsdBatch::Before before);
   void prefetch(const TablePages& table, std::uint64_t key) const noexcept;
   Status erase(TablePages& table, std::uint64_t key);
+  void write_index_file();
+
+  // page_segments.cc; all with mutex_
+  [[nodiscard]] bool add_segment(Status& why);
   Place append(const std::shared_ptr<TablePages>& table, Stream stream, std::uint64_t key,
                std::span<const std::byte> image);
   [[nodiscard]] bool can_append(const TablePages& table, Stream stream) const noexcept;
@@ -156,7 +159,6 @@ class PageLog final : public SsdTier {
   void retire(std::uint32_t number);
   void reap();
   [[nodiscard]] std::byte* take_buffer();
-  void write_index_file();
 
   // page_collector.cc
   void run();
