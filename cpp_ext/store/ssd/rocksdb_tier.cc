@@ -15,6 +15,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "store/ssd/ssd_counters.h"
 #include "store/ssd/ssd_folder.h"
 #include "store/ssd/ssd_readers.h"
 
@@ -63,10 +64,6 @@ std::uint64_t blocks_read() noexcept {
   rusage usage{};
   if (::getrusage(RUSAGE_THREAD, &usage) != 0) return 0;
   return static_cast<std::uint64_t>(usage.ru_inblock) * kSectorBytes / kBlockBytes;
-}
-
-std::uint64_t nanoseconds_since(Clock::time_point start) noexcept {
-  return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
 }
 
 rocksdb::Options database_options() {
@@ -129,8 +126,8 @@ class RocksdbTier final : public SsdTier {
   std::atomic<std::uint64_t> not_looked_at_{0};  // bytes written since garbage was looked for
   std::atomic<bool> collects_garbage_{false};
   std::unique_ptr<rocksdb::DB> db_;
-  std::atomic<std::uint64_t> rows_read_{0}, rows_absent_{0}, rows_written_{0}, bytes_read_{0}, bytes_written_{0};
-  std::atomic<std::uint64_t> reads_{0}, read_nanoseconds_{0}, blocks_read_{0}, writes_{0}, write_nanoseconds_{0};
+  std::atomic<std::uint64_t> blocks_read_{0};
+  SsdCounters counters_;
 
   [[nodiscard]] std::uint64_t property(const std::string& name) const {
     std::uint64_t value = 0;
@@ -230,11 +227,7 @@ Status RocksdbTier::read(std::span<const SsdKey> keys, SsdImages& out) {
     }
   }
   out.assign(std::move(images), owner);
-  rows_read_ += found;
-  rows_absent_ += keys.size() - found;
-  bytes_read_ += bytes;
-  ++reads_;
-  read_nanoseconds_ += nanoseconds_since(start);
+  counters_.note_read(keys.size(), found, bytes, start);
   return Status::ok();
 }
 
@@ -265,11 +258,8 @@ Status RocksdbTier::write(SsdBatch& batch) {
     written = db_->Write(unlogged, &sorted);
     if (!written.ok()) return {Code::kResourceExhausted, "ssd_path: " + options_.path + ": " + written.ToString()};
   }
-  rows_written_ += batch.writes().size();
-  bytes_written_ += batch.bytes();
   look_for_garbage(batch.bytes());
-  ++writes_;
-  write_nanoseconds_ += nanoseconds_since(start);
+  counters_.note_write(batch, start);
   return Status::ok();
 }
 
@@ -318,24 +308,17 @@ Status RocksdbTier::flush() {
 }
 
 SsdStats RocksdbTier::stats() const {
-  return {.file_bytes = file_bytes(),
-          .garbage_bytes = garbage_bytes(),
-          .memory_bytes =
-              unwritten_bytes() + property(rocksdb::DB::Properties::kEstimateTableReadersMem) + cache_->GetUsage(),
-          .rows_read = rows_read_,
-          .rows_absent = rows_absent_,
-          .rows_written = rows_written_,
-          .bytes_read = bytes_read_,
-          .bytes_written = bytes_written_,
-          .reads = reads_,
-          .read_nanoseconds = read_nanoseconds_,
-          .writes = writes_,
-          .write_nanoseconds = write_nanoseconds_,
-          .disk_bytes_read = blocks_read_ * kBlockBytes,
-          .background_jobs = property(rocksdb::DB::Properties::kNumRunningFlushes) +
-                             property(rocksdb::DB::Properties::kNumRunningCompactions) +
-                             property(rocksdb::DB::Properties::kMemTableFlushPending) +
-                             property(rocksdb::DB::Properties::kCompactionPending)};
+  SsdStats stats{.file_bytes = file_bytes(),
+                 .garbage_bytes = garbage_bytes(),
+                 .memory_bytes = unwritten_bytes() + property(rocksdb::DB::Properties::kEstimateTableReadersMem) +
+                                 cache_->GetUsage(),
+                 .disk_bytes_read = blocks_read_ * kBlockBytes,
+                 .background_jobs = property(rocksdb::DB::Properties::kNumRunningFlushes) +
+                                    property(rocksdb::DB::Properties::kNumRunningCompactions) +
+                                    property(rocksdb::DB::Properties::kMemTableFlushPending) +
+                                    property(rocksdb::DB::Properties::kCompactionPending)};
+  counters_.fill(stats);
+  return stats;
 }
 
 }  // namespace

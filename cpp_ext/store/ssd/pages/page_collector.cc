@@ -8,7 +8,7 @@
 namespace sparserow {
 namespace {
 
-// Garbage is collected from this share of all records' bytes on: then about 1.7 bytes are written for one.
+// Garbage is collected from this share of all records' bytes on; docs/measurements/tiers.md has what that writes.
 constexpr double kSomeGarbage = 1.0 / 3;
 constexpr double kMuchGarbage = 0.45;  // from here on before sealed segments are written, so that writers wait for it
 constexpr double kMostLive = 0.9;      // live records of a segment that is worth it
@@ -55,8 +55,7 @@ void PageLog::write_sealed(Lock& lock) {
   const Status status = file_->write(number, std::span(buffer, kSegmentBytes));
   lock.lock();
   if (!status.is_ok()) {
-    write_failure_ = {Code::kResourceExhausted, "ssd_path: " + options_.path + " takes no more rows (" +
-                                                    status.message() + "); nothing was lost; make room on the disk"};
+    write_failure_ = disk_full(status);
     changed_.notify_all();
     changed_.wait_for(lock, kWriteRetry, [this] { return is_ending_; });
     return;
@@ -149,22 +148,16 @@ bool PageLog::move_page(std::uint32_t number, std::uint32_t unit, std::span<cons
   const auto record_of = [&](std::uint32_t row) {
     return page.subspan(sizeof(PageHeader) + std::size_t{row} * header.record_bytes, header.record_bytes);
   };
-  const auto key_of = [&](std::uint32_t row) {
-    std::uint64_t key = 0;
-    std::memcpy(&key, record_of(row).data(), sizeof key);
-    return key;
-  };
-  for (std::uint32_t row = 0; row < header.rows; ++row) prefetch(*pages, key_of(row));
+  for (std::uint32_t row = 0; row < header.rows; ++row) prefetch(*pages, record_key(record_of(row).data()));
   for (std::uint32_t row = 0; row < header.rows; ++row) {
     const std::span<const std::byte> record = record_of(row);
-    const std::uint64_t key = key_of(row);
+    const std::uint64_t key = record_key(record.data());
     const Spot spot = spot_of(pages->id, key);
     Partition& partition = pages->partitions[spot.partition];
     const Place from(number, unit, row);
-    const std::span<const Place> places = candidates(partition, spot.hash);
-    if (std::find(places.begin(), places.end(), from) == places.end()) continue;
+    if (!partition.index.has(spot.hash, from)) continue;
     if (!can_append(*pages, kKept)) return false;
-    const Place to = append(pages, kKept, key, record.subspan(kRecordKeyBytes));
+    const Place to = append(pages, kKept, key, spot.slot, record.subspan(kRecordKeyBytes));
     {
       const std::unique_lock lock(partition.mutex);
       static_cast<void>(partition.index.move(spot.hash, from, to));

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 
 namespace sparserow {
@@ -63,6 +64,12 @@ struct PageLayout {
     }
   }
   return std::nullopt;
+}
+
+[[nodiscard]] inline std::uint64_t record_key(const std::byte* record) noexcept {
+  std::uint64_t key = 0;
+  std::memcpy(&key, record, sizeof key);
+  return key;
 }
 
 // Where a record lies, in 40 bits: segment (24), first unit of its page (8), number in the page (8). 0 is nowhere.

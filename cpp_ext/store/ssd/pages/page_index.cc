@@ -25,7 +25,7 @@ void IndexPart::place_in_lines(std::uint32_t hash, Place place) noexcept {
   }
 }
 
-// By a sixth, so that little of it is empty: the hashes are in the entries, so no record is read for it.
+// A part grows by a sixth, so that few of its lines are empty. Entries have their hashes, so no record is read.
 void IndexPart::grow() {
   std::vector<Line> before(lines_.size() + std::max<std::size_t>(lines_.size() / kGrowthShare, 1));
   before.swap(lines_);

@@ -33,6 +33,8 @@ class IndexPart {
   bool move(std::uint32_t hash, Place from, Place to) noexcept;
   bool erase(std::uint32_t hash, Place place) noexcept;
 
+  [[nodiscard]] bool has(std::uint32_t hash, Place place) const noexcept { return find(hash, place).has_value(); }
+
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return lines_.capacity() * sizeof(Line); }
   void prefetch(std::uint32_t hash) const noexcept {
@@ -140,6 +142,7 @@ class PageIndex {
   // False when the hash has no such place.
   bool move(std::uint32_t hash, Place from, Place to) noexcept { return parts_[part(hash)].move(hash, from, to); }
   bool erase(std::uint32_t hash, Place place) noexcept;
+  [[nodiscard]] bool has(std::uint32_t hash, Place place) const noexcept { return parts_[part(hash)].has(hash, place); }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }

@@ -5,10 +5,8 @@
 #include <bit>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <new>
 #include <system_error>
 
 #include "util/hash.h"
@@ -83,12 +81,12 @@ PageLog::Spot PageLog::spot_of(std::uint32_t table_id, std::uint64_t key) const 
   const std::uint32_t slot = slot_of(hash, options_.slot_count);
   const auto low = static_cast<std::uint32_t>(hash << high_slot_bits_) >> high_slot_bits_;
   const std::uint32_t high = high_slot_bits_ == 0 ? 0 : slot / kPartitions << (32 - high_slot_bits_);
-  return {slot % kPartitions, high | low};
+  return {slot, slot % kPartitions, high | low};
 }
 
 Status PageLog::write(SsdBatch& batch) {
   if (batch.writes().empty()) return Status::ok();
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = SsdCounters::Clock::now();
   batch.sort_by_key();
   Lock lock(mutex_);
   if (batch.has_puts()) {
@@ -114,12 +112,8 @@ Status PageLog::write(SsdBatch& batch) {
       SR_RETURN_IF_ERROR(erase(*pages, parts.key));
     }
   }
-  rows_written_ += batch.writes().size();
-  bytes_written_ += batch.bytes();
   if (wants_collection()) changed_.notify_all();
-  ++writes_;
-  write_nanoseconds_ +=
-      static_cast<std::uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+  counters_.note_write(batch, start);
   return Status::ok();
 }
 
@@ -178,13 +172,7 @@ Status PageLog::make_room(Lock& lock, std::uint32_t segments) {
     changed_.notify_all();
     changed_.wait_for(lock, kRoomStep);
   }
-  while (buffers_.size() < segments) {
-    void* const buffer = std::aligned_alloc(kUnitBytes, kSegmentBytes);
-    if (buffer == nullptr) throw std::bad_alloc();
-    std::memset(buffer, 0, kSegmentBytes);
-    buffers_.push_back(static_cast<std::byte*>(buffer));
-    buffer_bytes_ += kSegmentBytes;
-  }
+  while (buffers_.size() < segments) buffers_.push_back(make_buffer());
   return Status::ok();
 }
 
@@ -197,13 +185,9 @@ Status PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key,
   if (places.size() == 1 && before == SsdBatch::Before::kImage) {
     old = places[0];  // the caller knows of an image, and this is the only one that it can be
   } else {
-    for (const Place place : places) {
-      const Result<std::uint64_t> found = key_at(*pages, place);
-      if (!found.is_ok()) return found.status();
-      if (found.value() == key) old = place;
-    }
+    SR_RETURN_IF_ERROR(find_key(*pages, key, places, old));
   }
-  const Place place = append(pages, kFresh, key, image);
+  const Place place = append(pages, kFresh, key, spot.slot, image);
   {
     const std::unique_lock lock(partition.mutex);
     const std::uint64_t before_bytes = partition.index.bytes();
@@ -224,16 +208,24 @@ void PageLog::prefetch(const TablePages& pages, std::uint64_t key) const noexcep
 Status PageLog::erase(TablePages& pages, std::uint64_t key) {
   const Spot spot = spot_of(pages.id, key);
   Partition& partition = pages.partitions[spot.partition];
-  for (const Place place : candidates(partition, spot.hash)) {
-    const Result<std::uint64_t> found = key_at(pages, place);
-    if (!found.is_ok()) return found.status();
-    if (found.value() != key) continue;
-    {
-      const std::unique_lock lock(partition.mutex);
-      static_cast<void>(partition.index.erase(spot.hash, place));
-    }
-    lose(place, pages.layout.record_bytes);
-    return Status::ok();
+  Place place;
+  SR_RETURN_IF_ERROR(find_key(pages, key, candidates(partition, spot.hash), place));
+  if (!place.is_somewhere()) return Status::ok();
+  {
+    const std::unique_lock lock(partition.mutex);
+    static_cast<void>(partition.index.erase(spot.hash, place));
+  }
+  lose(place, pages.layout.record_bytes);
+  return Status::ok();
+}
+
+// Which of the places has the record of this key, if one has.
+Status PageLog::find_key(const TablePages& pages, std::uint64_t key, std::span<const Place> places,
+                         Place& found) const {
+  for (const Place place : places) {
+    const Result<std::uint64_t> key_there = key_at(pages, place);
+    if (!key_there.is_ok()) return key_there.status();
+    if (key_there.value() == key) found = place;
   }
   return Status::ok();
 }
@@ -304,22 +296,15 @@ void PageLog::write_index_file() {
 SsdStats PageLog::stats() const {
   const std::lock_guard lock(mutex_);
   const bool is_busy = collecting_ > 0 || wants_collection();
-  return {.file_bytes = (next_segment_ - 1 - holes_.size()) * kSegmentBytes,
-          .garbage_bytes = filled_bytes_ - live_bytes_,
-          .memory_bytes = index_bytes_ + buffer_bytes_,
-          .index_bytes = index_bytes_,
-          .rows_read = rows_read_,
-          .rows_absent = rows_absent_,
-          .rows_written = rows_written_,
-          .bytes_read = bytes_read_,
-          .bytes_written = bytes_written_,
-          .reads = reads_,
-          .read_nanoseconds = read_nanoseconds_,
-          .writes = writes_,
-          .write_nanoseconds = write_nanoseconds_,
-          .disk_bytes_read = disk_bytes_read_,
-          .disk_bytes_written = disk_bytes_written_,
-          .background_jobs = sealed_.size() + (is_busy ? 1 : 0)};
+  SsdStats stats{.file_bytes = (next_segment_ - 1 - holes_.size()) * kSegmentBytes,
+                 .garbage_bytes = filled_bytes_ - live_bytes_,
+                 .memory_bytes = index_bytes_ + buffer_bytes_,
+                 .index_bytes = index_bytes_,
+                 .disk_bytes_read = disk_bytes_read_,
+                 .disk_bytes_written = disk_bytes_written_,
+                 .background_jobs = sealed_.size() + (is_busy ? 1 : 0)};
+  counters_.fill(stats);
+  return stats;
 }
 
 }  // namespace sparserow

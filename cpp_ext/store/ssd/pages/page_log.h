@@ -35,6 +35,7 @@
 #include "store/ssd/pages/page_format.h"
 #include "store/ssd/pages/page_index.h"
 #include "store/ssd/pages/read_tickets.h"
+#include "store/ssd/ssd_counters.h"
 #include "store/ssd/ssd_folder.h"
 #include "store/ssd/ssd_readers.h"
 #include "store/ssd/ssd_tier.h"
@@ -82,6 +83,7 @@ class PageLog final : public SsdTier {
   };
   // Where the index has a key.
   struct Spot {
+    std::uint32_t slot;
     std::uint32_t partition;
     std::uint32_t hash;
   };
@@ -131,6 +133,7 @@ class PageLog final : public SsdTier {
   Status read_records(std::span<const Record> records);
   Status read_late(std::span<const Record* const> records);
   Status read_from_file(const Record& record, PageFile::Wait wait, bool& would_wait) const;
+  [[nodiscard]] Status unreadable(Place place, int error) const;
   Status check_page(const TablePages& table, Place place) const;
   [[nodiscard]] Status damaged(Place place, const std::string& what) const;
   Result<std::uint64_t> key_at(const TablePages& table, Place place) const;
@@ -143,11 +146,13 @@ class PageLog final : public SsdTier {
              SsdBatch::Before before);
   void prefetch(const TablePages& table, std::uint64_t key) const noexcept;
   Status erase(TablePages& table, std::uint64_t key);
+  Status find_key(const TablePages& table, std::uint64_t key, std::span<const Place> places, Place& found) const;
   void write_index_file();
 
   // page_segments.cc; all with mutex_
   [[nodiscard]] bool add_segment(Status& why);
-  Place append(const std::shared_ptr<TablePages>& table, Stream stream, std::uint64_t key,
+  [[nodiscard]] Status disk_full(const Status& why) const;
+  Place append(const std::shared_ptr<TablePages>& table, Stream stream, std::uint64_t key, std::uint32_t slot_of_key,
                std::span<const std::byte> image);
   [[nodiscard]] bool can_append(const TablePages& table, Stream stream) const noexcept;
   void open_page(const std::shared_ptr<TablePages>& table, Stream stream);
@@ -158,6 +163,7 @@ class PageLog final : public SsdTier {
   void lose(Place place, std::uint32_t bytes);
   void retire(std::uint32_t number);
   void reap();
+  [[nodiscard]] std::byte* make_buffer();
   [[nodiscard]] std::byte* take_buffer();
 
   // page_collector.cc
@@ -202,8 +208,7 @@ class PageLog final : public SsdTier {
   Status write_failure_;
 
   std::atomic<std::uint64_t> index_bytes_{0};
-  std::atomic<std::uint64_t> rows_read_{0}, rows_absent_{0}, rows_written_{0}, bytes_read_{0}, bytes_written_{0};
-  std::atomic<std::uint64_t> reads_{0}, read_nanoseconds_{0}, writes_{0}, write_nanoseconds_{0};
+  SsdCounters counters_;
   std::atomic<std::uint64_t> disk_bytes_read_{0}, disk_bytes_written_{0};
   std::thread thread_;  // the last: it uses all of the above
 };

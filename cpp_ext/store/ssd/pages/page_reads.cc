@@ -1,8 +1,6 @@
 // How records are found and read. A reader holds a ticket, and no lock while it reads. See page_log.h.
 #include <algorithm>
-#include <bit>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "store/ssd/pages/page_log.h"
@@ -16,12 +14,6 @@ constexpr std::size_t kAlignment = 8;
 
 std::size_t aligned_record(std::size_t bytes) noexcept { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-std::uint64_t record_key(const std::byte* record) noexcept {
-  std::uint64_t key = 0;
-  std::memcpy(&key, record, sizeof key);
-  return key;
-}
-
 }  // namespace
 
 Status PageLog::damaged(Place place, const std::string& what) const {
@@ -30,13 +22,17 @@ Status PageLog::damaged(Place place, const std::string& what) const {
                                what};
 }
 
+// What errno says of a read that did not get all of its bytes.
+Status PageLog::unreadable(Place place, int error) const {
+  if (error == 0) return damaged(place, "ends too early");
+  return {Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(error)};
+}
+
 Status PageLog::read_from_file(const Record& record, PageFile::Wait wait, bool& would_wait) const {
   const std::size_t at = record.place.record_at(record.bytes);
   const PageFile::Got got = file_->read(record.place.segment(), at, std::span(record.to, record.bytes), wait);
   would_wait = got == PageFile::Got::kWouldWait;
-  if (got != PageFile::Got::kNotAll) return Status::ok();
-  if (errno == 0) return damaged(record.place, "ends too early");
-  return {Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(errno)};
+  return got == PageFile::Got::kNotAll ? unreadable(record.place, errno) : Status::ok();
 }
 
 // Those that the disk has to be asked for are read at once, after the others.
@@ -64,11 +60,7 @@ Status PageLog::read_late(std::span<const Record* const> records) {
     disk_bytes_read_ += ((at + record->bytes - 1) / kUnitBytes - at / kUnitBytes + 1) * kUnitBytes;
   }
   Status outcome;
-  file_->read_late(parts, readers_, [&](std::size_t i, int error) {
-    outcome = error == 0 ? damaged(records[i]->place, "ends too early")
-                         : Status(Code::kUnavailable,
-                                  "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(error));
-  });
+  file_->read_late(parts, readers_, [&](std::size_t i, int error) { outcome = unreadable(records[i]->place, error); });
   return outcome;
 }
 
@@ -76,10 +68,8 @@ Status PageLog::read_late(std::span<const Record* const> records) {
 Status PageLog::check_page(const TablePages& pages, Place place) const {
   if (segment(place.segment()).buffer.load(std::memory_order_acquire) != nullptr) return Status::ok();
   std::vector<std::byte> page(pages.layout.page_bytes());
-  const PageFile::Got got = file_->read(place.segment(), place.page_at(), page, PageFile::Wait::kYes);
-  if (got != PageFile::Got::kAll) {
-    if (errno == 0) return damaged(place, "ends too early");
-    return {Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(errno)};
+  if (file_->read(place.segment(), place.page_at(), page, PageFile::Wait::kYes) != PageFile::Got::kAll) {
+    return unreadable(place, errno);
   }
   PageHeader header;
   std::memcpy(&header, page.data(), sizeof header);
@@ -94,8 +84,7 @@ Result<std::uint64_t> PageLog::key_at(const TablePages& pages, Place place) cons
   }
   std::array<std::byte, kRecordKeyBytes> bytes;
   if (file_->read(place.segment(), at, bytes, PageFile::Wait::kYes) != PageFile::Got::kAll) {
-    if (errno == 0) return damaged(place, "ends too early");
-    return Status(Code::kUnavailable, "the SSD tier in " + options_.path + " cannot be read: " + std::strerror(errno));
+    return unreadable(place, errno);
   }
   return record_key(bytes.data());
 }
@@ -105,7 +94,7 @@ Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
     std::uint32_t key = 0;  // its number
     TablePages* pages = nullptr;
   };
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = SsdCounters::Clock::now();
   const ReadTickets::Ticket ticket(tickets_);
   std::vector<std::shared_ptr<TablePages>> tables;
   std::vector<Candidate> wanted;
@@ -149,12 +138,7 @@ Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
     found_bytes += record.bytes - kRecordKeyBytes;
   }
   out.assign(std::move(images), buffer);
-  rows_read_ += found;
-  rows_absent_ += keys.size() - std::min<std::uint64_t>(found, keys.size());
-  bytes_read_ += found_bytes;
-  ++reads_;
-  read_nanoseconds_ +=
-      static_cast<std::uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+  counters_.note_read(keys.size(), found, found_bytes, start);
   return Status::ok();
 }
 

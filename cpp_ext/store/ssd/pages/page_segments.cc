@@ -34,8 +34,7 @@ bool PageLog::add_segment(Status& why) {
     return false;
   }
   if (const Status reserved = file_->reserve(number); !reserved.is_ok()) {
-    why = {Code::kResourceExhausted, "ssd_path: " + options_.path + " takes no more rows (" + reserved.message() +
-                                         "); nothing was lost; make room on the disk"};
+    why = disk_full(reserved);
     return false;
   }
   if (is_new) {
@@ -49,6 +48,11 @@ bool PageLog::add_segment(Status& why) {
   return true;
 }
 
+Status PageLog::disk_full(const Status& why) const {
+  return {Code::kResourceExhausted, "ssd_path: " + options_.path + " takes no more rows (" + why.message() +
+                                        "); nothing was lost; make room on the disk"};
+}
+
 bool PageLog::can_append(const TablePages& pages, Stream stream) const noexcept {
   const std::optional<OpenPage>& open = pages.open[stream];
   if (open && open->rows < pages.layout.rows) return true;
@@ -57,7 +61,7 @@ bool PageLog::can_append(const TablePages& pages, Stream stream) const noexcept 
 }
 
 Place PageLog::append(const std::shared_ptr<TablePages>& pages, Stream stream, std::uint64_t key,
-                      std::span<const std::byte> image) {
+                      std::uint32_t slot_of_key, std::span<const std::byte> image) {
   if (!pages->open[stream] || pages->open[stream]->rows == pages->layout.rows) open_page(pages, stream);
   OpenPage& open = *pages->open[stream];
   const std::uint32_t record_bytes = pages->layout.record_bytes;
@@ -66,7 +70,7 @@ Place PageLog::append(const std::shared_ptr<TablePages>& pages, Stream stream, s
   std::byte* const record = target.buffer.load(std::memory_order_relaxed) + place.record_at(record_bytes);
   std::memcpy(record, &key, sizeof key);
   std::memcpy(record + kRecordKeyBytes, image.data(), image.size());
-  const auto slot = static_cast<std::uint16_t>(slot_of(row_hash(pages->id, key), options_.slot_count));
+  const auto slot = static_cast<std::uint16_t>(slot_of_key);
   open.first_slot = open.rows == 1 ? slot : std::min(open.first_slot, slot);
   open.last_slot = open.rows == 1 ? slot : std::max(open.last_slot, slot);
   target.live_bytes += record_bytes;
@@ -92,13 +96,16 @@ void PageLog::open_page(const std::shared_ptr<TablePages>& pages, Stream stream)
   if (std::find(open.tables.begin(), open.tables.end(), pages) == open.tables.end()) open.tables.push_back(pages);
 }
 
+std::byte* PageLog::make_buffer() {
+  void* const buffer = std::aligned_alloc(kUnitBytes, kSegmentBytes);
+  if (buffer == nullptr) throw std::bad_alloc();
+  std::memset(buffer, 0, kSegmentBytes);
+  buffer_bytes_ += kSegmentBytes;
+  return static_cast<std::byte*>(buffer);
+}
+
 std::byte* PageLog::take_buffer() {
-  if (buffers_.empty()) {
-    void* const buffer = std::aligned_alloc(kUnitBytes, kSegmentBytes);
-    if (buffer == nullptr) throw std::bad_alloc();
-    buffer_bytes_ += kSegmentBytes;
-    return static_cast<std::byte*>(buffer);
-  }
+  if (buffers_.empty()) return make_buffer();
   std::byte* const buffer = buffers_.back();
   buffers_.pop_back();
   return buffer;
