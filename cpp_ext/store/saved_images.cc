@@ -5,16 +5,13 @@
 #include <algorithm>
 #include <new>
 
+#include "util/memory_advice.h"
+
 namespace sparserow {
 namespace {
 
 // Pages come some at a time, which costs a writer less than to fault on each.
 constexpr std::size_t kPopulatedBytes = 64u << 10;
-#ifdef MADV_POPULATE_WRITE
-constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
-#else
-constexpr int kPopulateWrite = 23;  // Linux 5.14 and newer; headers may be older than the system
-#endif
 
 }  // namespace
 

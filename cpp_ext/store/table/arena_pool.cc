@@ -7,21 +7,12 @@
 #include <cerrno>
 
 #include "store/table/arena_reserve.h"
+#include "util/memory_advice.h"
 
 namespace sparserow {
 namespace {
 
 constexpr std::uint64_t kSmallPool = 512;  // arenas
-#ifdef MADV_COLLAPSE
-constexpr int kCollapse = MADV_COLLAPSE;
-#else
-constexpr int kCollapse = 25;  // Linux 6.1 and newer; headers may be older than the system
-#endif
-#ifdef MADV_POPULATE_WRITE
-constexpr int kPopulate = MADV_POPULATE_WRITE;
-#else
-constexpr int kPopulate = 23;  // Linux 5.14 and newer
-#endif
 
 // Number of consecutive granules from `at` on whose bit equals `taken`, up to the end of the bitmap.
 template <std::size_t kWords>
@@ -176,7 +167,7 @@ ArenaPool::Warmed ArenaPool::warm_one() {
   int error = ::mprotect(arena->base, kArenaBytes, PROT_READ | PROT_WRITE) == 0 ? 0 : errno;
   if (error == 0) {
     ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
-    error = ::madvise(arena->base, kArenaBytes, kPopulate) == 0 ? 0 : errno;
+    error = ::madvise(arena->base, kArenaBytes, kPopulateWrite) == 0 ? 0 : errno;
   }
   const std::lock_guard lock(mutex_);
   arena->is_huge = true;
