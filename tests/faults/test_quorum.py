@@ -7,25 +7,14 @@ import threading
 from collections import Counter
 
 import numpy as np
-from fault_proxy import ABORT, COMMIT, PREPARE, PULL, FaultProxy, Faults
+from fault_proxy import FIVE_PERCENT, FaultProxy
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto.errors import OutsideQuorum, error_of
 
 SLOTS, SHARDS, WORKERS, QUORUM, STEPS, JOB = 256, 2, 3, 2, 25, 1
-KEYS_A_STEP = 16  # of each worker, which nobody else changes; both shards own some of them
+KEYS_A_STEP = 16  # that one worker alone changes in a step; both shards own some of them
 TABLE = _server.id_of_name("faults/quorum")
 ALL = np.arange(KEYS_A_STEP, dtype=np.uint64) + 10**6  # which every member of a step changes
-FIVE_PERCENT = Faults(
-    cut_before=0.05,
-    cut_inside=0.05,
-    cut_after=0.05,
-    duplicate=0.05,
-    late_copy=0.05,
-    delay=0.05,
-    reorder=0.05,
-    swallow_reply=0.05,
-    kinds=frozenset({PULL, PREPARE, COMMIT, ABORT}),
-)
 
 _server.set_error_factory(error_of)
 _client.set_error_factory(error_of)

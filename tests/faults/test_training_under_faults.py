@@ -7,23 +7,12 @@ import threading
 from collections import Counter
 
 import numpy as np
-from fault_proxy import ABORT, COMMIT, PREPARE, PULL, FaultProxy, Faults
+from fault_proxy import FIVE_PERCENT, FaultProxy, Faults
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto.errors import error_of
 
 SLOTS, SHARDS, WORKERS, STEPS, DIM, ROWS, JOB = 256, 2, 2, 30, 8, 120, 1
 TABLE = _server.id_of_name("faults/train")
-FIVE_PERCENT = Faults(
-    cut_before=0.05,
-    cut_inside=0.05,
-    cut_after=0.05,
-    duplicate=0.05,
-    late_copy=0.05,
-    delay=0.05,
-    reorder=0.05,
-    swallow_reply=0.05,
-    kinds=frozenset({PULL, PREPARE, COMMIT, ABORT}),
-)
 
 _server.set_error_factory(error_of)
 _client.set_error_factory(error_of)

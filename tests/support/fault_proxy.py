@@ -46,6 +46,19 @@ class Faults:
     kinds: frozenset[int] = frozenset({COMMIT})
 
 
+# Every fault of a bad network, on all frames that train.
+FIVE_PERCENT = Faults(
+    cut_before=0.05,
+    cut_inside=0.05,
+    cut_after=0.05,
+    duplicate=0.05,
+    late_copy=0.05,
+    delay=0.05,
+    reorder=0.05,
+    swallow_reply=0.05,
+    kinds=frozenset({PULL, PREPARE, COMMIT, ABORT}),
+)
+
 CHANCES = tuple(name for name, value in vars(Faults()).items() if name not in ("delay_sec", "kinds"))
 
 
