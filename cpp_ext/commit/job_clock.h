@@ -100,12 +100,12 @@ struct Job {
   [[nodiscard]] bool has_quorum() const noexcept { return quorum != 0; }
   // How many commits a step waits for: of all counted workers, or of the quorum where more count.
   [[nodiscard]] std::uint32_t needed(std::int64_t step) const;
-  // With a quorum: whether a step takes no more members. What is full stays full.
+  // Whether a step takes no more members; false without a quorum. A full step stays full.
   [[nodiscard]] bool is_full(std::int64_t step) const;
   [[nodiscard]] std::int64_t open_step() const;  // the lowest one that is not full
   // kOutsideQuorum when a step is full without this worker.
   [[nodiscard]] Status check_quorum(const Commit& commit) const;
-  // With a quorum: the live workers that have no commit of this step.
+  // The live workers that have no commit of this step; for jobs with a quorum.
   [[nodiscard]] std::vector<std::uint32_t> absent_from(std::int64_t step) const;
 
   // The oldest pending step for which every counted worker has committed; nullopt when there is none.

@@ -1,4 +1,5 @@
-// Job's part for a quorum: who is a member of a step, and whether the step takes more (docs/internals/consistency.md).
+// Job decides here which workers are members of a step, and whether the step takes more
+// (docs/internals/consistency.md).
 #include <algorithm>
 
 #include "commit/job_clock.h"

@@ -47,7 +47,7 @@ Status Store::Tiering::make_room(Table& table, const Counts& rows) {
   return make_room_and(table, rows, [&] { return excess(table, rows) == 0; });
 }
 
-// The promise is made while nobody else evicts: between room and promise others took it again and again.
+// The promise is made under the lock of evictions: between room and promise another thread may take the room.
 Result<std::uint64_t> Store::Tiering::promise_room(Table& table, const Counts& rows) {
   std::uint64_t bytes = 0;
   SR_RETURN_IF_ERROR(make_room_and(table, rows, [&] {

@@ -236,7 +236,7 @@ TEST_CASE("a cut waits for its highest step, not for each worker's commit of it"
   const auto in_vain = f.log.cut({target}, Clock::now() + std::chrono::milliseconds(20), none);
   CHECK(in_vain.status().code() == Code::kDeadlineExceeded);
   CHECK(in_vain.status().message().find("worker ids 0, 1") != std::string::npos);
-  CHECK(code_of(f.commit(0, 9, 0, 2.0f)) == Code::kOutsideQuorum);  // who is late learns it though the job is held
+  CHECK(code_of(f.commit(0, 9, 0, 2.0f)) == Code::kOutsideQuorum);  // a late worker learns it though the job is frozen
   REQUIRE(f.commit(0, 2, 1, 2.0f).is_ok());
   CHECK(code_of(f.commit(1, 2, 2, 2.0f)) == Code::kUnavailable);  // beyond the cut
   float row = 0.0f;

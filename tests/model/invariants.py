@@ -106,7 +106,7 @@ class Checker:
         self.pulls += 1
         require(view == rows.ghost_truth, "a conditional pull gave another row than the shard has", worker, step, rows)
         entries: tuple[Applied, ...] = rows.ghost_seen
-        if self.quorum is not None:  # who is late may see later steps; it is a member of none that it saw so
+        if self.quorum is not None:  # a late worker may see later steps; it is a member of none of those
             self.views.setdefault((worker, step), {})[rows.src] = [entry.step for entry in entries]
         elif self.staleness == 0:
             steps = [entry.step for entry in entries]

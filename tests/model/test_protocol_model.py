@@ -42,7 +42,11 @@ PLANTED: dict[str, tuple[str | None, int, int]] = {
     "no_generation": (None, 500, 0),  # a late FREEZE or RESOLVE is obeyed
     "no_hold": (None, 3_000, 0),  # members and cuts change while commits go on
     "no_incarnation": ("late follower", 4_000, 0),  # a restarted shard obeys what was decided for the process before
-    "outside_commits": ("quorum", 500, 0),  # who is outside of a step sends its COMMIT to the other shards all the same
+    "outside_commits": (
+        "quorum",
+        500,
+        0,
+    ),  # a worker outside of a step sends its COMMIT to the other shards all the same
     "prepare_acks_kept": (None, 2_000, 0),  # PREPARE acknowledged by a shard that was restored since
     "quorum_of_each_shard": ("quorum", 500, 0),  # each shard takes the first COMMITs that it gets
     "quorum_of_the_living": ("quorum of mortals", 4_000, 0),  # a step needs as many as live now, not as count for it

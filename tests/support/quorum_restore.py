@@ -35,7 +35,7 @@ def main() -> None:
         model = sr.distribute(Net(1000), session, optimizer=sr.SGD(lr=1.0), min_rows=100, tables=tables)
         sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
         take_steps(session, model, STEPS)
-        sr.save(session, url)  # nobody goes on before all have come here
+        sr.save(session, url)  # it returns when all workers have come here
         take_steps(session, model, 2 * STEPS)
         sr.restore(session, url)
         begin = session.current_step

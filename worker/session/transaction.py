@@ -24,7 +24,7 @@ NonFinitePolicy: TypeAlias = Literal["raise", "skip"]
 
 # Votes; the highest vote of all ranks decides.
 _COMMIT, _NOT_FINITE, _REFUSED = 0, 1, 2
-_OUTSIDE = 3  # the step has its quorum without this worker; where steps have a quorum nobody votes
+_OUTSIDE = 3  # the step has its quorum without this worker; workers of a job with a quorum do not vote
 
 
 class NonFiniteGradient(FailedPrecondition, FloatingPointError):  # noqa: N818 - names are the taxonomy's
