@@ -109,7 +109,7 @@ def gather_all(
         pooled, place = math.pool(
             rows,
             positions,
-            _bags_of(lookup, ids[i], offsets[i], device),
+            _bags_of(lookup, ids[i], offsets[i] if lookup.has_offsets else ids[i], device),
             mode=lookup.mode,
             weights=weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None,
             padding=_padding_position(each, lookup),
@@ -161,7 +161,7 @@ def stage_all(
         elif place is not None:
             entries = math.entries_of_max(grad.contiguous(), positions, place, rows=rows)
         else:
-            bags = _bags_of(lookup, ids[i], offsets[i], device)
+            bags = _bags_of(lookup, ids[i], offsets[i] if lookup.has_offsets else ids[i], device)
             flat = weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None
             entries = math.entries_of_bags(
                 grad.contiguous(), positions, bags, rows=rows, mode=lookup.mode, weights=flat, padding=padding

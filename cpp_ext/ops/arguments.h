@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
@@ -38,6 +39,12 @@ inline std::shared_ptr<Binding> binding_of(c10::string_view name, int64_t dim) {
   return binding;
 }
 
+// The tensor contiguous on the host; itself where it is that already, without a call of torch's dispatcher.
+inline at::Tensor on_host(const at::Tensor& tensor, at::ScalarType type) {
+  const bool is_it = tensor.is_cpu() && tensor.scalar_type() == type && tensor.is_contiguous();
+  return is_it ? tensor : tensor.to(at::kCPU, type).contiguous();
+}
+
 // int64, contiguous, on the host; remembers which tensor the caller gave.
 class HostIds {
  public:
@@ -45,7 +52,7 @@ class HostIds {
     if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) {
       raise(not_allowed("ids.dtype", c10::toString(ids.scalar_type()), "int64, int32"));
     }
-    host_ids_ = ids.to(at::kCPU, at::kLong).contiguous();
+    host_ids_ = on_host(ids, at::kLong);
   }
   [[nodiscard]] IdsRef ref() const {
     return {{host_ids_.const_data_ptr<int64_t>(), static_cast<std::size_t>(host_ids_.numel())},
@@ -59,7 +66,12 @@ class HostIds {
   at::Tensor host_ids_;
 };
 
-inline at::Tensor host_floats(const at::Tensor& tensor) { return tensor.to(at::kCPU, at::kFloat).contiguous(); }
+inline at::Tensor host_floats(const at::Tensor& tensor) { return on_host(tensor, at::kFloat); }
+
+// New tensors on the host, without a call of torch's dispatcher.
+inline at::Tensor host_tensor(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, /*memory_format=*/std::nullopt);
+}
 
 // Rows handled by one task of at::parallel_for at least.
 inline int64_t grain_of(int64_t dim) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, dim)); }

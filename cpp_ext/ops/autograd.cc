@@ -1,6 +1,7 @@
 // The derivative of a lookup: backward stages the gradient in the session and is differentiable once.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include "ops/arguments.h"
@@ -115,14 +116,37 @@ std::tuple<at::Tensor, at::Tensor> gather_bag_autograd(const at::Tensor& ids, co
   return {out[0], out[1]};
 }
 
-// The lookups of a gather_all without what autograd follows.
-struct AllLookups {
+// The lookups of a gather_all without what autograd follows; a node of autograd holds them as one value.
+struct AllLookups : torch::CustomClassHolder {
   std::vector<at::Tensor> ids;
   std::vector<at::Tensor> offsets;
   std::vector<at::Tensor> weights;  // detached
   std::string tables;
   std::vector<int64_t> options;
-  std::vector<int64_t> wants;  // (n), 1 where the gradient of the lookup's weights is wanted
+  std::vector<int64_t> wants;      // (n), 1 where the gradient of the lookup's weights is wanted
+  std::vector<at::Tensor> places;  // of mode max, as the op has returned them
+  std::vector<int64_t> versions;   // of the tensors above at the forward
+  std::vector<bool> staged;        // (n), whether a backward has reached the lookup
+  at::Device device{at::kCPU};     // of the anchor
+
+  [[nodiscard]] bool has(std::size_t i, MergedOption which) const {
+    return options[i * static_cast<std::size_t>(kMergedOptions) + static_cast<std::size_t>(which)] != 0;
+  }
+
+  // What stands in the place of offsets or weights that a lookup does not have is not looked at.
+  [[nodiscard]] std::vector<int64_t> versions_now() const {
+    std::vector<int64_t> now;
+    const auto add = [&now](const at::Tensor& tensor) {
+      now.push_back(tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version()));
+    };
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      add(ids[i]);
+      if (has(i, kMergedHasOffsets)) add(offsets[i]);
+      if (has(i, kMergedHasWeights)) add(weights[i]);
+    }
+    for (const at::Tensor& tensor : places) add(tensor);
+    return now;
+  }
 };
 
 std::vector<at::Tensor> call_gather_all(const AllLookups& all, const at::Tensor& anchor, bool train) {
@@ -131,64 +155,43 @@ std::vector<at::Tensor> call_gather_all(const AllLookups& all, const at::Tensor&
       .call(all.ids, all.offsets, all.weights, anchor, all.tables, all.options, train);
 }
 
-std::vector<int64_t> versions_of(const variable_list& tensors) {
-  std::vector<int64_t> versions;
-  for (const at::Tensor& tensor : tensors) versions.push_back(tensor.is_inference() ? 0 : tensor._version());
-  return versions;
-}
-
 // One node for all lookups of a forward behaves as a node for each would: a backward may reach some of them, and a
 // later one the others. So its tensors are not freed with the graph; what is freed is the anchor, which tells that a
 // backward has run whose graph was not retained.
 struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
   // wanted: the weights whose gradients are wanted, in order of the lookups.
-  static variable_list forward(AutogradContext* context, const AllLookups& all, const at::Tensor& anchor,
-                               at::TensorList wanted) {
-    variable_list out = call_gather_all(all, anchor, /*train=*/true);
-    const auto n = static_cast<int64_t>(all.ids.size());
-    variable_list saved = all.ids;
-    saved.insert(saved.end(), all.offsets.begin(), all.offsets.end());
-    saved.insert(saved.end(), all.weights.begin(), all.weights.end());
-    const variable_list places(out.begin() + n, out.end());
-    saved.insert(saved.end(), places.begin(), places.end());
+  static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<AllLookups>& all,
+                               const at::Tensor& anchor, at::TensorList wanted) {
+    variable_list out = call_gather_all(*all, anchor, /*train=*/true);
+    all->places.assign(out.begin() + static_cast<std::ptrdiff_t>(all->ids.size()), out.end());
+    all->versions = all->versions_now();
+    all->staged.assign(all->ids.size(), false);
+    all->device = anchor.device();
     context->save_for_backward({anchor});
-    context->saved_data["versions"] = versions_of(saved);
-    context->saved_data["tensors"] = std::move(saved);
-    context->saved_data["staged"] = std::vector<int64_t>(all.ids.size(), 0);
-    context->mark_non_differentiable(places);
-    context->set_materialize_grads(false);  // a lookup that no gradient reaches creates no row
-    context->saved_data["device"] = anchor.device();
-    context->saved_data["n"] = n;
-    context->saved_data["tables"] = all.tables;
-    context->saved_data["options"] = all.options;
-    context->saved_data["wants"] = all.wants;
+    context->saved_data["lookups"] = c10::IValue::make_capsule(all);
     context->saved_data["wanted"] = static_cast<int64_t>(wanted.size());
+    context->mark_non_differentiable(all->places);
+    context->set_materialize_grads(false);  // a lookup that no gradient reaches creates no row
     return out;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    auto& saved = context->saved_data;
-    const auto n = static_cast<std::size_t>(saved["n"].toInt());
-    const variable_list tensors = saved["tensors"].toTensorVector();
-    if (versions_of(tensors) != saved["versions"].toIntVector()) {
+    const auto held = context->saved_data["lookups"].toCapsule();
+    auto& all = static_cast<AllLookups&>(*held);
+    const std::size_t n = all.ids.size();
+    if (all.versions_now() != all.versions) {
       raise({Code::kFailedPrecondition,
              "backward: ids, offsets or weights of a lookup were changed in place since the forward"});
     }
-    note_staged(context, grads);
-    const auto part = [&](std::size_t begin, std::size_t size) {
-      return variable_list(tensors.begin() + static_cast<std::ptrdiff_t>(begin),
-                           tensors.begin() + static_cast<std::ptrdiff_t>(begin + size));
-    };
+    note_staged(context, all, grads);
     grads.resize(n);
     for (std::size_t i = 0; i < n; ++i) {
-      if (!grads[i].defined()) grads[i] = at::empty({0}, tensors[i].options().dtype(at::kFloat));  // is_absent()
+      if (!grads[i].defined()) grads[i] = at::empty({0}, all.ids[i].options().dtype(at::kFloat));  // is_absent()
     }
-    const std::vector<int64_t> options = saved["options"].toIntVector();
-    const std::vector<int64_t> wants = saved["wants"].toIntVector();
-    variable_list made = typed_op<decltype(stage_all)>("sparserow::stage_all")
-                             .call(grads, part(0, n), part(n, n), part(2 * n, n), part(3 * n, tensors.size() - 3 * n),
-                                   saved["tables"].toStringView(), options, wants);
-    made[0] = made[0].to(saved["device"].toDevice());
+    variable_list made =
+        typed_op<decltype(stage_all)>("sparserow::stage_all")
+            .call(grads, all.ids, all.offsets, all.weights, all.places, all.tables, all.options, all.wants);
+    made[0] = made[0].to(all.device);
     made.insert(made.begin(), at::Tensor());  // of the lookups
     return made;
   }
@@ -196,33 +199,38 @@ struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
  private:
   // Marks the lookups that these gradients reach; torch's error where one was reached before by a backward that did not
   // retain the graph.
-  static void note_staged(AutogradContext* context, const variable_list& grads) {
-    std::vector<int64_t> staged = context->saved_data["staged"].toIntVector();
+  static void note_staged(AutogradContext* context, AllLookups& all, const variable_list& grads) {
     bool is_again = false;
-    for (std::size_t i = 0; i < staged.size(); ++i) {
+    for (std::size_t i = 0; i < all.staged.size(); ++i) {
       if (!grads[i].defined()) continue;
-      is_again = is_again || staged[i] != 0;
-      staged[i] = 1;
+      is_again = is_again || all.staged[i];
+      all.staged[i] = true;
     }
     if (is_again) (void)context->get_saved_variables();  // raises when they are freed
-    context->saved_data["staged"] = std::move(staged);
   }
 };
 
 std::vector<at::Tensor> gather_all_autograd(at::TensorList ids, at::TensorList offsets, at::TensorList weights,
                                             const at::Tensor& anchor, c10::string_view tables, at::IntArrayRef options,
                                             bool train) {
-  AllLookups all{ids.vec(), offsets.vec(), {}, std::string(tables), options.vec(), std::vector<int64_t>(ids.size(), 0)};
+  auto all = c10::make_intrusive<AllLookups>();
+  all->ids = ids.vec();
+  all->offsets = offsets.vec();
+  all->weights = weights.vec();
+  all->tables = std::string(tables);
+  all->options = options.vec();
+  all->wants.assign(ids.size(), 0);
   variable_list wanted;
+  const bool is_whole = options.size() == ids.size() * static_cast<std::size_t>(kMergedOptions);
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const std::size_t at = i * static_cast<std::size_t>(kMergedOptions) + static_cast<std::size_t>(kMergedHasWeights);
-    if (i < ids.size() && at < options.size() && options[at] != 0 && weights[i].requires_grad()) {
-      all.wants[i] = 1;
+    if (!weights[i].requires_grad()) continue;
+    if (is_whole && i < ids.size() && all->has(i, kMergedHasWeights)) {
+      all->wants[i] = 1;
       wanted.push_back(weights[i]);
     }
-    all.weights.push_back(weights[i].detach());
+    all->weights[i] = weights[i].detach();
   }
-  if (!train) return call_gather_all(all, anchor, false);
+  if (!train) return call_gather_all(*all, anchor, false);
   return GatherAllFunction::apply(all, anchor, at::TensorList(wanted));
 }
 

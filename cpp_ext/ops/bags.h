@@ -26,7 +26,7 @@ class Bags {
                                          std::to_string(ids.dim()) + "-D " + (offsets ? "with" : "without") +
                                          " offsets"});
     }
-    offsets_ = offsets->to(at::kCPU, at::kLong).contiguous();
+    offsets_ = on_host(*offsets, at::kLong);
     count_ = offsets_.numel() - (include_last_offset ? 1 : 0);
     check_offsets();
   }

@@ -7,7 +7,7 @@ namespace sparserow::ops {
 at::Tensor rows_of(const Lookup& lookup, const at::Tensor& ids, int64_t dim, const at::Device& device) {
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(dim);
-  at::Tensor out = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
+  at::Tensor out = host_tensor(sizes, at::kFloat);
   float* to = out.mutable_data_ptr<float>();
   at::parallel_for(0, ids.numel(), grain_of(dim), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

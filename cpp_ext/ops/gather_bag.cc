@@ -108,10 +108,10 @@ void check_bag_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weig
 std::tuple<at::Tensor, at::Tensor> pool_bags(const Bags& bags, const Lookup& lookup,
                                              const std::optional<at::Tensor>& per_sample_weights, int64_t dim,
                                              int64_t mode, const at::Device& device) {
-  at::Tensor out = at::empty({bags.count(), dim}, at::TensorOptions().dtype(at::kFloat));
-  const bool is_max = mode == kBagMax;
-  at::Tensor argmax = at::empty(is_max ? out.sizes() : at::IntArrayRef({0}), at::TensorOptions().dtype(at::kLong));
-  if (is_max) {
+  at::Tensor out = host_tensor({bags.count(), dim}, at::kFloat);
+  at::Tensor argmax;
+  if (mode == kBagMax) {
+    argmax = host_tensor(out.sizes(), at::kLong);
     pool_max(bags, lookup, dim, out.mutable_data_ptr<float>(), argmax.mutable_data_ptr<int64_t>());
   } else {
     const at::Tensor weights = per_sample_weights ? host_floats(*per_sample_weights) : at::Tensor();
@@ -119,7 +119,7 @@ std::tuple<at::Tensor, at::Tensor> pool_bags(const Bags& bags, const Lookup& loo
              out.mutable_data_ptr<float>());
   }
   if (device.is_cpu()) return {out, argmax};
-  return {out.to(device), argmax.to(device)};
+  return {out.to(device), argmax.defined() ? argmax.to(device) : argmax};
 }
 
 std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
@@ -132,7 +132,9 @@ std::tuple<at::Tensor, at::Tensor> gather_bag(const at::Tensor& ids, const std::
   const auto binding = binding_of(name, dim);
   const Bags bags(ids, offsets, include_last_offset, padding_idx);
   const Lookup lookup = value_or_raise(binding->lookup(bags.ids().ref(), train));
-  return pool_bags(bags, lookup, per_sample_weights, dim, mode, device_of_rows(anchor, ids));
+  auto [rows, argmax] = pool_bags(bags, lookup, per_sample_weights, dim, mode, device_of_rows(anchor, ids));
+  if (!argmax.defined()) argmax = at::empty({0}, rows.options().dtype(at::kLong));
+  return {rows, argmax};
 }
 
 at::Tensor stage_bags(Binding& binding, const Bags& bags, const BagGradient& of, int64_t dim, int64_t mode,
@@ -146,8 +148,7 @@ at::Tensor stage_bags(Binding& binding, const Bags& bags, const BagGradient& of,
     const at::Tensor weights = of.weights ? host_floats(*of.weights) : at::Tensor();
     stage_sum(bags, of.weights ? weights.const_data_ptr<float>() : nullptr, mode == kBagMean, from, dim, sums);
   }
-  if (of.weights && weights_grad) return weights_gradient(bags, sums.lookup(), from, dim, *of.weights);
-  return at::empty({0}, of.grad.options().dtype(at::kFloat));
+  return of.weights && weights_grad ? weights_gradient(bags, sums.lookup(), from, dim, *of.weights) : at::Tensor();
 }
 
 std::tuple<at::Tensor, at::Tensor> stage_bag(const at::Tensor& grad, const at::Tensor& ids,
@@ -157,8 +158,10 @@ std::tuple<at::Tensor, at::Tensor> stage_bag(const at::Tensor& grad, const at::T
                                              int64_t padding_idx, bool include_last_offset, bool weights_grad) {
   check_bag_mode(ids, per_sample_weights, mode);
   const Bags bags(ids, offsets, include_last_offset, padding_idx);
-  return {anchor_grad(grad),
-          stage_bags(*binding_of(name, dim), bags, {grad, per_sample_weights, argmax}, dim, mode, weights_grad)};
+  at::Tensor of_weights =
+      stage_bags(*binding_of(name, dim), bags, {grad, per_sample_weights, argmax}, dim, mode, weights_grad);
+  if (!of_weights.defined()) of_weights = at::empty({0}, grad.options().dtype(at::kFloat));
+  return {anchor_grad(grad), of_weights};
 }
 
 }  // namespace sparserow::ops

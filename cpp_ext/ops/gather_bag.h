@@ -17,7 +17,7 @@ enum BagMode : int64_t { kBagSum = 0, kBagMean = 1, kBagMax = 2 };  // as torch'
 
 // Raises unless the mode is one of them and the weights fit it and the ids.
 void check_bag_mode(const at::Tensor& ids, const std::optional<at::Tensor>& weights, int64_t mode);
-// The pooled rows of a lookup, and where they came from, as gather_bag returns them.
+// The pooled rows of a lookup and, for max, where they came from, as gather_bag returns them.
 std::tuple<at::Tensor, at::Tensor> pool_bags(const Bags& bags, const Lookup& lookup,
                                              const std::optional<at::Tensor>& per_sample_weights, int64_t dim,
                                              int64_t mode, const at::Device& device);
@@ -28,7 +28,7 @@ struct BagGradient {
   std::optional<at::Tensor> weights;
   at::Tensor argmax;
 };
-// Adds the gradient to the sums of the ids. Returns the gradient of the weights when weights_grad; else (0).
+// Adds the gradient to the sums of the ids. Returns the gradient of the weights when weights_grad.
 at::Tensor stage_bags(Binding& binding, const Bags& bags, const BagGradient& of, int64_t dim, int64_t mode,
                       bool weights_grad);
 

@@ -22,7 +22,8 @@ MergedLookups::MergedLookups(const char* op, at::TensorList ids, at::TensorList 
     : ids_(ids), weights_(weights), options_(options), rows_(ids.size()), bags_(ids.size()) {
   const std::vector<c10::string_view> names = lines_of(tables);
   const std::size_t n = ids.size();
-  if (n == 0 || offsets.size() != n || weights.size() != n || names.size() != n ||
+  const auto fits = [n](at::TensorList list) { return list.empty() || list.size() == n; };
+  if (n == 0 || !fits(offsets) || !fits(weights) || names.size() != n ||
       options.size() != n * static_cast<std::size_t>(kMergedOptions)) {
     raise({Code::kInvalidArgument, std::string(op) + ": " + std::to_string(n) + " ids, " +
                                        std::to_string(names.size()) + " tables, " + std::to_string(options.size()) +
@@ -30,6 +31,11 @@ MergedLookups::MergedLookups(const char* op, at::TensorList ids, at::TensorList 
                                        " options for each"});
   }
   for (std::size_t i = 0; i < n; ++i) {
+    if ((offsets.empty() && option(i, kMergedHasOffsets) != 0) ||
+        (weights.empty() && option(i, kMergedHasWeights) != 0)) {
+      raise({Code::kInvalidArgument, std::string(op) + ": lookup " + std::to_string(i) +
+                                         " has offsets or weights, and the list of them is empty"});
+    }
     auto binding = binding_of(names[i], option(i, kMergedDim));
     if (!is_bag(i)) {
       wanted_.push_back({std::move(binding), rows_[i].emplace(ids[i]).ref()});

@@ -29,7 +29,8 @@ constexpr int64_t kRowsOfIds = -1;
 // Several lookups with their ids on the host. Tensors that the lists hold must outlive the object.
 class MergedLookups {
  public:
-  // ids, offsets, weights: (n) tensors as gather and gather_bag take them. tables: n names, a line each.
+  // ids, offsets, weights: (n) tensors as gather and gather_bag take them; no offsets or weights at all where no lookup
+  // has any. tables: n names, a line each.
   // options: (n * kMergedOptions). Raises as gather and gather_bag do; `op` stands in its texts.
   MergedLookups(const char* op, at::TensorList ids, at::TensorList offsets, at::TensorList weights,
                 c10::string_view tables, at::IntArrayRef options);

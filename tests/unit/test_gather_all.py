@@ -52,6 +52,22 @@ def test_an_empty_batch_reaches_the_tables() -> None:
         session.step()  # it refuses a step in which no backward reached a table
 
 
+def test_lists_of_what_no_lookup_has_may_be_empty() -> None:
+    with sr.InProcessCluster(shards=2).connect("lists") as session:
+        model = model_of(session)
+        lookups, ids = [model.one, model.two], [torch.tensor([1, 3, 1]), torch.tensor([2])]
+        options = [number for layer in lookups for number in layer.lookup_options()]
+        tables = "\n".join(layer.binding for layer in lookups)
+        rows = ops.gather_all(ids, (), (), model.one.anchor, tables, options, True)
+        filled = ops.gather_all(ids, ids, ids, model.one.anchor, tables, options, True)
+        assert all(torch.equal(one, other) for one, other in zip(rows, filled, strict=True))
+        assert torch.equal(rows[0], model.one(ids[0]))
+        before = model.one(ids[0]).detach()
+        sum(each.sum() for each in rows).backward()
+        session.step()
+        assert (model.one(ids[0]) != before).any()
+
+
 def model_of(session: sr.Session) -> Net:
     torch.manual_seed(0)
     return sr.distribute(Net(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
@@ -137,12 +153,14 @@ def test_weights_have_their_gradient_and_unused_outputs_stage_nothing() -> None:
     [
         (lambda given: (given[0][:2], *given[1:]), "2 ids, 4 tables"),
         (lambda given: (*given[:5], given[5][:-1], True), "23 options"),
+        (lambda given: (given[0], (), *given[2:]), "lookup 2 has offsets or weights"),
+        (lambda given: (*given[:2], (), *given[3:]), "lookup 1 has offsets or weights"),
         (
             lambda given: ([given[0][0] + ROWS, *given[0][1:]], *given[1:]),
             r"id of table 'refused/one': .* is not allowed",
         ),
     ],
-    ids=["lists", "options", "ids"],
+    ids=["lists", "options", "offsets", "weights", "ids"],
 )
 def test_arguments_that_do_not_fit_are_named(change: object, text: str) -> None:
     with sr.InProcessCluster(shards=1).connect("refused") as session, pytest.raises(ValueError, match=text):

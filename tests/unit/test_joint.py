@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -312,6 +313,31 @@ def test_schedulers_drive_the_sparse_rate(session: sr.Session) -> None:
         rows = after
     with pytest.raises(sr.FailedPrecondition, match=r"session\.step"):
         session.optimizer.step()
+
+
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_hooks_of_the_sparse_optimizer_hear_of_each_step(session: sr.Session, register: str) -> None:
+    model = distributed(session)
+    heard: list[torch.optim.Optimizer] = []
+    hook = getattr(session.optimizer, register)(lambda *given: heard.append(given[0]))
+    for steps in (1, 2):
+        model.one(torch.tensor([3])).sum().backward()
+        session.step()
+        assert heard == [session.optimizer] * steps
+    hook.remove()
+    model.one(torch.tensor([3])).sum().backward()
+    session.step()
+    assert len(heard) == 2
+
+
+def test_a_scheduler_that_steps_after_the_session_is_not_warned(session: sr.Session) -> None:
+    model = distributed(session)
+    scheduler = torch.optim.lr_scheduler.StepLR(session.optimizer, step_size=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.one(torch.tensor([3])).sum().backward()
+        session.step()
+        scheduler.step()
 
 
 @pytest.mark.parametrize(("ids", "bad"), [([1, -1], "-1"), ([0, ROWS], str(ROWS))])

@@ -29,6 +29,8 @@ from ..data.batch_tensors import (
 Operation: TypeAlias = Callable[[Tensor], Any]
 
 _MISFITS = (RuntimeError, IndexError, TypeError, ValueError)
+_NOWHERE = (None, None)
+_UNDESCRIBED = description(None, None)
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ class IdSources:
     def __init__(self, trace: _client.LookupTrace, traced: Sequence[tuple[Expression | Fixed, Tensor]]) -> None:
         self.plan = _client.learn_merge(trace, [description(tensor, tensor) for _, tensor in traced])
         used = set(self.plan.roots)
-        self._sources = [expression if index in used else None for index, (expression, _) in enumerate(traced)]
+        self._sources = [(index, expression) for index, (expression, _) in enumerate(traced) if index in used]
+        self._size = len(traced)
 
     def tensors(self, batch: Any, host_of: HostCopy = on_host) -> list[tuple[Tensor | None, Tensor | None]]:
         """Returns, for each expression, the tensor as the lookups see it and the same tensor on the host.
@@ -151,25 +154,28 @@ class IdSources:
             host_of: gives the values of its tensors on the host; the default copies those that are not there.
         """
         values = Values(batch, host_of)
+        tensors: list[tuple[Tensor | None, Tensor | None]] = [_NOWHERE] * self._size
         with torch.no_grad():
-            return [self._tensor(source, values, batch, host_of) for source in self._sources]
+            for index, source in self._sources:
+                tensors[index] = self._tensor(source, values, batch, host_of)
+        return tensors
 
     @staticmethod
     def _tensor(
-        source: Expression | Fixed | None, values: Values, batch: Any, host_of: HostCopy
+        source: Expression | Fixed, values: Values, batch: Any, host_of: HostCopy
     ) -> tuple[Tensor | None, Tensor | None]:
         if isinstance(source, Fixed):
             return source.ids, source.ids
         if isinstance(source, Root):
             seen = _ids(tensor_at(batch, source.path))
-            return (None, None) if seen is None else (seen, host_of(seen))
-        ids = None if source is None else _ids(values.of(source))
+            return _NOWHERE if seen is None else (seen, host_of(seen))
+        ids = _ids(values.of(source))
         return ids, ids
 
 
 def descriptions(tensors: Sequence[tuple[Tensor | None, Tensor | None]]) -> list[Description]:
     """Returns the descriptions that the native half needs; the tensors must live until it has read them."""
-    return [description(seen, host) for seen, host in tensors]
+    return [_UNDESCRIBED if seen is None and host is None else description(seen, host) for seen, host in tensors]
 
 
 def _ids(tensor: Tensor | None) -> Tensor | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -32,7 +33,16 @@ if TYPE_CHECKING:
 
 _LEAST_LOOKUPS = 2
 _Made: TypeAlias = tuple[Tensor, int, Tensor | None, int, Tensor]  # ids and offsets with their versions, and rows
-_of_thread = threading.local()
+_INFERENCE = -1  # the version of an inference tensor, whose changes torch does not count
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.forwards: list[tuple[object, Forward | None]] = []
+
+
+_of_thread = _OfThread()
+_top_hooks: Callable[[bool], object | None] = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Forward(Protocol):
@@ -51,7 +61,7 @@ def rows_made_ahead(
         layer: the layer that is called.
         ids, offsets, weights: the arguments of the call.
     """
-    forwards = _forwards()
+    forwards = _of_thread.forwards
     forward = forwards[-1][1] if forwards else None
     return None if forward is None else forward.rows(layer, ids, offsets, has_weights=weights is not None)
 
@@ -63,20 +73,15 @@ def begin_forward(owner: object, forward: Forward | None) -> None:
         owner: the module whose forward begins; what an interrupted forward of it has left is forgotten.
         forward: what the layers ask; None: they look all rows up themselves.
     """
-    _of_thread.forwards = [each for each in _forwards() if each[0] is not owner]
+    _of_thread.forwards = [each for each in _of_thread.forwards if each[0] is not owner]
     _of_thread.forwards.append((owner, forward))
 
 
 def end_forward(owner: object) -> None:
     """Ends what :func:`begin_forward` began for ``owner``, where it is the newest of this thread."""
-    forwards = _forwards()
+    forwards = _of_thread.forwards
     if forwards and forwards[-1][0] is owner:
         forwards.pop()
-
-
-def _forwards() -> list[tuple[object, Forward | None]]:
-    forwards: list[tuple[object, Forward | None]] = getattr(_of_thread, "forwards", [])
-    return forwards
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,31 @@ class _Planned:
         return root.narrow(self.dim, self.start, self.length)
 
 
+class _Parts:
+    """The parts of one batch's tensors. Where lookups select most places of a dimension, one call makes all of them."""
+
+    def __init__(self, planned: Sequence[_Planned]) -> None:
+        self._selects = Counter((each.root, each.dim) for each in planned if each.kind == "select")
+
+    def of(self, planned: _Planned, root: Tensor, made: dict[tuple[int, int], Sequence[Tensor]]) -> Tensor:
+        """Returns the ids of a lookup.
+
+        Args:
+            planned: the lookup.
+            root: the tensor that it takes a part of.
+            made: what one call has made of this batch's tensors so far; more of it is added.
+        """
+        if planned.kind != "select":
+            return planned.ids_of(root)
+        place = planned.root, planned.dim
+        parts = made.get(place)
+        if parts is None:
+            size = root.size(planned.dim)
+            is_worth_it = size <= 2 * self._selects[place]
+            made[place] = parts = root.unbind(planned.dim) if is_worth_it else ()
+        return parts[planned.start] if parts else planned.ids_of(root)
+
+
 class RowsAhead:
     """The lookups of a model's forward whose rows are made by one op.
 
@@ -158,6 +188,7 @@ class RowsAhead:
                 if binding == call.layer.binding and tensor is not None and _fits(planned, tensor, call.ids):
                     self._planned.append(planned)
                     break
+        self._parts = _Parts(self._planned)
 
     def make(self, roots: Sequence[tuple[Tensor | None, Tensor | None]], batch: Any) -> MadeRows | None:
         """Makes the rows for a batch; returns None where they are fewer than two lookups, or a lookup has an error.
@@ -171,17 +202,21 @@ class RowsAhead:
         layers: list[DistributedLayer] = []
         ids: list[Tensor] = []
         offsets: list[Tensor | None] = []
+        parts: dict[tuple[int, int], Sequence[Tensor]] = {}
+        device: torch.device | None = None
         for planned in self._planned:
             layer, root = planned.layer(), roots[planned.root][0]
             if layer is None or root is None or not _is_eligible(layer):
                 continue
-            if layers and layer.anchor.device != layers[0].anchor.device:
+            if device is None:
+                device = layer.anchor.device
+            elif layer.anchor.device != device:
                 continue
             bags = None if planned.offsets is None else tensor_at(batch, planned.offsets)
             if bags is None and planned.offsets is not None:
                 continue
             try:
-                ids.append(planned.ids_of(root))
+                ids.append(self._parts.of(planned, root, parts))
             except (RuntimeError, IndexError):  # a batch of another shape
                 continue
             layers.append(layer)
@@ -191,8 +226,8 @@ class RowsAhead:
         try:
             rows = ops.gather_all(
                 ids,
-                [each if bags is None else bags for each, bags in zip(ids, offsets, strict=True)],
-                ids,  # no lookup has weights
+                self._offsets_of(ids, offsets),
+                (),  # no lookup has weights
                 layers[0].anchor,
                 *self._described(layers, offsets),
                 True,
@@ -200,6 +235,13 @@ class RowsAhead:
         except (RuntimeError, ValueError):  # the layer whose lookup fails tells it
             return None
         return MadeRows(layers, ids, offsets, rows, self._step_of)
+
+    @staticmethod
+    def _offsets_of(ids: Sequence[Tensor], offsets: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        """Returns offsets as ``gather_all`` takes them: none at all, or a tensor for each lookup."""
+        if all(bags is None for bags in offsets):
+            return ()
+        return [each if bags is None else bags for each, bags in zip(ids, offsets, strict=True)]
 
     def _described(self, layers: Sequence[DistributedLayer], offsets: Sequence[Tensor | None]) -> tuple[str, list[int]]:
         """Returns the names of the tables and the options of lookups, as ``gather_all`` takes them."""
@@ -235,8 +277,10 @@ class MadeRows:
     ) -> None:
         self._step_of, self._step = step_of, step_of()
         self._rows: dict[DistributedLayer, list[_Made]] = {}
-        for layer, *made in zip(layers, ids, map(_version_of, ids), offsets, map(_version_of, offsets), rows):  # noqa: B905
-            self._rows.setdefault(layer, []).append(tuple(made))
+        for layer, given, bags, made in zip(layers, ids, offsets, rows):  # noqa: B905
+            version = _INFERENCE if given.is_inference() else given._version
+            bags_version = _INFERENCE if bags is None or bags.is_inference() else bags._version
+            self._rows.setdefault(layer, []).append((given, version, bags, bags_version, made))
 
     def rows(self, layer: DistributedLayer, ids: Tensor, offsets: Tensor | None, *, has_weights: bool) -> Tensor | None:
         """Returns the rows of a lookup; None when none were made for it, or its state differs.
@@ -247,7 +291,7 @@ class MadeRows:
         left = self._rows.get(layer)
         if not left or has_weights or not layer.training or not torch.is_grad_enabled():
             return None
-        if _has_hooks() or self._step_of() != self._step:
+        if _top_hooks(True) is not None or self._step_of() != self._step:
             return None
         for place, (made_of, version, bags, bags_version, rows) in enumerate(left):
             if not _holds(ids, made_of, version) or (offsets is None) != (bags is None):
@@ -271,8 +315,7 @@ def _is_eligible(layer: DistributedLayer) -> bool:
 
 def _has_hooks() -> bool:
     """Whether this thread has hooks of saved tensors, such as those of activation checkpointing."""
-    hooks: object | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None
+    return _top_hooks(True) is not None
 
 
 def _is_transformed() -> bool:
@@ -293,17 +336,14 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.device == other.device and one.is_set_to(other)
 
 
-def _version_of(tensor: Tensor | None) -> int:
-    """The number of in-place changes of a tensor so far; 0 where torch does not count them."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
-
-
 def _holds(given: Tensor, made: Tensor, version: int) -> bool:
     """Whether a tensor has the values that another one had when the rows were made.
 
     Values on a device are not compared, since that would wait for it; there only the same memory counts.
     """
-    if given.dtype != made.dtype or given.device != made.device or _version_of(made) != version:
+    if given.dtype is not made.dtype or (version != _INFERENCE and made._version != version):
         return False
-    is_same = given.is_set_to(made)
-    return is_same or (given.device.type == "cpu" and given.shape == made.shape and torch.equal(given, made))
+    is_here = given.is_cpu and made.is_cpu
+    if not is_here and given.device != made.device:
+        return False
+    return given.is_set_to(made) or (is_here and given.shape == made.shape and torch.equal(given, made))

@@ -69,7 +69,8 @@ class SessionTables:
         """Passes the learning rates that have changed since the last step to the native half."""
         if self._optimizer is None:
             return
-        for name, rate in self._optimizer.learning_rates().items():
+        for group in self._optimizer.param_groups:
+            name, rate = group["name"], float(group["lr"])
             if self._sent_rates[name] != rate and not self.is_on_devices(name):
                 self.native.set_lr(f"{self.namespace}/{name}", rate)
                 self._sent_rates[name] = rate

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as torch_optimizer
 
 from ...proto.errors import FailedPrecondition
+
+_OWN_GLOBAL_HOOKS = 1  # that of step_watch.py, which ignores steps of the session
 
 
 class SparseOptimizer(torch.optim.Optimizer):
@@ -62,9 +65,27 @@ class SparseOptimizer(torch.optim.Optimizer):
             raise FailedPrecondition("session.optimizer.step: call session.step(dense), which commits the sparse rows")
 
     def step_from_session(self) -> None:
-        """Steps on behalf of ``session.step``, which is the only caller."""
+        """Steps on behalf of ``session.step``, which is the only caller.
+
+        Nothing is computed here. So torch's wrapper of :meth:`step`, which records a span of its profiler, is only
+        called where a hook wants it; a scheduler looks at ``_opt_called`` alone.
+        """
+        if not self._is_watched():
+            self._opt_called = True
+            return
         self._in_session_step = True
         try:
             self.step()
         finally:
             self._in_session_step = False
+
+    def _is_watched(self) -> bool:
+        """Whether other code than a scheduler of torch wants to know of each step: a hook, or a wrapper of ``step``."""
+        wrapper = vars(self).get("step")
+        return bool(
+            (wrapper is not None and not hasattr(wrapper, "_wrapped_by_lr_sched"))
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or len(torch_optimizer._global_optimizer_post_hooks) > _OWN_GLOBAL_HOOKS
+        )
