@@ -53,17 +53,21 @@ class HostIds {
       raise(not_allowed("ids.dtype", c10::toString(ids.scalar_type()), "int64, int32"));
     }
     host_ids_ = on_host(ids, at::kLong);
+    data_ = host_ids_.const_data_ptr<int64_t>();
+    size_ = host_ids_.numel();
   }
   [[nodiscard]] IdsRef ref() const {
-    return {{host_ids_.const_data_ptr<int64_t>(), static_cast<std::size_t>(host_ids_.numel())},
+    return {{data_, static_cast<std::size_t>(size_)},
             {given_.const_data_ptr(), given_.sizes(), given_.strides(), static_cast<std::uint32_t>(given_.itemsize())}};
   }
-  [[nodiscard]] const int64_t* data() const { return host_ids_.const_data_ptr<int64_t>(); }
-  [[nodiscard]] int64_t size() const { return host_ids_.numel(); }
+  [[nodiscard]] const int64_t* data() const { return data_; }
+  [[nodiscard]] int64_t size() const { return size_; }
 
  private:
   at::Tensor given_;
   at::Tensor host_ids_;
+  const int64_t* data_ = nullptr;  // of host_ids_, which loops over ids do not ask for it each time
+  int64_t size_ = 0;
 };
 
 inline at::Tensor host_floats(const at::Tensor& tensor) { return on_host(tensor, at::kFloat); }

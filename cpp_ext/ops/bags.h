@@ -27,18 +27,18 @@ class Bags {
                                          " offsets"});
     }
     offsets_ = on_host(*offsets, at::kLong);
-    count_ = offsets_.numel() - (include_last_offset ? 1 : 0);
+    begins_ = offsets_.const_data_ptr<int64_t>();
+    begin_count_ = offsets_.numel();
+    count_ = begin_count_ - (include_last_offset ? 1 : 0);
     check_offsets();
   }
 
   [[nodiscard]] const HostIds& ids() const { return host_; }
   [[nodiscard]] int64_t count() const { return count_; }
-  [[nodiscard]] int64_t begin(int64_t bag) const {
-    return offsets_.defined() ? offsets_.const_data_ptr<int64_t>()[bag] : bag * length_;
-  }
+  [[nodiscard]] int64_t begin(int64_t bag) const { return begins_ != nullptr ? begins_[bag] : bag * length_; }
   [[nodiscard]] int64_t end(int64_t bag) const {
-    if (!offsets_.defined()) return (bag + 1) * length_;
-    return bag + 1 < offsets_.numel() ? offsets_.const_data_ptr<int64_t>()[bag + 1] : host_.size();
+    if (begins_ == nullptr) return (bag + 1) * length_;
+    return bag + 1 < begin_count_ ? begins_[bag + 1] : host_.size();
   }
   [[nodiscard]] bool counts(int64_t i) const { return host_.data()[i] != padding_idx_; }
   // 1 / (ids that count), 0 for an empty bag.
@@ -51,20 +51,22 @@ class Bags {
  private:
   void check_offsets() const {
     if (count_ < 0) raise({Code::kInvalidArgument, "gather_bag: include_last_offset needs at least one offset"});
-    const int64_t* at = offsets_.const_data_ptr<int64_t>();
     int64_t previous = 0;
-    for (int64_t i = 0; i < offsets_.numel(); ++i) {
-      const bool ok = i == 0 ? at[0] == 0 : at[i] >= previous && at[i] <= host_.size();
+    for (int64_t i = 0; i < begin_count_; ++i) {
+      const int64_t begin = begins_[i];
+      const bool ok = i == 0 ? begin == 0 : begin >= previous && begin <= host_.size();
       if (!ok) {
-        raise(not_allowed("gather_bag.offsets[" + std::to_string(i) + "]", at[i],
+        raise(not_allowed("gather_bag.offsets[" + std::to_string(i) + "]", begin,
                           "0 first, then not falling, at most " + std::to_string(host_.size())));
       }
-      previous = at[i];
+      previous = begin;
     }
   }
 
   HostIds host_;
   at::Tensor offsets_;
+  const int64_t* begins_ = nullptr;  // of offsets_; null where the bags have one length
+  int64_t begin_count_ = 0;
   int64_t padding_idx_;
   int64_t count_ = 0;
   int64_t length_ = 0;

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "util/finite.h"
+
 namespace sparserow {
 
 // Where a tensor lives. Identity only: nothing here reads through `data`. Strides count elements.
@@ -54,6 +56,13 @@ class Lookup {
   std::uint32_t dim_ = 0;
 };
 
+// What a step knows of the sum of a row's gradients.
+enum Staged : std::uint8_t {
+  kNotStaged,     // there is none
+  kStagedFinite,  // one gradient, which is finite
+  kStaged,        // not judged yet
+};
+
 // Adds gradients of one lookup to a table's sums and holds that table's lock meanwhile. The caller may
 // add from several threads at once as long as no two of them touch the same index.
 class StagedSums {
@@ -64,13 +73,19 @@ class StagedSums {
   [[nodiscard]] const Lookup& lookup() const noexcept { return lookup_; }
 
   // sum of row `index` += scale * grad, grad: (dim) float32. The first gradient of a row in a step is
-  // stored, not added, so nothing needs zeroing.
+  // stored, not added, so nothing needs zeroing; it is judged while it is in registers.
   void add(std::uint32_t index, const float* __restrict grad, float scale) noexcept {
     float* __restrict sum = sums_ + std::size_t{index} * dim_;
-    if (staged_[index] == 0) {
-      staged_[index] = 1;
-      for (std::uint32_t c = 0; c < dim_; ++c) sum[c] = scale * grad[c];
+    if (staged_[index] == kNotStaged) {
+      std::uint32_t bad = 0;
+      for (std::uint32_t c = 0; c < dim_; ++c) {
+        const float value = scale * grad[c];
+        bad |= nonfinite_mask(value);
+        sum[c] = value;
+      }
+      staged_[index] = bad == 0 ? kStagedFinite : kStaged;
     } else {
+      staged_[index] = kStaged;
       for (std::uint32_t c = 0; c < dim_; ++c) sum[c] += scale * grad[c];
     }
   }
@@ -78,8 +93,7 @@ class StagedSums {
   // One column of a row: what `max` pooling sends back.
   void add_column(std::uint32_t index, std::uint32_t column, float grad) noexcept {
     float* sum = sums_ + std::size_t{index} * dim_;
-    if (staged_[index] == 0) {
-      staged_[index] = 1;
+    if (std::exchange(staged_[index], kStaged) == kNotStaged) {
       std::memset(sum, 0, std::size_t{dim_} * sizeof(float));
     }
     sum[column] += grad;

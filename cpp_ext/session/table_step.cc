@@ -117,7 +117,7 @@ void TableStep::append_fresh() {
   } else {
     keys_.insert(keys_.end(), fresh_.keys.begin(), fresh_.keys.end());
   }
-  staged_.resize(keys_.size(), 0);
+  staged_.resize(keys_.size(), kNotStaged);
   grow_rows(keys_.size());
 }
 
@@ -251,12 +251,13 @@ TableStep::Seal TableStep::seal(float scale, float clip_row_norm) {
   const bool clips = clip_row_norm < std::numeric_limits<float>::infinity();
   Seal seal;
   for (std::size_t i = 0; i < staged_.size(); ++i) {
-    if (staged_[i] == 0) continue;
+    if (staged_[i] == kNotStaged) continue;
+    ++seal.rows;
+    if (staged_[i] == kStagedFinite && scale == 1.0f && !clips) continue;
     float* sum = sums_.data() + i * dim_;
     if (scale != 1.0f) {
       for (std::uint32_t c = 0; c < dim_; ++c) sum[c] *= scale;
     }
-    ++seal.rows;
     if (!all_finite(sum, dim_)) {
       if (seal.nonfinite_rows++ == 0) seal.first_nonfinite_key = keys_[i];
     } else if (clips) {
@@ -277,7 +278,7 @@ void TableStep::gather_pushes() {
       const Batch& batch = batches_[b];
       for (std::size_t i = batch.shard_begin[shard]; i < batch.shard_begin[shard + 1]; ++i) {
         const std::size_t index = batch.begin + i;
-        if (staged_[index] == 0) continue;
+        if (staged_[index] == kNotStaged) continue;
         push_keys_.push_back(keys_[index]);
         const float* sum = sums_.data() + index * dim_;
         push_grads_.insert(push_grads_.end(), sum, sum + dim_);

@@ -10,7 +10,7 @@
 // Invariants:
 //  1. keys are unique; rows of confirmed keys never change and stay readable through every Lookup given out.
 //  2. A rollback leaves the object as it was before the first unconfirmed add().
-//  3. A sum exists only where staged is 1.
+//  3. A sum exists only where staged is not kNotStaged.
 // Not thread-safe: Binding holds the lock.
 #pragma once
 
@@ -72,7 +72,7 @@ class TableStep {
   std::uint8_t* staged() noexcept { return staged_.data(); }
 
   // Forgets all sums; keys, rows and remembered lookups stay.
-  void drop_sums() { std::fill(staged_.begin(), staged_.end(), std::uint8_t{0}); }
+  void drop_sums() { std::fill(staged_.begin(), staged_.end(), kNotStaged); }
 
   struct Seal {
     std::uint64_t rows = 0;
@@ -136,7 +136,7 @@ class TableStep {
   std::vector<std::shared_ptr<Lookup::Indexes>> pool_;  // every index array, reused when no lookup reads it
 
   std::vector<float> sums_;           // (>= u, dim)
-  std::vector<std::uint8_t> staged_;  // (u)
+  std::vector<std::uint8_t> staged_;  // (u), of Staged
 
   bool direct_push_ = false;
   std::vector<std::uint64_t> push_keys_;

@@ -3,7 +3,8 @@ network.
 
 The same model runs three times: as ``nn.EmbeddingBag(sparse=True)`` with ``torch.optim.Adagrad``; distributed over one
 shard process on this machine; and distributed over a store of this process. They take turns on new batches. CPU times
-are those of whole processes, over the measured steps. Then it runs with prefetch (``prefetched.py``).
+are those of whole processes, over the measured steps. Then it runs with prefetch (``prefetched.py``). One layer alone
+(``one_layer.py``) and a batch of one sample follow.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .click_model import (
     torch_step,
 )
 from .harness import Contender, Figure, median, process_cpu, time_in_turns
+from .one_layer import FULL as LAYER_FULL, QUICK as LAYER_QUICK, measure_one_layer
 from .prefetched import measure_prefetch
 
 __all__ = ["FULL", "QUICK", "run_train"]
@@ -57,7 +59,8 @@ def run_train(size: Size) -> list[Figure]:
         with sessions(hot) as (cluster, remote, local):
             figures += _measure(size, hot, cluster, remote, local)
         figures += measure_prefetch(size, hot)
-    return [*figures, *_fixed_cost(size)]
+    layer = LAYER_QUICK if size is QUICK else LAYER_FULL
+    return [*figures, *measure_one_layer(layer), *_fixed_cost(size)]
 
 
 def _measure(size: Size, hot: int, cluster: LocalCluster, remote: Session, local: Session) -> list[Figure]:

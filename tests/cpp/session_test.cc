@@ -94,6 +94,22 @@ TEST_CASE("rows that are not finite are counted and named") {
   CHECK(report.nonfinite_key == 8);
 }
 
+TEST_CASE("a sum of finite gradients that is not finite is found, whichever way it became so") {
+  const float largest = std::numeric_limits<float>::max();
+  for (const bool by_scale : {false, true}) {
+    Fixture f;
+    const auto binding = f.binding();
+    const std::vector<std::int64_t> ids{7, 8};
+    REQUIRE(binding->lookup(ref(ids), true).is_ok());
+    stage_ones(*binding, {7});
+    stage_ones(*binding, {8}, largest);
+    if (!by_scale) stage_ones(*binding, {8}, largest);
+    const SealReport report = f.session->seal(by_scale ? 2.0f : 1.0f).value();
+    CHECK(report.nonfinite_rows == 1);
+    CHECK(report.nonfinite_key == 8);
+  }
+}
+
 TEST_CASE("rows that are too long are shortened, after the scale and however large") {
   Fixture f;
   const auto binding = f.binding();
