@@ -34,6 +34,33 @@ class Store::Impl {
     Snapshot* snapshot = nullptr;  // that is told before a row changes (snapshot.h)
   };
 
+  // Shared locks of the stripes [first, last) that have keys of a batch. Whoever locks several stripes does so in
+  // rising order, and every other thread holds one at a time.
+  class ReadLocks {
+   public:
+    ReadLocks(const Impl& store, const BatchOrder& order, std::uint32_t first, std::uint32_t last)
+        : store_(store), order_(order), first_(first), last_(last) {
+      each([](std::shared_mutex& mutex) { __builtin_prefetch(&mutex); });
+      each([](std::shared_mutex& mutex) { mutex.lock_shared(); });
+    }
+    ReadLocks(const ReadLocks&) = delete;
+    ReadLocks& operator=(const ReadLocks&) = delete;
+    ~ReadLocks() {
+      each([](std::shared_mutex& mutex) { mutex.unlock_shared(); });
+    }
+
+   private:
+    template <class Act>
+    void each(Act act) const {
+      order_.for_occupied(first_, last_, [&](std::uint32_t stripe, std::size_t) { act(store_.stripes[stripe].mutex); });
+    }
+
+    const Impl& store_;
+    const BatchOrder& order_;
+    const std::uint32_t first_;
+    const std::uint32_t last_;
+  };
+
   // The next version of the slot of `suffix`, for a row that is written; `before` is its version until now. The caller
   // has the stripe's lock exclusively.
   [[nodiscard]] std::uint64_t written(Stripe& stripe, std::uint64_t suffix, const Table& table, std::uint64_t key,

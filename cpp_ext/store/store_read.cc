@@ -176,30 +176,28 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
       give(position, table->stripes[stripe]->slab.data(id), version);
     };
     order.group(table_id, impl_->slots, block);
-    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
-      if (order.positions(stripe).empty()) continue;
-      const std::shared_lock lock(impl_->stripes[stripe].mutex);
-      const bool may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-      const RowSlab* const slab = table->stripes[stripe] == nullptr ? nullptr : &table->stripes[stripe]->slab;
-      const auto visit = [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
-        if (id != RowIndex::kNone && is_plain) {
-          writer.write_stored(slab->data(id), out + (begin + position) * writer.row_bytes());
-        } else if (id != RowIndex::kNone) {
-          give_row(position, stripe, id);
-          if (table->is_tiered) slab->meta(id).touch();
-        } else if (may_be_on_ssd) {
-          misses.push_back({.key = block[position],
-                            .suffix = suffix,
-                            .position = position,
-                            .stripe = static_cast<std::uint16_t>(stripe)});
-        } else {
-          give(position, nullptr, 0);
-        }
-      };
-      if (extras.versions.empty()) {
-        walk_stripe<Fetch::kWeights>(*table, order, stripe, visit);
+    const auto visit = [&](std::uint32_t stripe, std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
+      if (id != RowIndex::kNone && is_plain) {
+        writer.write_stored(table->stripes[stripe]->slab.data(id), out + (begin + position) * writer.row_bytes());
+      } else if (id != RowIndex::kNone) {
+        give_row(position, stripe, id);
+        if (table->is_tiered) table->stripes[stripe]->slab.meta(id).touch();
+      } else if (table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0) {
+        misses.push_back({.key = block[position],
+                          .suffix = suffix,
+                          .position = position,
+                          .stripe = static_cast<std::uint16_t>(stripe)});
       } else {
-        walk_stripe<Fetch::kWeightsAndHead>(*table, order, stripe, visit);
+        give(position, nullptr, 0);
+      }
+    };
+    for (std::uint32_t stripe = 0, end = 0; stripe < kStripes; stripe = end) {
+      end = order.run_from(stripe, kMostProbed);
+      const Impl::ReadLocks locks(*impl_, order, stripe, end);
+      if (extras.versions.empty()) {
+        walk_stripes<Fetch::kWeights>(*table, order, stripe, end, visit);
+      } else {
+        walk_stripes<Fetch::kWeightsAndHead>(*table, order, stripe, end, visit);
       }
     }
     if (table->is_tiered) impl_->count(block.size(), misses.size());

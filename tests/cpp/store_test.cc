@@ -163,6 +163,33 @@ TEST_CASE("a large pull, which is streamed past the caches, equals small ones at
   }
 }
 
+// Stripes are walked together as long as their keys fit into one search; a batch of few keys has one in most of them.
+TEST_CASE("each key of a batch of any size has its row, version and mark") {
+  const TableSchema schema = schema_of(1);
+  auto store = store_with(schema);
+  const auto present = range(0, 6000);
+  push_ones(*store, schema, present);
+  for (std::uint64_t i = 0; i < 6000; i += 3) push_ones(*store, schema, {i});
+  std::vector<std::uint64_t> versions_of(12'000, 0);
+  std::vector<std::uint8_t> found_of(12'000, 0);
+  const auto all = range(0, 12'000);  // a half of them has no row
+  const auto rows_of = pull(*store, schema, all, {.versions = versions_of, .found = found_of});
+  for (const std::size_t size : {1, 2, 63, 64, 65, 191, 192, 193, 200, 383, 500, 1000, 3000, 8192, 9000}) {
+    std::vector<std::uint64_t> keys;
+    for (std::uint64_t i = 0; i < size; ++i) keys.push_back((i * 7919 + size * 104'729) % 12'000);
+    std::vector<std::uint64_t> versions(size);
+    std::vector<std::uint8_t> found(size);
+    const auto plain = pull(*store, schema, keys);
+    const auto rows = pull(*store, schema, keys, {.versions = versions, .found = found});
+    CHECK(plain == rows);
+    for (std::size_t i = 0; i < size; ++i) {
+      REQUIRE(std::equal(rows.begin() + i * kDim, rows.begin() + (i + 1) * kDim, rows_of.begin() + keys[i] * kDim));
+      REQUIRE(versions[i] == versions_of[keys[i]]);
+      REQUIRE(found[i] == (keys[i] < 6000 ? 1 : 0));
+    }
+  }
+}
+
 TEST_CASE("versions carry the lineage and grow by slot") {
   const TableSchema schema = schema_of(1);
   const auto store = store_with(schema, {.slot_count = 2, .lineage = 7});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -21,7 +22,11 @@ class BatchOrder {
       hashes_[i] = row_hash(table_id, keys[i]);
       ++begin_[slots.stripe(hashes_[i]) + 1];
     }
-    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) begin_[stripe + 1] += begin_[stripe];
+    occupied_ = 0;
+    for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+      occupied_ |= std::uint64_t{begin_[stripe + 1] != 0} << stripe;
+      begin_[stripe + 1] += begin_[stripe];
+    }
     std::array<std::uint16_t, kStripes> next;
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) next[stripe] = begin_[stripe];
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -39,9 +44,26 @@ class BatchOrder {
   [[nodiscard]] std::span<const std::uint64_t> suffixes(std::uint32_t stripe) const noexcept {
     return {suffixes_.data() + begin_[stripe], suffixes_.data() + begin_[stripe + 1]};
   }
+  // Calls act(stripe, its keys before it among those of the stripes) for each stripe in [first, last) that has keys.
+  template <class Act>
+  void for_occupied(std::uint32_t first, std::uint32_t last, Act&& act) const {
+    static_assert(kStripes == 64);
+    for (std::uint64_t left = occupied_ >> first << first; left != 0; left &= left - 1) {
+      const auto stripe = static_cast<std::uint32_t>(std::countr_zero(left));
+      if (stripe >= last) return;
+      act(stripe, std::size_t{begin_[stripe]} - begin_[first]);
+    }
+  }
+  // The end of the stripes from `first` on that have no more than `most` keys together; at least one stripe.
+  [[nodiscard]] std::uint32_t run_from(std::uint32_t first, std::size_t most) const noexcept {
+    std::uint32_t last = first + 1;
+    while (last < kStripes && std::size_t{begin_[last + 1]} - begin_[first] <= most) ++last;
+    return last;
+  }
 
  private:
   std::array<std::uint16_t, kStripes + 1> begin_;
+  std::uint64_t occupied_ = 0;  // a bit for each stripe that has keys
   std::array<std::uint16_t, kBlock> positions_;
   std::array<std::uint64_t, kBlock> suffixes_;
   std::array<std::uint64_t, kBlock> hashes_;

@@ -1,7 +1,7 @@
 // Looks up many suffixes in an index (row_index.h), compiled once per instruction set and chosen at run time.
 //
-// begin() fetches the home buckets, then compares all suffixes of each at once, and fetches the next buckets for the
-// few entries that had no room at home; no branch depends on where an entry is. finish() goes on with those.
+// locate() fetches the home buckets. compare() compares all suffixes of each at once, and fetches the next buckets for
+// the few entries that had no room at home; no branch depends on where an entry is. finish() goes on with those.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,21 @@ inline constexpr std::size_t kMostProbed = 192;
 // A search of at most kMostProbed suffixes.
 struct IndexProbe {
   const IndexBucket* buckets[kMostProbed];
-  std::uint16_t left[kMostProbed];  // positions of the suffixes that begin() left to finish()
+  std::uint16_t left[kMostProbed];  // positions of the suffixes that compare() left to finish()
   std::size_t left_count;
 };
 
-// The directory has 2^depth entries.
+// The directory has 2^depth entries. `buckets` and `left` have room for `count`.
 struct IndexProbeTable {
-  // rows[i] is the row of suffixes[i], or IndexBucket::kNoRow, but where finish() is to say it.
-  void (*begin)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::size_t count,
-                std::uint32_t* rows, IndexProbe& probe) noexcept;
+  void (*locate)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::size_t count,
+                 const IndexBucket** buckets) noexcept;
+  // rows[i] is the row of suffixes[i], or IndexBucket::kNoRow, but where finish() is to say it. Returns how many of
+  // those there are.
+  std::size_t (*compare)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes,
+                         std::size_t count, std::uint32_t* rows, const IndexBucket** buckets,
+                         std::uint16_t* left) noexcept;
   void (*finish)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::uint32_t* rows,
-                 IndexProbe& probe) noexcept;
+                 const IndexBucket** buckets, const std::uint16_t* left, std::size_t left_count) noexcept;
 };
 
 // Falls back to the baseline for a set that this build does not have. Use best_isa() for a set that runs here.

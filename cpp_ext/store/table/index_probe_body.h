@@ -45,9 +45,9 @@ namespace {
 // Compares suffixes with their buckets, of which at(j) is the j-th. `left` gets those that may be in a later bucket; it
 // may be what `at` reads, as it is written no further than that was read.
 template <class At>
-[[gnu::always_inline]] inline std::size_t compare(const IndexBucket* const* buckets, const std::uint64_t* suffixes,
-                                                  std::size_t count, At at, std::uint32_t* rows,
-                                                  std::uint16_t* left) noexcept {
+[[gnu::always_inline]] inline std::size_t compare_each(const IndexBucket* const* buckets, const std::uint64_t* suffixes,
+                                                       std::size_t count, At at, std::uint32_t* rows,
+                                                       std::uint16_t* left) noexcept {
   std::size_t left_count = 0;
   for (std::size_t j = 0; j < count; ++j) {
     const std::size_t i = at(j);
@@ -61,40 +61,44 @@ template <class At>
   return left_count;
 }
 
-void begin(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::size_t count,
-           std::uint32_t* rows, IndexProbe& probe) noexcept {
+void locate(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::size_t count,
+            const IndexBucket** buckets) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
     const IndexSegment segment = directory[index_directory_at(suffixes[i], depth)];
-    probe.buckets[i] = segment.buckets() + segment.home(suffixes[i]);
-    __builtin_prefetch(probe.buckets[i]);
-  }
-  probe.left_count = compare(
-      probe.buckets, suffixes, count, [](std::size_t j) __attribute__((always_inline)) { return j; }, rows, probe.left);
-  for (std::size_t j = 0; j < probe.left_count; ++j) {
-    const std::size_t i = probe.left[j];
-    const IndexSegment segment = directory[index_directory_at(suffixes[i], depth)];
-    probe.buckets[i] = after(probe.buckets[i], segment);
-    __builtin_prefetch(probe.buckets[i]);
-    __builtin_prefetch(after(probe.buckets[i], segment));
+    buckets[i] = segment.buckets() + segment.home(suffixes[i]);
+    __builtin_prefetch(buckets[i]);
   }
 }
 
+std::size_t compare(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes,
+                    std::size_t count, std::uint32_t* rows, const IndexBucket** buckets, std::uint16_t* left) noexcept {
+  const std::size_t left_count = compare_each(
+      buckets, suffixes, count, [](std::size_t j) __attribute__((always_inline)) { return j; }, rows, left);
+  for (std::size_t j = 0; j < left_count; ++j) {
+    const std::size_t i = left[j];
+    const IndexSegment segment = directory[index_directory_at(suffixes[i], depth)];
+    buckets[i] = after(buckets[i], segment);
+    __builtin_prefetch(buckets[i]);
+    __builtin_prefetch(after(buckets[i], segment));
+  }
+  return left_count;
+}
+
 void finish(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::uint32_t* rows,
-            IndexProbe& probe) noexcept {
+            const IndexBucket** buckets, const std::uint16_t* left_before, std::size_t count) noexcept {
   std::uint16_t left[kMostProbed];
-  std::size_t count = probe.left_count;
-  __builtin_memcpy(left, probe.left, count * sizeof *left);
+  __builtin_memcpy(left, left_before, count * sizeof *left);
   for (std::uint32_t distance = 2; count != 0; ++distance) {
-    const std::size_t unknown = compare(
-        probe.buckets, suffixes, count,
+    const std::size_t unknown = compare_each(
+        buckets, suffixes, count,
         [&left](std::size_t j) __attribute__((always_inline)) -> std::size_t { return left[j]; }, rows, left);
     count = 0;
     for (std::size_t j = 0; j < unknown; ++j) {
       const std::size_t i = left[j];
       const IndexSegment segment = directory[index_directory_at(suffixes[i], depth)];
       if (distance >= segment.count()) continue;  // every bucket was passed over, and none has it
-      probe.buckets[i] = after(probe.buckets[i], segment);
-      __builtin_prefetch(after(probe.buckets[i], segment));
+      buckets[i] = after(buckets[i], segment);
+      __builtin_prefetch(after(buckets[i], segment));
       left[count++] = static_cast<std::uint16_t>(i);
     }
   }
@@ -103,6 +107,6 @@ void finish(const IndexSegment* directory, std::uint32_t depth, const std::uint6
 }  // namespace
 
 extern const IndexProbeTable kIndexProbes;
-const IndexProbeTable kIndexProbes = {begin, finish};
+const IndexProbeTable kIndexProbes = {locate, compare, finish};
 
 }  // namespace sparserow::SPARSEROW_ISA

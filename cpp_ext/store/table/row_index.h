@@ -57,15 +57,28 @@ class RowIndex {
   // in probe.left are not known yet; finish_find() finds them, better after other work, since their buckets are
   // fetched.
   void begin_find(std::span<const std::uint64_t> suffixes, std::uint32_t* rows, IndexProbe& probe) const noexcept {
-    if (directory_.empty()) {
-      std::fill_n(rows, suffixes.size(), kNone);
-      probe.left_count = 0;
-    } else {
-      probes_->begin(directory_.data(), depth_, suffixes.data(), suffixes.size(), rows, probe);
-    }
+    locate(suffixes, probe.buckets);
+    probe.left_count = compare(suffixes, rows, probe.buckets, probe.left);
   }
   void finish_find(std::span<const std::uint64_t> suffixes, std::uint32_t* rows, IndexProbe& probe) const noexcept {
-    if (probe.left_count != 0) probes_->finish(directory_.data(), depth_, suffixes.data(), rows, probe);
+    finish(suffixes, rows, probe.buckets, probe.left, probe.left_count);
+  }
+  // The parts of such a search (index_probe.h), for one that goes through several indexes at a time.
+  void locate(std::span<const std::uint64_t> suffixes, const IndexBucket** buckets) const noexcept {
+    if (!directory_.empty()) probes_->locate(directory_.data(), depth_, suffixes.data(), suffixes.size(), buckets);
+  }
+  [[nodiscard]] std::size_t compare(std::span<const std::uint64_t> suffixes, std::uint32_t* rows,
+                                    const IndexBucket** buckets, std::uint16_t* left) const noexcept {
+    if (directory_.empty()) {
+      std::fill_n(rows, suffixes.size(), kNone);
+      return 0;
+    }
+    return probes_->compare(directory_.data(), depth_, suffixes.data(), suffixes.size(), rows, buckets, left);
+  }
+  void finish(std::span<const std::uint64_t> suffixes, std::uint32_t* rows, const IndexBucket** buckets,
+              const std::uint16_t* left, std::size_t left_count) const noexcept {
+    if (left_count == 0) return;
+    probes_->finish(directory_.data(), depth_, suffixes.data(), rows, buckets, left, left_count);
   }
 
   // Fetches what insert() of a suffix reads and find() does not.

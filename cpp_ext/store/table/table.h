@@ -207,4 +207,53 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
   }
 }
 
+// The same for a run of stripes (BatchOrder::run_from), with `visit(stripe, position, suffix, id)`. A batch of some
+// hundred keys has a few in each stripe, whose fetches would hide nothing of each other.
+template <Fetch kFetch, class Visit>
+void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t first, std::uint32_t last, Visit&& visit) {
+  static_assert(kFetch == Fetch::kWeights || kFetch == Fetch::kWeightsAndHead);
+  if (last == first + 1) {
+    return walk_stripe<kFetch>(
+        table, order, first,
+        [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) { visit(first, position, suffix, id); });
+  }
+  const std::size_t fetched = std::min(table.layout.state_offset, kMaxFetched);
+  IndexProbe probe;
+  std::array<std::uint32_t, kMostProbed> ids;
+  std::array<std::size_t, kStripes> left_counts;
+  const auto each = [&](auto&& act) __attribute__((always_inline)) {
+    order.for_occupied(first, last, [&](std::uint32_t stripe, std::size_t begin) {
+      act(stripe, table.stripes[stripe].get(), order.suffixes(stripe), begin);
+    });
+  };
+  const auto fetch = [&](const TableStripe& rows, std::uint32_t id) __attribute__((always_inline)) {
+    if (id == RowIndex::kNone) return;
+    const std::byte* const row = rows.slab.data(id);
+    fetch_lines(row, fetched);
+    if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(row + table.layout.data_bytes);
+  };
+  each([&](std::uint32_t /*stripe*/, const TableStripe* rows, auto suffixes, std::size_t begin) {
+    if (rows != nullptr) rows->index.locate(suffixes, probe.buckets + begin);
+  });
+  each([&](std::uint32_t stripe, const TableStripe* rows, auto suffixes, std::size_t begin) {
+    left_counts[stripe] = 0;
+    if (rows == nullptr) {
+      std::fill_n(ids.begin() + static_cast<std::ptrdiff_t>(begin), suffixes.size(), RowIndex::kNone);
+      return;
+    }
+    left_counts[stripe] = rows->index.compare(suffixes, ids.data() + begin, probe.buckets + begin, probe.left + begin);
+    for (std::size_t i = 0; i < suffixes.size(); ++i) fetch(*rows, ids[begin + i]);
+  });
+  each([&](std::uint32_t stripe, const TableStripe* rows, auto suffixes, std::size_t begin) {
+    if (left_counts[stripe] == 0) return;
+    const std::uint16_t* const left = probe.left + begin;
+    rows->index.finish(suffixes, ids.data() + begin, probe.buckets + begin, left, left_counts[stripe]);
+    for (std::size_t j = 0; j < left_counts[stripe]; ++j) fetch(*rows, ids[begin + left[j]]);
+  });
+  each([&](std::uint32_t stripe, const TableStripe* /*rows*/, auto suffixes, std::size_t begin) {
+    const auto positions = order.positions(stripe);
+    for (std::size_t i = 0; i < suffixes.size(); ++i) visit(stripe, positions[i], suffixes[i], ids[begin + i]);
+  });
+}
+
 }  // namespace sparserow
