@@ -79,6 +79,7 @@ class Store::Impl {
 
   using StripeCounts = std::array<std::uint64_t, kStripes>;
   [[nodiscard]] StripeCounts count_absent(const Table& table, std::span<const std::uint64_t> keys) const;
+  void fetch_rows(const Table& table, const BatchOrder& order) const;
   // Upper bound of the memory that so many more rows of each stripe take.
   [[nodiscard]] std::uint64_t bytes_for(const Table& table, const StripeCounts& rows) const;
 

@@ -81,6 +81,13 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
                                  });
 }
 
+// Brings the rows of at most kMostProbed keys into cache together, before each stripe is written alone: a stripe has a
+// few of them, whose fetches would hide nothing of each other. (For 500 keys it costs as much as it saves.)
+void Store::Impl::fetch_rows(const Table& table, const BatchOrder& order) const {
+  const ReadLocks locks(*this, order, 0, kStripes);
+  walk_stripes<Fetch::kRow>(table, order, 0, kStripes, [](auto...) {});
+}
+
 Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
                     const ApplyOptions& options) {
   const std::shared_ptr<Table> table = impl_->tables.find(table_id);
@@ -119,6 +126,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     impl_->wait_for_snapshot();
     order.group(table_id, impl_->slots, block);
+    if (block.size() <= kMostProbed && options.parts == 1) impl_->fetch_rows(*table, order);
     if (tiered != nullptr && options.reservation->has_absent_) {
       SR_RETURN_IF_ERROR(
           find_absent(*table, order, block, options.part, options.parts, *options.reservation, absences));

@@ -167,6 +167,12 @@ inline constexpr std::size_t kMaxFetched = 1024;
 // What a walk brings into cache for its visits. kRow: all of it, for a visit that adds absent rows.
 enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kNothing };
 
+template <Fetch kFetch>
+[[nodiscard]] std::size_t fetched_bytes(const Table& table) noexcept {
+  const std::size_t row = table.layout.data_bytes + RowLayout::kHeadBytes;
+  return std::min<std::size_t>(kFetch == Fetch::kRow ? row : table.layout.state_offset, kMaxFetched);
+}
+
 // Walks one stripe's keys of a block, some at a time, in three passes: fetch the buckets of the index; look up
 // and fetch the rows; then `visit(position, suffix, row id or RowIndex::kNone)` finds both in cache. Passes beat a
 // pipeline of single keys: a visit's stores and the fetches of rows would compete for the same line buffers.
@@ -176,9 +182,7 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
   const TableStripe* stripe_rows = table.stripes[stripe].get();
   const auto positions = order.positions(stripe);
   const auto suffixes = order.suffixes(stripe);
-  const std::size_t used =
-      kFetch == Fetch::kRow ? table.layout.data_bytes + RowLayout::kHeadBytes : table.layout.state_offset;
-  const std::size_t fetched = std::min(used, kMaxFetched);
+  const std::size_t fetched = fetched_bytes<kFetch>(table);
   const auto fetch = [&](std::uint32_t id) __attribute__((always_inline)) {
     if (kFetch == Fetch::kNothing || id == RowIndex::kNone) return;
     const std::byte* const row = stripe_rows->slab.data(id);
@@ -211,13 +215,13 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
 // hundred keys has a few in each stripe, whose fetches would hide nothing of each other.
 template <Fetch kFetch, class Visit>
 void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t first, std::uint32_t last, Visit&& visit) {
-  static_assert(kFetch == Fetch::kWeights || kFetch == Fetch::kWeightsAndHead);
+  static_assert(kFetch != Fetch::kNothing);
   if (last == first + 1) {
     return walk_stripe<kFetch>(
         table, order, first,
         [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) { visit(first, position, suffix, id); });
   }
-  const std::size_t fetched = std::min(table.layout.state_offset, kMaxFetched);
+  const std::size_t fetched = fetched_bytes<kFetch>(table);
   IndexProbe probe;
   std::array<std::uint32_t, kMostProbed> ids;
   std::array<std::size_t, kStripes> left_counts;
