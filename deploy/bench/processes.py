@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,9 +128,18 @@ def spawned(target: object, arguments: tuple[object, ...]) -> Iterator[Connectio
 def other_process(target: object, arguments: tuple[object, ...]) -> Iterator[int]:
     """Runs a spawned process, which sends its port first and ends when its pipe receives anything; yields the port."""
     with spawned(target, arguments) as process:
-        if not process.poll(_START_SEC):
-            raise TimeoutError(f"the benchmark's process did not start within {_START_SEC:.0f} s")
-        yield int(process.recv())
+        yield int(first_word(process))
+
+
+def first_word(process: Connection) -> Any:
+    """Returns what a spawned process sends first.
+
+    Raises:
+        TimeoutError: it sends nothing within two minutes.
+    """
+    if not process.poll(_START_SEC):
+        raise TimeoutError(f"the benchmark's process did not start within {_START_SEC:.0f} s")
+    return process.recv()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ takes turns with the measurement.
 
 Torch RPC before a plain matrix is measured by two processes of its own, which live for a part of each round: a thread
 of its shared-memory transport polls without pause in each of them, which takes the CPUs from whatever else is measured.
+The CPU time that the shard spends on a row (``wire_cpu.py``) is measured last.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from .harness import MIN_REPETITIONS, Contender, Figure, median, time_in_turns
 from .processes import SLOT_COUNT, BenchTable, RawTcp, raw_tcp, shard_process, table_id
 from .torch_rpc import TRANSPORTS, torch_rpc
+from .wire_cpu import CpuSize, measure_server_cpu
 
 if TYPE_CHECKING:
     from ...cpp_ext import _client
@@ -93,7 +95,7 @@ class _Work:
 
 def run_wire(size: Size) -> Sequence[Figure]:
     """Returns M rows/s of pull and push for each dim: relative to raw TCP, raw TCP itself, and
-    relative to torch RPC over TCP and over shared memory.
+    relative to torch RPC over TCP and over shared memory. Then the shard's CPU a row.
     """
     tables = [BenchTable(f"bench/wire{dim}", dim, size.table_rows) for dim in size.dims]
     largest = size.keys * (8 + 4 * max(size.dims)) + 4096
@@ -121,7 +123,8 @@ def run_wire(size: Size) -> Sequence[Figure]:
                     for work in works:
                         seconds = rival.seconds(work.what, work.dim, size.repetitions)
                         work.seconds[f"torch RPC over {transport}"] += seconds
-    return [figure for work in works for figure in work.figures(size.keys)]
+    figures = [figure for work in works for figure in work.figures(size.keys)]
+    return [*figures, *measure_server_cpu(CpuSize(size.table_rows, size.keys, size.dims, size.repetitions))]
 
 
 def _nothing() -> None:
