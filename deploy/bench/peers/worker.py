@@ -70,8 +70,18 @@ class Tools:
         """Returns whether a work is asked for."""
         return f"{kind} {dim}" in self._asked["works"]
 
-    def time(self, kind: str, dim: int, make_input: Callable[[], Any], run: Callable[[Any], object]) -> None:
-        """Times ``run`` on a new result of ``make_input`` each time, if that work is asked for."""
+    def time(
+        self, kind: str, dim: int, make_input: Callable[[], Any], run: Callable[[Any], object], *, batches: int = 1
+    ) -> None:
+        """Times ``run`` on a new result of ``make_input`` each time, if that work is asked for.
+
+        Args:
+            kind: the kind of the work.
+            dim: the number of columns.
+            make_input: makes the input; it is not timed.
+            run: the work that is timed.
+            batches: the number of batches in an input; the seconds are those of one.
+        """
         if not self.has(kind, dim):
             return
         seconds = []
@@ -81,21 +91,26 @@ class Tools:
             run(prepared)
             elapsed = time.perf_counter() - begin
             if repetition >= self._asked["warm_up"]:
-                seconds.append(elapsed)
+                seconds.append(elapsed / batches)
         self.seconds[f"{kind} {dim}"] = seconds
 
     def note_versions(self, *packages: str) -> None:
         """Notes the versions of installed packages."""
         self.versions.update({package: version(package) for package in packages})
 
-    def start(self, role: str, **more: Any) -> str:
+    def start(self, role: str, wait_sec: float = _START_SEC, **more: Any) -> str:
         """Runs a function of the script in another process, and returns the line that it writes with ``ready``.
 
         The process ends with this one, however this one ends.
 
+        Args:
+            role: the function.
+            wait_sec: the seconds to wait for the line.
+            more: what its ``asked`` has beside this process's.
+
         Raises:
-            TimeoutError: it is not ready within two minutes.
-            RuntimeError: it ended.
+            TimeoutError: the line does not come in time.
+            RuntimeError: the process ended before.
         """
         asked = json.dumps({**self._asked, **more, "role": role})
         child = subprocess.Popen(
@@ -105,8 +120,8 @@ class Tools:
         assert child.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdout, selectors.EVENT_READ)
-            if not selector.select(_START_SEC):
-                raise TimeoutError(f"{role}: the process was not ready within {_START_SEC:.0f} s")
+            if not selector.select(wait_sec):
+                raise TimeoutError(f"{role}: the process was not ready within {wait_sec:.0f} s")
         line = child.stdout.readline().strip()
         if not line:
             raise RuntimeError(f"{role}: the process ended with status {child.wait()}")
@@ -122,6 +137,7 @@ class Tools:
         for child in self._children:
             child.kill()
             child.wait()
+        self._children.clear()
 
 
 def free_port() -> int:
