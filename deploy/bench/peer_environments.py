@@ -43,7 +43,9 @@ class Interpreter:
 def default_folder() -> Path:
     """Returns the folder of the environments where none is given: in the user's cache folder."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if given.startswith("/") else Path.home() / ".cache"  # as XDG has it: a relative path is invalid
+    cache = (
+        Path(given) if given.startswith("/") else Path.home() / ".cache"
+    )  # as XDG has it: a relative path is invalid
     return cache / "sparserow" / "peers"
 
 
@@ -69,7 +71,9 @@ def interpreters(paths: Sequence[str]) -> list[Interpreter]:
         except (OSError, subprocess.SubprocessError):
             version = ""
         if not version.startswith("3."):
-            raise InvalidArgument(f"--python {path}: does not tell its version; give the path of a Python 3 interpreter")
+            raise InvalidArgument(
+                f"--python {path}: does not tell its version; give the path of a Python 3 interpreter"
+            )
         found.append(Interpreter(program, version))
     return found
 

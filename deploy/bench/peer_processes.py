@@ -14,15 +14,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 WORKER = Path(__file__).parent / "peers" / "worker.py"
 _LAST_CHARACTERS = 160
 _END_SEC = 5.0
 
 
 class PeerError(Exception):
-    """A child process of a peer failed; the text has the reason, and the path of its output."""
+    """A peer cannot be measured.
+
+    Attributes:
+        reason: why.
+        log: the file with the output of its process; None: there was none.
+    """
+
+    def __init__(self, reason: str, log: Path | None = None) -> None:
+        super().__init__(reason if log is None else f"{reason}; its output is in {log}")
+        self.reason, self.log = reason, log
 
 
 def run_to_end(
@@ -63,11 +70,11 @@ def run_to_end(
             try:
                 out, _ = child.communicate(timeout=deadline_sec)
             except subprocess.TimeoutExpired:
-                raise PeerError(f"did not end within {deadline_sec:g} s; its output is in {log}") from None
+                raise PeerError(f"did not end within {deadline_sec:g} s", log) from None
     if child.returncode != 0:
         with log.open("ab") as errors:
             errors.write(out.encode())
-        raise PeerError(f"{_reason(log, began, child.returncode)}; its output is in {log}")
+        raise PeerError(_reason(log, began, child.returncode), log)
     return out
 
 
@@ -123,7 +130,7 @@ def measured_by_worker(
     Raises:
         PeerError: the process fails, runs past its deadline, or writes something else.
     """
-    command = [python, str(WORKER), str(script), json.dumps(asked)]
+    command = [python, str(WORKER), str(script), json.dumps({**asked, "parent": os.getpid()})]
     out = run_to_end(command, log=log, deadline_sec=deadline_sec, environment=environment)
     with log.open("a") as file:
         file.write(out)
@@ -132,19 +139,31 @@ def measured_by_worker(
         seconds = {str(work): [float(each) for each in values] for work, values in found["seconds"].items()}
         versions = {str(name): str(value) for name, value in found["versions"].items()}
     except (IndexError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PeerError(f"wrote no figures ({error!r}); its output is in {log}") from error
+        raise PeerError(f"wrote no figures: {error!r}", log) from error
     lacking = [work for work in asked["works"] if not seconds.get(work)]
     if lacking:
-        raise PeerError(f"wrote no figures of {', '.join(lacking)}; its output is in {log}")
+        raise PeerError(f"wrote no figures of {', '.join(lacking)}", log)
     return {"seconds": seconds, "versions": versions}
 
 
 @contextmanager
-def told(what: str, console: Console | None = None) -> Iterator[None]:
-    """Shows on stderr what is going on, and after the block how many seconds it took."""
-    shown = console or Console(stderr=True)
+def interrupted_by_termination() -> Iterator[None]:
+    """Has SIGTERM raise KeyboardInterrupt in the block, so that child processes are ended; for the main thread."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Prints on stderr what is going on, and after the block how many seconds it took."""
     began = time.monotonic()
-    shown.print(f"{what} ...", markup=False, highlight=False)
-    sys.stderr.flush()
+    print(f"{what} ...", file=sys.stderr, flush=True)
     yield
-    shown.print(f"{what}: {time.monotonic() - began:.0f} s", markup=False, highlight=False)
+    print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Paddle's parameter server (brpc): its hash table of rows, ``MemorySparseTable``, with Adagrad and asynchronous pushes.
+"""Paddle's parameter server (brpc): ``MemorySparseTable``, which is a hash of rows, with Adagrad.
 
-``pull`` is the part of a program that reads the rows of the batch. ``step`` is the whole program: forward, backward and a
-push. A push goes to a queue, from which a thread of the client sends two or more at once. The queue is short here, so
+``pull`` is the part of a program that reads the rows of the batch. ``step`` is the whole program: forward, backward and
+a push. A push goes to a queue, from which a thread of the client sends two or more at once. The queue is short here, so
 that steps wait for the pushes before, and several steps are timed together; else the time would be that of the queue.
 Each dim has a server and a client of its own, since a process has one program for a server.
 """

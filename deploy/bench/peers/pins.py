@@ -33,7 +33,7 @@ class Peer:
         worker: the module of this folder that measures it; None: ``deploy/bench/torch_rpc.py`` does.
         environment: the packages that it needs; None: those of this project.
         program: the program that it needs; "": none.
-        works: what it is measured at, see ``deploy/bench/peer_works.py``.
+        works: what it is measured at: kinds of ``deploy/bench/peer_contests.py``.
         rows: what holds its rows.
         goals: the least ratio of this project's rate to the peer's, by work; works without one are for information.
         beside: what is not comparable, by work; "": of all of its works.
@@ -80,3 +80,138 @@ PADDLE = PinnedEnvironment(
     "paddle", ("3.10",), (("paddlepaddle==2.6.2", "protobuf==3.20.3", "numpy==1.26.4", "setuptools==75.8.0"),)
 )
 ENVIRONMENTS = (TORCHREC, TENSORFLOW, PADDLE)
+
+_PLAIN = "a plain matrix, by index"
+_NO_GROWTH = "It searches no key and creates no row, and a push may be applied twice."
+_NO_SEARCH = "It searches no key and creates no row."
+PEERS = (
+    Peer(
+        "torch_rpc_memory",
+        "torch.distributed.rpc, shared memory",
+        worker=None,
+        transport="shared memory",
+        environment=None,
+        program="",
+        works=("pull", "push"),
+        rows=_PLAIN,
+        goals={"pull": 0.9, "push": 0.9},
+        beside={"": f"{_NO_GROWTH} Rows move through shared memory and not through TCP."},
+        origin="torch, as this project has it",
+    ),
+    Peer(
+        "torch_rpc_tcp",
+        "torch.distributed.rpc, TCP",
+        worker=None,
+        transport="TCP",
+        environment=None,
+        program="",
+        works=("pull", "push"),
+        rows=_PLAIN,
+        goals={"pull": 1.0, "push": 1.0},
+        beside={"": _NO_GROWTH},
+        origin="torch, as this project has it",
+    ),
+    Peer(
+        "torchrec",
+        "torchrec, row-wise",
+        worker="torchrec_rows",
+        environment=TORCHREC,
+        program="",
+        works=("pull", "step"),
+        rows="plain shards, by index",
+        goals={"pull": 1.0, "step": 1.0},
+        beside={
+            "": "Two processes (gloo) hold the rows and train on half of the batch each; half of the rows stay in a process.",
+            "pull": "The pull is the forward of an EmbeddingBagCollection.",
+            "step": "Adagrad is fused into backward.",
+        },
+        origin="the Python package index",
+    ),
+    Peer(
+        "redis",
+        "Redis",
+        worker="redis_strings",
+        environment=None,
+        program="redis-server",
+        works=("pull", "push", "lookup"),
+        rows="a hash of strings",
+        goals={"pull": 1.0, "push": 1.0, "lookup": 1.0},
+        beside={
+            "pull": "Pipelined MGET of 1,000 keys; replies are copied into an array without a parser.",
+            "push": "Pipelined MSET of 1,000 keys replaces rows: there is no optimizer.",
+            "lookup": "One MGET; the reply is copied into an array without a parser.",
+        },
+        origin="Debian's package redis-server",
+    ),
+    Peer(
+        "tensorflow",
+        "TensorFlow parameter server, gRPC",
+        worker="tensorflow_servers",
+        environment=TENSORFLOW,
+        program="",
+        works=("pull", "push", "step"),
+        rows=_PLAIN,
+        goals={"pull": 1.0, "push": 1.0, "step": 1.0},
+        beside={"": _NO_GROWTH},
+        origin="the Python package index",
+    ),
+    Peer(
+        "tfra",
+        "TFRA (TensorFlow Recommenders Addons)",
+        worker="tfra_tables",
+        environment=TENSORFLOW,
+        program="",
+        works=("pull", "push", "read", "update", "step"),
+        rows="a cuckoo hash",
+        goals={"pull": 1.0, "push": 1.0, "read": 1.0, "update": 1.0, "step": 1.0},
+        beside={
+            "push": "An upsert replaces rows: there is no optimizer.",
+            "update": "An upsert replaces rows: there is no optimizer.",
+            "step": "The tables are in the trainer's process; this project's are in a shard process.",
+        },
+        origin="the Python package index",
+    ),
+    Peer(
+        "fbgemm",
+        "fbgemm TBE",
+        worker="fbgemm_rows",
+        environment=TORCHREC,
+        program="",
+        works=("read", "update"),
+        rows=_PLAIN,
+        goals={},
+        beside={"": _NO_SEARCH, "update": "The update has the forward and the backward in it."},
+        origin="the Python package index",
+    ),
+    Peer(
+        "torch_bags",
+        "torch EmbeddingBag",
+        worker="torch_bags",
+        environment=None,
+        program="",
+        works=("read", "update", "step"),
+        rows=_PLAIN,
+        goals={"update": 1.0, "step": 1.0},
+        beside={
+            "": _NO_SEARCH,
+            "update": "torch.optim.Adagrad with sparse gradients.",
+            "step": "The matrix is in the trainer's process; this project's rows are in a shard process.",
+        },
+        origin="torch, as this project has it",
+    ),
+    Peer(
+        "paddle",
+        "Paddle parameter server, brpc",
+        worker="paddle_servers",
+        environment=PADDLE,
+        program="",
+        works=("pull", "step"),
+        rows="a hash",
+        goals={"pull": 1.0, "step": 1.0},
+        beside={
+            "pull": "The pull is the part of a static program that reads rows.",
+            "step": "Pushes are asynchronous, two or more in a message. Each row is seen to change; its value is not checked.",
+        },
+        origin="the Python package index",
+    ),
+)

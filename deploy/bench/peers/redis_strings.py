@@ -23,7 +23,7 @@ _REPLY_SEC = 60.0
 
 
 def serve(asked: dict[str, Any], tools: Tools) -> None:
-    """Becomes redis-server, on the socket's path in ``asked``; the port is 0, and the kernel chooses none."""
+    """Becomes redis-server, on the port of ``asked``; it keeps no files."""
     tools.ready(os.getpid())
     program = shutil.which("redis-server")
     assert program is not None
@@ -32,7 +32,7 @@ def serve(asked: dict[str, Any], tools: Tools) -> None:
 
 
 def measure(asked: dict[str, Any], tools: Tools) -> None:
-    """Fills a server and measures it; each dim has its own server, one after the other."""
+    """Fills and measures a server for each dim, one after the other."""
     told = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, timeout=_START_SEC, check=True)
     tools.versions["redis-server"] = told.stdout.split("v=")[1].split()[0]
     for dim in tools.dims():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SERVER = "/job:ps/replica:0/task:0/device:CPU:0"
 
 
-def serve(asked: dict[str, Any], tools: Tools) -> None:
+def serve(_: dict[str, Any], tools: Tools) -> None:
     """Runs a parameter server until the process is killed."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

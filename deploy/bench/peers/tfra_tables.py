@@ -1,6 +1,6 @@
 """TensorFlow Recommenders Addons (TFRA): a cuckoo hash table, on TensorFlow's gRPC parameter server or in one process.
 
-``pull`` and ``push`` are a lookup and an upsert of a table on a server; ``read`` and ``update`` are those of a local one.
+``pull`` and ``push`` are a lookup and an upsert of a table on a server, ``read`` and ``update`` those of a local one.
 ``step`` is lookup, forward, backward and Adagrad of local tables, whose sums are in a second table.
 """
 
@@ -24,7 +24,7 @@ _SERVER = "/job:ps/replica:0/task:0/device:CPU:0"
 _FILL = 100_000  # rows of an upsert
 
 
-def serve(asked: dict[str, Any], tools: Tools) -> None:
+def serve(_: dict[str, Any], tools: Tools) -> None:
     """Runs a parameter server until the process is killed; it has the operators of TFRA, which are imported."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -1,7 +1,7 @@
 """torch's ``EmbeddingBag(sparse=True)`` with ``torch.optim.Adagrad``, in one process: a plain matrix without a network.
 
-``read`` is a forward of bags of one row. ``update`` is the optimizer's step alone. ``step`` is forward, backward and the
-optimizer's step.
+``read`` is a forward of bags of one row. ``update`` is the optimizer's step alone. ``step`` is forward, backward and
+the optimizer's step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,9 @@ def measure(asked: dict[str, Any], tools: Tools) -> None:
             with torch.no_grad():
                 bags(keys, offsets)
 
-        def with_grads(
-            bags: torch.nn.EmbeddingBag = bags, factors: torch.Tensor = factors, dim: int = dim
-        ) -> torch.optim.Optimizer:
+        def set_grads(bags: torch.nn.EmbeddingBag = bags, factors: torch.Tensor = factors, dim: int = dim) -> None:
             shape = (asked["rows"], dim)
             bags.weight.grad = torch.sparse_coo_tensor(next(batches)[None], factors, shape, check_invariants=False)
-            return optimizer
 
         def step(
             keys: torch.Tensor,
@@ -48,5 +45,5 @@ def measure(asked: dict[str, Any], tools: Tools) -> None:
             optimizer.step()
 
         tools.time("read", dim, batches.__next__, read)
-        tools.time("update", dim, with_grads, lambda optimizer: optimizer.step())
+        tools.time("update", dim, set_grads, lambda _, optimizer=optimizer: optimizer.step())
         tools.time("step", dim, batches.__next__, step)

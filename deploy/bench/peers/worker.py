@@ -8,7 +8,8 @@ and may have further functions with the same arguments, which ``Tools.start`` ru
 - ``repetitions``, ``warm_up``: how often each work is timed, after so many that do not count;
 - ``threads``: the threads that the peer may use;
 - ``cpus``: the CPUs that the process may use; empty: all;
-- ``role``: the function to run; absent: ``measure``.
+- ``role``: the function to run; absent: ``measure``;
+- ``parent``: the id of the process that started this one, with which it ends.
 
 What a peer writes to stdout goes to stderr, so that stdout has the line of JSON alone.
 """
@@ -21,7 +22,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -112,7 +112,7 @@ class Tools:
             TimeoutError: the line does not come in time.
             RuntimeError: the process ended before.
         """
-        asked = json.dumps({**self._asked, **more, "role": role})
+        asked = json.dumps({**self._asked, **more, "role": role, "parent": os.getpid()})
         child = subprocess.Popen(
             [sys.executable, __file__, self._script, asked], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
@@ -140,16 +140,9 @@ class Tools:
         self._children.clear()
 
 
-def free_port() -> int:
-    """Returns a port of this machine on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    parent = os.getppid()
+def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         os._exit(1)
 
 
@@ -164,8 +157,8 @@ def _loaded(script: str) -> Any:
 
 def main() -> None:
     """Runs a function of the script; after ``measure`` it writes the line of figures."""
-    _die_with_parent()
     script, asked = sys.argv[1], json.loads(sys.argv[2])
+    _die_with_parent(asked["parent"])
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if asked["cpus"]:
