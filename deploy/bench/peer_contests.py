@@ -117,10 +117,10 @@ class Contest:
         return [max(os.sched_getaffinity(0))] if self.is_pinned else []
 
 
-def batches_of(rows: int, keys: int) -> Callable[[], Any]:
-    """Returns a function that gives the next of some batches (keys,) int64 of unique random keys, drawn here."""
+def batches_of(rows: int, keys: int, dtype: type = np.int64) -> Callable[[], Any]:
+    """Returns a function that gives the next of some batches (keys,) of unique random keys, drawn here."""
     random = np.random.default_rng(7)
-    return cycle([random.choice(rows, keys, replace=False).astype(np.int64) for _ in range(BATCHES)]).__next__
+    return cycle([random.choice(rows, keys, replace=False).astype(dtype) for _ in range(BATCHES)]).__next__
 
 
 def grads_of(keys: int, dim: int) -> Any:
@@ -156,7 +156,7 @@ def _in_one_process(size: PeerSize) -> Iterator[OurSide]:
     from ...cpp_ext import _server
 
     store = _server.Store()
-    next_keys = batches_of(size.rows, size.keys)
+    next_keys = batches_of(size.rows, size.keys, np.uint64)
     for dim in size.dims:
         optimizer = _server.OptimizerSpec(kind="adagrad")
         store.create_table(_server.TableSchema(id=dim, name=f"rows{dim}", dim=dim, optimizer=optimizer))
@@ -173,7 +173,7 @@ def _in_one_process(size: PeerSize) -> Iterator[OurSide]:
         def update(keys: Any) -> None:
             store.apply(dim, keys, grads[dim], lr=_LR)
 
-        return Contender("ours", lambda: next_keys().astype(np.uint64), read if kind == "read" else update)
+        return Contender("ours", next_keys, read if kind == "read" else update)
 
     yield OurSide(ours)
 
@@ -217,7 +217,7 @@ def _training(size: PeerSize) -> Iterator[OurSide]:
 def _serving(size: PeerSize) -> Iterator[OurSide]:
     (dim,) = size.served_dims
     rows = np.random.default_rng(1).standard_normal((size.served_rows, dim)).astype(np.float32)
-    next_keys = batches_of(size.served_rows, size.served_keys)
+    next_keys = batches_of(size.served_rows, size.served_keys, np.uint64)
     request_bytes = FRAME_BYTES + 8 * size.served_keys
     reply_bytes = FRAME_BYTES + (4 * dim + 8 + 1) * size.served_keys  # rows, versions, found
     with tempfile.TemporaryDirectory(prefix="sparserow-bench-") as root:
@@ -231,7 +231,7 @@ def _serving(size: PeerSize) -> Iterator[OurSide]:
                 return connection.lookup(handle, [(TABLE_ID, 1, dim, keys)], deadline_ms=10_000)
 
             yield OurSide(
-                lambda *_: Contender("ours", lambda: next_keys().astype(np.uint64), look_up),
+                lambda *_: Contender("ours", next_keys, look_up),
                 lambda *_: Contender("raw TCP", lambda: None, lambda _: raw.exchange(request_bytes, reply_bytes)),
             )
 

@@ -41,7 +41,7 @@ def run_to_end(
         command: the program and its arguments.
         log: the file to which stderr is added, and stdout as well when the command fails.
         deadline_sec: the seconds after which the command is killed.
-        environment: variables in addition to those of this process; None: none.
+        environment: its variables; None: those of this process.
 
     Returns:
         What the command wrote to stdout.
@@ -62,7 +62,7 @@ def run_to_end(
                 text=True,
                 errors="replace",
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env=environment,
             )
         except OSError as error:
             raise PeerError(f"{command[0]}: {error.strerror}") from error
@@ -105,6 +105,12 @@ def _reason(log: Path, began: int, status: int) -> str:
     return f"{ended}: {told[-1][:_LAST_CHARACTERS]}" if told else ended
 
 
+def isolated() -> dict[str, str]:
+    """Returns the variables of this process without those by which a Python finds packages of somewhere else."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {**kept, "PYTHONNOUSERSITE": "1"}
+
+
 def measured_by_worker(
     python: str,
     script: Path,
@@ -112,7 +118,7 @@ def measured_by_worker(
     *,
     log: Path,
     deadline_sec: float,
-    environment: Mapping[str, str] | None = None,
+    is_isolated: bool = False,
 ) -> dict[str, Any]:
     """Runs ``peers/worker.py`` with a peer's script, and returns what it measured.
 
@@ -122,7 +128,7 @@ def measured_by_worker(
         asked: the sizes and the works, see ``peers/worker.py``.
         log: the file for the output of the peer.
         deadline_sec: the seconds that it may take.
-        environment: variables in addition to those of this process; None: none.
+        is_isolated: whether it finds packages of its environment alone, see :func:`isolated`.
 
     Returns:
         ``seconds``: the seconds of each repetition by work; ``versions``: the version of each package of the peer.
@@ -131,7 +137,8 @@ def measured_by_worker(
         PeerError: the process fails, runs past its deadline, or writes something else.
     """
     command = [python, str(WORKER), str(script), json.dumps({**asked, "parent": os.getpid()})]
-    out = run_to_end(command, log=log, deadline_sec=deadline_sec, environment=environment)
+    variables = {**(isolated() if is_isolated else os.environ), "CUDA_VISIBLE_DEVICES": ""}  # all peers are on the host
+    out = run_to_end(command, log=log, deadline_sec=deadline_sec, environment=variables)
     with log.open("a") as file:
         file.write(out)
     try:

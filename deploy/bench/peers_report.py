@@ -63,7 +63,7 @@ def page_of(report: PeersReport, *, is_quick: bool) -> str:
         f"Tables have {size.rows:,} rows, batches {size.keys:,} unique random keys, drawn before the clock runs.",
         f"Lookups of a served model ask for {size.served_keys:,} of {size.served_rows:,} keys.",
         "Server and client are processes of this machine, and talk over loopback.",
-        f"Each figure is the median of {repetitions} repetitions in {size.rounds} rounds, in M rows/s; more is better.",
+        f"Each figure is the median of {repetitions} or more repetitions in {size.rounds} rounds, in M rows/s.",
         "In each round this project is timed right beside each peer, by the same clock.",
         "The ratio is this project's rate beside the peer to the peer's rate, by dim; `missed` is one below its goal.",
         "",
@@ -89,13 +89,13 @@ def _table(report: PeersReport) -> Iterator[str]:
             found = [dim for each, one, dim in _works(report) if each is contest and one == kind]
             if found:
                 yield from _rows_of_work(report, contest, kind, f"{work} ({contest.title})", dims)
+    absent = [(name, "all", reason) for name, reason in report.skipped.items()]
+    absent += [(name, contest, error.reason) for (name, contest), error in report.failed.items()]
     for peer in PEERS:
-        reason = report.skipped.get(peer.name)
-        if reason is None and peer.name in report.failed:
-            reason = report.failed[peer.name].reason
-        if reason is not None:
-            cell = _cell(reason)
-            yield f"| not measured | {peer.title} | {peer.rows} | " + " | ".join("" for _ in dims) + f" | | {cell} |"
+        for name, works, reason in absent:
+            if name == peer.name:
+                empty = " | ".join("" for _ in dims)
+                yield f"| not measured ({works}) | {peer.title} | {peer.rows} | {empty} | | {_cell(reason)} |"
 
 
 def _rows_of_work(report: PeersReport, contest: Contest, kind: str, work: str, dims: Sequence[int]) -> Iterator[str]:

@@ -61,7 +61,7 @@ class PeersReport:
         limits: those of raw TCP.
         versions: the versions of the packages of each peer, by its name.
         skipped: why a peer was not measured, by its name.
-        failed: why a peer that could run has no figure of some work, by its name, with the path of its output.
+        failed: why a peer that could run has no figures of a contest, by its name and the contest's title.
     """
 
     size: PeerSize
@@ -72,7 +72,7 @@ class PeersReport:
     limits: dict[tuple[str, str, int], Seconds] = field(default_factory=lambda: defaultdict(list))
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, PeerError] = field(default_factory=dict)
+    failed: dict[tuple[str, str], PeerError] = field(default_factory=dict)
 
 
 def chosen(only: str | None) -> list[Peer]:
@@ -94,8 +94,6 @@ def run_peers(
     peers: Sequence[Peer],
     folder: Path,
     known: Sequence[Interpreter],
-    *,
-    contests: Sequence[Contest] = CONTESTS,
 ) -> Iterator[PeersReport]:
     """Makes the environments, and measures; yields the report after each contest, the last time with all of it.
 
@@ -104,12 +102,19 @@ def run_peers(
         peers: the peers to measure.
         folder: the folder of environments and of the output of peers; it is created.
         known: the interpreters to make environments from; the first one is the running one.
-        contests: the contests.
+
+    Raises:
+        InvalidArgument: the folder cannot be created.
     """
     report = PeersReport(size)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"--environments {folder}: the folder cannot be created: {error.strerror}") from error
+    for peer in peers:
+        (folder / f"{peer.name}.log").unlink(missing_ok=True)
     pythons = _prepared(peers, folder, known, report)
-    for contest in contests:
+    for contest in CONTESTS:
         able = [peer for peer in peers if peer.name in pythons and set(peer.works) & set(contest.works)]
         if able:
             _Turns(contest, report, folder, pythons).take(able)
@@ -163,8 +168,8 @@ class _Turns:
                         with told(f"{contest.title}, round {number + 1} of {self._size.rounds}: {peer.title}"):
                             self._turn(peer, side, results, is_first=number % 2 == 0)
                     except PeerError as error:
-                        self._report.failed[peer.name] = error
-                left = [peer for peer in left if peer.name not in self._report.failed]
+                        self._report.failed[peer.name, contest.title] = error
+                left = [peer for peer in left if (peer.name, contest.title) not in self._report.failed]
         names = {peer.name for peer in left}
         self._report.results += [result for result in results.values() if result.peer.name in names]
 
@@ -213,8 +218,13 @@ class _Turns:
             "threads": contest.threads or len(os.sched_getaffinity(0)),
             "cpus": contest.cpus(),
         }
-        log = self._folder / f"{peer.name}.log"
-        script = WORKER.parent / f"{peer.worker}.py"
-        found = measured_by_worker(self._pythons[peer.name], script, asked, log=log, deadline_sec=size.deadline_sec)
+        found = measured_by_worker(
+            self._pythons[peer.name],
+            WORKER.parent / f"{peer.worker}.py",
+            asked,
+            log=self._folder / f"{peer.name}.log",
+            deadline_sec=size.deadline_sec,
+            is_isolated=peer.environment is not None,
+        )
         self._report.versions[peer.name] = found["versions"]
         return {(kind, dim): found["seconds"][f"{kind} {dim}"] for kind, dim in works}

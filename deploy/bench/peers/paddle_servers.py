@@ -44,19 +44,19 @@ def measure(asked: dict[str, Any], tools: Tools) -> None:
 def serve(asked: dict[str, Any], tools: Tools) -> None:
     """Runs a server until the process is killed."""
     _set_environment("PSERVER", asked)
-    _, fleet, *_ = _program(asked, tools)
-    fleet.init_server()
+    _, parameter_server, *_ = _program(asked, tools)
+    parameter_server.init_server()
     tools.ready("started")
-    fleet.run_server()
+    parameter_server.run_server()
 
 
 def client(asked: dict[str, Any], tools: Tools) -> None:
     """Creates all rows, and measures the works of one dim; writes their seconds."""
     _set_environment("TRAINER", asked)
-    paddle, fleet, loss = _program(asked, tools)
+    paddle, parameter_server, loss = _program(asked, tools)
     executor = paddle.static.Executor(paddle.CPUPlace())
     executor.run(paddle.static.default_startup_program())
-    fleet.init_worker()
+    parameter_server.init_worker()
     main = paddle.static.default_main_program()
     reader, rows = _reading_part(main)
     (dim,) = tools.dims()
@@ -118,7 +118,7 @@ def _set_environment(role: str, asked: dict[str, Any]) -> None:
         POD_IP="127.0.0.1",
         PADDLE_PORT=str(asked["port"]),
     )
-    from paddle.base import core  # type: ignore[import-not-found]
+    from paddle.base import core
 
     library = ctypes.CDLL(core.libpaddle.__file__)
     ctypes.c_int32.in_dll(library, f"{_FLAGS}32FLAGS_pserver_max_async_call_numE").value = _QUEUE
@@ -126,12 +126,12 @@ def _set_environment(role: str, asked: dict[str, Any]) -> None:
 
 
 def _program(asked: dict[str, Any], tools: Tools) -> tuple[Any, Any, Any]:
-    """Builds the program of both roles; returns paddle, fleet and the loss."""
-    import paddle  # type: ignore[import-not-found]
-    from paddle.distributed import fleet  # type: ignore[import-not-found]
+    """Builds the program of both roles; returns Paddle, its servers' interface and the loss."""
+    import paddle
+    import paddle.distributed.fleet as parameter_server
 
     paddle.enable_static()
-    fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
+    parameter_server.init(parameter_server.PaddleCloudRoleMaker(is_collective=False))
     (dim,) = tools.dims()
     keys = paddle.static.data("keys", [-1, 1], "int64")
     factors = paddle.static.data("factors", [-1, dim], "float32")
@@ -144,7 +144,7 @@ def _program(asked: dict[str, Any], tools: Tools) -> tuple[Any, Any, Any]:
         param_attr=paddle.ParamAttr(name="rows"),
     )
     loss = paddle.sum(paddle.reshape(rows, [-1, dim]) * factors)
-    strategy = fleet.DistributedStrategy()
+    strategy = parameter_server.DistributedStrategy()
     strategy.a_sync = True
     strategy.fleet_desc_configs = {
         "use_cvm": False,
@@ -156,8 +156,8 @@ def _program(asked: dict[str, Any], tools: Tools) -> tuple[Any, Any, Any]:
             "sparse_weight_bounds": [-1e9, 1e9],  # rows at the default of 10 do not change
         },
     }
-    fleet.distributed_optimizer(paddle.optimizer.SGD(0.01), strategy).minimize(loss)  # the table has its own
-    return paddle, fleet, loss
+    parameter_server.distributed_optimizer(paddle.optimizer.SGD(0.01), strategy).minimize(loss)  # the table has its own
+    return paddle, parameter_server, loss
 
 
 def _reading_part(main: Any) -> tuple[Any, Any]:

@@ -82,7 +82,7 @@ PADDLE = PinnedEnvironment(
 ENVIRONMENTS = (TORCHREC, TENSORFLOW, PADDLE)
 
 _PLAIN = "a plain matrix, by index"
-_NO_GROWTH = "It searches no key and creates no row, and a push may be applied twice."
+_NO_GROWTH = "It searches no key and creates no row, and nothing makes a push count exactly once."
 _NO_SEARCH = "It searches no key and creates no row."
 PEERS = (
     Peer(
@@ -121,7 +121,7 @@ PEERS = (
         rows="plain shards, by index",
         goals={"pull": 1.0, "step": 1.0},
         beside={
-            "": "Two processes (gloo) hold the rows and train on half of the batch each; half of the rows stay in a process.",
+            "": "Two processes (gloo) hold the rows and take half a batch each; half of the rows stay in a process.",
             "pull": "The pull is the forward of an EmbeddingBagCollection.",
             "step": "Adagrad is fused into backward.",
         },
@@ -139,7 +139,7 @@ PEERS = (
         beside={
             "pull": "Pipelined MGET of 1,000 keys; replies are copied into an array without a parser.",
             "push": "Pipelined MSET of 1,000 keys replaces rows: there is no optimizer.",
-            "lookup": "One MGET; the reply is copied into an array without a parser.",
+            "lookup": "One MGET with its encoding; the reply is copied into an array without a parser.",
         },
         origin="Debian's package redis-server",
     ),
@@ -165,7 +165,8 @@ PEERS = (
         rows="a cuckoo hash",
         goals={"pull": 1.0, "push": 1.0, "read": 1.0, "update": 1.0, "step": 1.0},
         beside={
-            "push": "An upsert replaces rows: there is no optimizer.",
+            "pull": "On a TensorFlow parameter server, gRPC.",
+            "push": "On a TensorFlow parameter server, gRPC. An upsert replaces rows: there is no optimizer.",
             "update": "An upsert replaces rows: there is no optimizer.",
             "step": "The tables are in the trainer's process; this project's are in a shard process.",
         },
@@ -210,7 +211,7 @@ PEERS = (
         goals={"pull": 1.0, "step": 1.0},
         beside={
             "pull": "The pull is the part of a static program that reads rows.",
-            "step": "Pushes are asynchronous, two or more in a message. Each row is seen to change; its value is not checked.",
+            "step": "Pushes are asynchronous, several in a message. Rows are seen to change, their values are not.",
         },
         origin="the Python package index",
     ),

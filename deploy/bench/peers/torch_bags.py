@@ -34,6 +34,9 @@ def measure(asked: dict[str, Any], tools: Tools) -> None:
             shape = (asked["rows"], dim)
             bags.weight.grad = torch.sparse_coo_tensor(next(batches)[None], factors, shape, check_invariants=False)
 
+        def update(_: None, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+
         def step(
             keys: torch.Tensor,
             bags: torch.nn.EmbeddingBag = bags,
@@ -45,5 +48,5 @@ def measure(asked: dict[str, Any], tools: Tools) -> None:
             optimizer.step()
 
         tools.time("read", dim, batches.__next__, read)
-        tools.time("update", dim, set_grads, lambda _, optimizer=optimizer: optimizer.step())
+        tools.time("update", dim, set_grads, update)
         tools.time("step", dim, batches.__next__, step)

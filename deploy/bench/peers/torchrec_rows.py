@@ -6,10 +6,12 @@ Each process asks for half of the batch's keys, so that both together move as ma
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
@@ -29,21 +31,19 @@ _TIMEOUT_SEC = 120.0
 def measure(asked: dict[str, Any], tools: Tools) -> None:
     """Runs the first process; the second makes the same calls."""
     tools.note_versions("torch", "torchrec", "fbgemm-gpu-cpu")
-    store = distributed.TCPStore("127.0.0.1", 0, _WORLD, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, _WORLD, is_master=True, wait_for_workers=False)
     tools.start("second", port=store.port)
     _train(asked, tools, store, rank=0)
 
 
 def second(asked: dict[str, Any], tools: Tools) -> None:
     """Runs the second process."""
-    store = distributed.TCPStore("127.0.0.1", asked["port"], _WORLD, is_master=False)
+    store = TCPStore("127.0.0.1", asked["port"], _WORLD, is_master=False)
     tools.ready("started")
     _train(asked, tools, store, rank=1)
 
 
 def _train(asked: dict[str, Any], tools: Tools, store: Any, rank: int) -> None:
-    from datetime import timedelta
-
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", store=store, rank=rank, world_size=_WORLD, timeout=timedelta(seconds=_TIMEOUT_SEC)
