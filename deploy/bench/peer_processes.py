@@ -96,11 +96,11 @@ def _ended_as_a_group(child: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _reason(log: Path, began: int, status: int) -> str:
-    """Returns the last line that a process wrote, or its exit status."""
+    """Returns how a process ended, and its last line; of pip, its first line with an error."""
     with log.open("rb") as file:
         file.seek(began)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if line.lower().startswith("error")] or lines
+    told = [line for line in lines if line.startswith("ERROR: ")][::-1] or lines
     ended = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
     return f"{ended}: {told[-1][:_LAST_CHARACTERS]}" if told else ended
 

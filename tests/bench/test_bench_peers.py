@@ -47,6 +47,12 @@ def script_of(folder: Path, measure: str) -> Path:
             pathlib.Path({str(folder)!r}, "server.pid").write_text(str(os.getpid()))
             tools.ready("started")
             time.sleep(600)
+
+        def fail(asked, tools):
+            raise KeyError("no such row")
+
+        def vanish(asked, tools):
+            os._exit(4)
     """
     body = textwrap.indent(textwrap.dedent(measure), "    ")
     path.write_text(f"import os, pathlib, time\n{textwrap.dedent(serve)}\ndef measure(asked, tools):\n{body}\n")
@@ -97,6 +103,8 @@ def test_a_worker_gives_its_figures_and_its_prints_go_to_the_log(tmp_path: Path)
         ('tools.seconds["pull 8"] = []', "wrote no figures of pull 8"),
         ('raise ValueError("the rows are lost")', "ended with status 1: ValueError: the rows are lost"),
         ("os.abort()", "was ended by signal 6"),
+        ('tools.start("fail")', "ended with status 1: RuntimeError: fail: KeyError: 'no such row'"),
+        ('tools.start("vanish")', "ended with status 1: RuntimeError: vanish: the process ended with status 4"),
     ],
 )
 def test_a_worker_that_fails_has_a_reason_and_a_log(tmp_path: Path, measure: str, reason: str) -> None:
@@ -190,7 +198,7 @@ def test_an_environment_is_made_whole_or_anew(
     (place / "left.txt").write_text("of a run that was ended")
     with pytest.raises(PeerError) as failed:
         python_of(PinnedEnvironment("some", (HERE,), (("no-such-package==1.0",),)), tmp_path, known)
-    assert "No matching distribution found for no-such-package==1.0" in failed.value.reason
+    assert "Could not find a version that satisfies the requirement no-such-package==1.0" in failed.value.reason
     assert failed.value.log is not None
     assert "no-such-package==1.0" in failed.value.log.read_text()
     assert not (place / "left.txt").exists()
@@ -281,7 +289,7 @@ def report_of(seconds: float) -> PeersReport:
 def test_a_page_has_ratios_what_missed_and_what_is_not_comparable() -> None:
     page = peers_report.page_of(report_of(2e-3), is_quick=False)
     assert "**The machine was not quiet**: its load was 3.0" in page
-    assert "| | Redis | a hash of strings | 0.50 |  | 2.00 | p50 2.00 ms, p99 2.00 ms. One MGET;" in page
+    assert "| | Redis | a hash of strings | 0.50 |  | 2.00 | p50 2.00 ms, p99 2.00 ms. One MGET with its encoding;" in page
     assert "| Redis | redis-server 7.0 | Debian's package redis-server |" in page
     assert "| not measured (training) | TFRA (TensorFlow Recommenders Addons) | a cuckoo hash |" in page
     assert "ended with status 1: a \\| b |" in page

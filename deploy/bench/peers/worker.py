@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from itertools import cycle
@@ -36,6 +37,7 @@ import numpy as np
 _PR_SET_PDEATHSIG = 1
 _START_SEC = 120.0
 _BATCHES = 30
+_FAILED = "failed: "  # what a process that was started writes in place of its line
 
 
 class Tools:
@@ -110,7 +112,7 @@ class Tools:
 
         Raises:
             TimeoutError: the line does not come in time.
-            RuntimeError: the process ended before.
+            RuntimeError: the process failed before; the text has its error.
         """
         asked = json.dumps({**self._asked, **more, "role": role, "parent": os.getpid()})
         child = subprocess.Popen(
@@ -125,6 +127,8 @@ class Tools:
         line = child.stdout.readline().strip()
         if not line:
             raise RuntimeError(f"{role}: the process ended with status {child.wait()}")
+        if line.startswith(_FAILED):
+            raise RuntimeError(f"{role}: {line.removeprefix(_FAILED)}")
         return line
 
     def ready(self, line: object) -> None:
@@ -170,11 +174,16 @@ def main() -> None:
         getattr(_loaded(script), role)(asked, tools)
         if role == "measure":
             tools.ready(json.dumps({"seconds": tools.seconds, "versions": tools.versions}))
+        status = 0
+    except Exception as error:
+        traceback.print_exc()
+        if role != "measure":
+            tools.ready(_FAILED + " ".join(f"{type(error).__name__}: {error}".split()))
+        status = 1
     finally:
         tools.stop()
-    output.close()
     sys.stderr.flush()
-    os._exit(0)  # threads of a peer may have no end
+    os._exit(status)  # threads of a peer may have no end, and its library may fail at exit
 
 
 if __name__ == "__main__":
