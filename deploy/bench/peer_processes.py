@@ -65,7 +65,7 @@ def run_to_end(
                 env=environment,
             )
         except OSError as error:
-            raise PeerError(f"{command[0]}: {error.strerror}") from error
+            raise PeerError(f"{Path(command[0]).name} does not start: {error.strerror}", log) from error
         with _ended_as_a_group(child):
             try:
                 out, _ = child.communicate(timeout=deadline_sec)

@@ -89,7 +89,7 @@ def _table(report: PeersReport) -> Iterator[str]:
             found = [dim for each, one, dim in _works(report) if each is contest and one == kind]
             if found:
                 yield from _rows_of_work(report, contest, kind, f"{work} ({contest.title})", dims)
-    absent = [(name, "all", reason) for name, reason in report.skipped.items()]
+    absent = [(name, "all", error.reason) for name, error in report.skipped.items()]
     absent += [(name, contest, error.reason) for (name, contest), error in report.failed.items()]
     for peer in PEERS:
         for name, works, reason in absent:

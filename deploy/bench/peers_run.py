@@ -71,7 +71,7 @@ class PeersReport:
     ours: dict[tuple[str, str, int], Seconds] = field(default_factory=lambda: defaultdict(list))
     limits: dict[tuple[str, str, int], Seconds] = field(default_factory=lambda: defaultdict(list))
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, PeerError] = field(default_factory=dict)
     failed: dict[tuple[str, str], PeerError] = field(default_factory=dict)
 
 
@@ -124,10 +124,10 @@ def run_peers(
 def _prepared(peers: Sequence[Peer], folder: Path, known: Sequence[Interpreter], report: PeersReport) -> dict[str, str]:
     """Returns the interpreter of each peer that can run; the report has the reasons of the others."""
     pythons: dict[str, str] = {}
-    reasons: dict[str, str] = {}  # by environment: what failed for one peer is not tried for the next
+    reasons: dict[str, PeerError] = {}  # by environment: what failed for one peer is not tried for the next
     for peer in peers:
         if peer.program and which(peer.program) is None:
-            report.skipped[peer.name] = f"{peer.program} is not installed"
+            report.skipped[peer.name] = PeerError(f"{peer.program} is not installed")
             continue
         if peer.environment is None:
             pythons[peer.name] = known[0].path
@@ -137,7 +137,7 @@ def _prepared(peers: Sequence[Peer], folder: Path, known: Sequence[Interpreter],
             if name not in reasons:
                 pythons[peer.name] = python_of(peer.environment, folder, known)
         except PeerError as error:
-            reasons[name] = str(error)
+            reasons[name] = error
         if name in reasons:
             report.skipped[peer.name] = reasons[name]
     return pythons

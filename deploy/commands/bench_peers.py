@@ -78,7 +78,7 @@ def measure_peers(
 
 
 def _tell_absent(report: PeersReport) -> None:
-    for name, reason in report.skipped.items():
-        typer.echo(f"skipped: {name}: {reason}")
+    for name, error in report.skipped.items():
+        typer.echo(f"skipped: {name}: {error}")
     for (name, contest), error in report.failed.items():
         typer.echo(f"failed: {name}, {contest}: {error}")

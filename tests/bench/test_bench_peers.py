@@ -282,6 +282,7 @@ def report_of(seconds: float) -> PeersReport:
     report.results.append(PeerResult(redis, contest, "lookup", 64, [seconds] * 9, [1e-3] * 9))
     report.ours[contest.title, "lookup", 64] += [1e-3] * 9
     report.versions["redis"] = {"redis-server": "7.0"}
+    report.skipped["paddle"] = PeerError("pip has no such package", Path("/somewhere/paddle.log"))
     report.failed["tfra", "training"] = PeerError("ended with status 1: a | b", Path("/somewhere/tfra.log"))
     return report
 
@@ -289,9 +290,12 @@ def report_of(seconds: float) -> PeersReport:
 def test_a_page_has_ratios_what_missed_and_what_is_not_comparable() -> None:
     page = peers_report.page_of(report_of(2e-3), is_quick=False)
     assert "**The machine was not quiet**: its load was 3.0" in page
-    assert "| | Redis | a hash of strings | 0.50 |  | 2.00 | p50 2.00 ms, p99 2.00 ms. One MGET with its encoding;" in page
+    assert (
+        "| | Redis | a hash of strings | 0.50 |  | 2.00 | p50 2.00 ms, p99 2.00 ms. One MGET with its encoding;" in page
+    )
     assert "| Redis | redis-server 7.0 | Debian's package redis-server |" in page
     assert "| not measured (training) | TFRA (TensorFlow Recommenders Addons) | a cuckoo hash |" in page
+    assert "| not measured (all) | Paddle parameter server, brpc | a hash |  |  | | pip has no such package |" in page
     assert "ended with status 1: a \\| b |" in page
     assert "/somewhere" not in page, "a page names no path of the machine"
     slower = report_of(5e-4)

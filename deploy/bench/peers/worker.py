@@ -167,7 +167,8 @@ def main() -> None:
     os.dup2(2, 1)
     if asked["cpus"]:
         os.sched_setaffinity(0, asked["cpus"])
-    sys.path.pop(0)  # the folder of the scripts, whose names are no packages
+    here = str(Path(__file__).parent)
+    sys.path[:] = [path for path in sys.path if path != here]  # names of scripts are no packages
     tools = Tools(script, asked, output)
     role = asked.get("role", "measure")
     try:
