@@ -49,7 +49,7 @@ def page_of(report: PeersReport, *, is_quick: bool) -> str:
         f"**The machine was not quiet**: its load was {report.load:.1f} before the run. Rates are lower than on a "
         "quiet one, and ratios are coarser."
         if report.load > _QUIET_LOAD
-        else "Nothing else ran on the machine."
+        else f"The machine was quiet: its load was {report.load:.1f} before the run."
     )
     lines = [
         "# Peers: what was measured",
