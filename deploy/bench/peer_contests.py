@@ -53,6 +53,7 @@ class PeerSize:
         rounds: how often each peer has its turn.
         repetitions, warm_up: how often a turn times a work, after so many that do not count.
         deadline_sec: the seconds that a turn of a peer may take.
+        is_judged: whether the figures are held against goals; those of small sizes are not.
     """
 
     rows: int
@@ -65,10 +66,13 @@ class PeerSize:
     repetitions: int
     warm_up: int
     deadline_sec: float
+    is_judged: bool = True
 
 
 FULL = PeerSize(2_000_000, 50_000, (64, 16), 1_000_000, 1_000, (64,), 3, repetitions=7, warm_up=3, deadline_sec=900.0)
-QUICK = PeerSize(20_000, 2_000, (16,), 5_000, 500, (64,), 3, repetitions=3, warm_up=1, deadline_sec=300.0)
+QUICK = PeerSize(
+    20_000, 2_000, (16,), 5_000, 500, (64,), 3, repetitions=3, warm_up=1, deadline_sec=300.0, is_judged=False
+)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ def peer_figures(report: PeersReport) -> list[Figure]:
             theirs, ours = _rate(keys, result.seconds), _rate(keys, result.beside)
             title = result.peer.title
             figures.append(Figure(f"{name}: {title}", theirs, "M rows/s"))
-            goal = result.peer.goals.get(kind)
-            figures.append(Figure(f"{name}: of {title}", ours, "M rows/s", goal, ours / theirs))
+            figures.append(Figure(f"{name}: of {title}", ours, "M rows/s", _goal(report, result), ours / theirs))
             if kind == "lookup":
                 figures += [
                     Figure(f"{name}: p99, {who}", _p99_ms(seconds), "ms", higher_is_better=False)
@@ -41,7 +40,7 @@ def peer_figures(report: PeersReport) -> list[Figure]:
     return figures
 
 
-def page_of(report: PeersReport, *, is_quick: bool) -> str:
+def page_of(report: PeersReport) -> str:
     """Returns a page in Markdown: how it was measured, one table, and the versions."""
     size = report.size
     repetitions = size.rounds * size.repetitions
@@ -56,9 +55,9 @@ def page_of(report: PeersReport, *, is_quick: bool) -> str:
         "",
         "<!-- Written by `sparserow bench peers --write`; what is changed by hand is lost. -->",
         "",
-        f"`sparserow bench peers{' --quick' if is_quick else ''}`, {date.today().isoformat()}: {report.machine}.",
+        f"`sparserow bench peers{'' if size.is_judged else ' --quick'}`, {date.today().isoformat()}: {report.machine}.",
         busy,
-        *(["The sizes are small, to see that it works; the figures are not comparable."] if is_quick else []),
+        *([] if size.is_judged else ["The sizes are small, to see that it works; the figures are not comparable."]),
         "",
         f"Tables have {size.rows:,} rows, batches {size.keys:,} unique random keys, drawn before the clock runs.",
         f"Lookups of a served model ask for {size.served_keys:,} of {size.served_rows:,} keys.",
@@ -116,15 +115,19 @@ def _rows_of_work(report: PeersReport, contest: Contest, kind: str, work: str, d
     for results in by_peer.values():
         peer = next(iter(results.values())).peer
         seconds = {dim: result.seconds for dim, result in results.items()}
-        ratios = ", ".join(_ratio(result) for result in results.values())
+        ratios = ", ".join(_ratio(report, result) for result in results.values())
         beside = " ".join(text for key in ("", kind) if (text := peer.beside.get(key)))
         told = " ".join(part for part in (_p99(kind, seconds), beside) if part)
         yield f"| | {peer.title} | {peer.rows} | {rates(seconds)} | {ratios} | {_cell(told)} |"
 
 
-def _ratio(result: PeerResult) -> str:
-    ratio = median(result.seconds) / median(result.beside)
-    goal = result.peer.goals.get(result.kind)
+def _goal(report: PeersReport, result: PeerResult) -> float | None:
+    """Returns the least ratio to a peer; None: there is no goal."""
+    return result.peer.goals.get(result.kind) if report.size.is_judged else None
+
+
+def _ratio(report: PeersReport, result: PeerResult) -> str:
+    ratio, goal = median(result.seconds) / median(result.beside), _goal(report, result)
     return f"{ratio:.2f}" + (" missed" if goal is not None and ratio < goal else "")
 
 

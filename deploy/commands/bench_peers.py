@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,11 +64,11 @@ def measure_peers(
     figures = []
     with interrupted_by_termination():
         for report in run_peers(QUICK if quick else FULL, peers, folder, known):
-            figures = [replace(each, limit=None) if quick else each for each in peer_figures(report)]
+            figures = peer_figures(report)
             if json_file is not None:
                 write_json(json_file, figures)
             if page is not None:
-                write_whole(page, page_of(report, is_quick=quick))
+                write_whole(page, page_of(report))
     show("bench peers" + (" (quick: small sizes, not for judging)" if quick else ""), figures, Console())
     _tell_absent(report)
     tell_missed(figures, strict=strict)

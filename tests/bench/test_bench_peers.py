@@ -228,7 +228,7 @@ def test_peers_of_torch_are_measured_beside_this_project_and_others_are_skipped(
 ) -> None:
     impossible = [replace(peer, goals=dict.fromkeys(peer.works, 1e9)) for peer in PEERS]
     monkeypatch.setattr(peers_run, "PEERS", tuple(impossible))
-    monkeypatch.setattr(peer_contests, "FULL", TINY)
+    monkeypatch.setattr(peer_contests, "FULL", replace(TINY, is_judged=True))
     monkeypatch.setattr(peers_run, "CONTESTS", [each for each in CONTESTS if each.title in ("network", "training")])
     monkeypatch.setenv("PATH", str(tmp_path))
     path, page = tmp_path / "figures.json", tmp_path / "peers.md"
@@ -288,7 +288,7 @@ def report_of(seconds: float) -> PeersReport:
 
 
 def test_a_page_has_ratios_what_missed_and_what_is_not_comparable() -> None:
-    page = peers_report.page_of(report_of(2e-3), is_quick=False)
+    page = peers_report.page_of(report_of(2e-3))
     assert "**The machine was not quiet**: its load was 3.0" in page
     assert (
         "| | Redis | a hash of strings | 0.50 |  | 2.00 | p50 2.00 ms, p99 2.00 ms. One MGET with its encoding;" in page
@@ -299,6 +299,9 @@ def test_a_page_has_ratios_what_missed_and_what_is_not_comparable() -> None:
     assert "ended with status 1: a \\| b |" in page
     assert "/somewhere" not in page, "a page names no path of the machine"
     slower = report_of(5e-4)
-    assert "| 0.50 missed |" in peers_report.page_of(slower, is_quick=False)
+    assert "| 0.50 missed |" in peers_report.page_of(slower)
     (judged,) = [figure for figure in peers_report.peer_figures(slower) if figure.passes is not None]
     assert (judged.metric, judged.passes) == ("serving: lookup 1000 x 64: of Redis", False)
+    slower.size = replace(peer_contests.QUICK, served_keys=1000)
+    assert "| 0.50 |" in peers_report.page_of(slower), "small sizes are not judged"
+    assert [figure.passes for figure in peers_report.peer_figures(slower) if figure.passes is not None] == []
