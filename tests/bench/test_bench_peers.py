@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,6 +215,13 @@ def test_an_environment_is_made_whole_or_anew(
     assert python_of(whole, tmp_path, known) == python
     assert (place / "kept.txt").exists()
     told = capfd.readouterr().err
+    with (tmp_path / f"some-{HERE}.lock").open("a") as lock, ThreadPoolExecutor(1) as other_run:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waits = other_run.submit(python_of, whole, tmp_path, known)
+        wait_until(lambda: "another run makes this environment" in capfd.readouterr().err, "the other run waits")
+        assert not waits.done()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert waits.result(60) == python
     assert told.count("some: making an environment of Python") == 4, "the begin and the end of two"
     assert "some: installing no-such-package==1.0 ..." in told
 
