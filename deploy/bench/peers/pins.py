@@ -168,7 +168,7 @@ PEERS = (
             "pull": "On a TensorFlow parameter server, gRPC.",
             "push": "On a TensorFlow parameter server, gRPC. An upsert replaces rows: there is no optimizer.",
             "update": "An upsert replaces rows: there is no optimizer.",
-            "step": "The tables are in the trainer's process; this project's are in a shard process.",
+            "step": "One process with one thread has the tables; this project's are in a shard process.",
         },
         origin="the Python package index",
     ),
@@ -196,7 +196,7 @@ PEERS = (
         beside={
             "": _NO_SEARCH,
             "update": "torch.optim.Adagrad with sparse gradients.",
-            "step": "The matrix is in the trainer's process; this project's rows are in a shard process.",
+            "step": "One process with one thread has the matrix; this project's rows are in a shard process.",
         },
         origin="torch, as this project has it",
     ),
