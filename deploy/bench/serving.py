@@ -64,7 +64,7 @@ def run_serving(size: Size) -> Iterator[Figure]:
         rows = np.random.default_rng(1).standard_normal((size.table_rows, size.dim)).astype(np.float32)
         registry = ModelRegistry(root)
         for dtype in ("float32", "int8", "float32"):
-            _write_version(registry, rows, dtype)
+            write_version(registry, rows, dtype)
         yield from _loading(registry, size)
         yield from _int8(registry, rows)
         registry.point("bench", "live", 1)
@@ -78,7 +78,8 @@ def run_serving(size: Size) -> Iterator[Figure]:
     yield from live_sync(size)
 
 
-def _write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: ServedDtype) -> None:
+def write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: ServedDtype) -> None:
+    """Writes a version of the model ``bench`` with keys 0 to n - 1 of ``rows`` (n, dim) float32, as ``dtype``."""
     version = registry.claim_version("bench")
     folder = registry.folder("bench", version)
     keys = _in_slot_order(np.arange(len(rows), dtype=np.uint64))

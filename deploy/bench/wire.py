@@ -55,7 +55,7 @@ Keys: TypeAlias = NDArray[np.int64]
 
 
 @dataclass
-class _Work:
+class WireWork:
     """A pull or push of one table, with the seconds of all repetitions so far, by who did it."""
 
     what: str
@@ -113,10 +113,10 @@ def run_wire(size: Size) -> Sequence[Figure]:
             worker_id=0,
             worker_epoch=1,
         )
-        works = _works(client, tables, size, random)
+        works = wire_works(client, tables, size, random)
         for _ in range(_ROUNDS):
             for work in works:
-                exchange = partial(_exchange, raw, work)
+                exchange = partial(exchange_of, raw, work)
                 work.add(size.repetitions, Contender(_OURS, next_keys, work.run), Contender(_RAW, _nothing, exchange))
             for transport in TRANSPORTS:
                 with torch_rpc(size.dims, size.table_rows, size.keys, transport) as rival:
@@ -131,13 +131,14 @@ def _nothing() -> None:
     return None
 
 
-def _exchange(raw: RawTcp, work: _Work, _: object) -> None:
+def exchange_of(raw: RawTcp, work: WireWork, _: object) -> None:
+    """Sends and receives the bytes of a work by raw TCP."""
     raw.exchange(work.request_bytes, work.reply_bytes)
 
 
-def _works(
+def wire_works(
     client: _client.Client, tables: Sequence[BenchTable], size: Size, random: np.random.Generator
-) -> list[_Work]:
+) -> list[WireWork]:
     sequences = count(1)
     works = []
     for table in tables:
@@ -152,7 +153,7 @@ def _works(
             client.push(number, keys, grads, dim=dim, lr=0.01, sequence=next(sequences))
 
         works += [
-            _Work("pull", dim, pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),
-            _Work("push", dim, push, FRAME_BYTES + key_bytes + row_bytes, ACK_BYTES),
+            WireWork("pull", dim, pull, FRAME_BYTES + key_bytes, FRAME_BYTES + row_bytes),
+            WireWork("push", dim, push, FRAME_BYTES + key_bytes + row_bytes, ACK_BYTES),
         ]
     return works

@@ -13,6 +13,7 @@ import typer
 
 from ...proto.errors import InvalidArgument
 from ...proto.whole_file import write_whole
+from .bench_peers import Environments, Only, Python, Write, measure_peers
 
 if TYPE_CHECKING:
     from ..bench.harness import Figure
@@ -77,7 +78,7 @@ def _measure(name: str, json_file: Path | None, *, quick: bool, rows: int | None
 
     from ..bench.harness import line_of, show, write_json
 
-    _check_folder("--json", json_file)
+    check_folder("--json", json_file)
     given = _run(name, quick, rows)
     comes_by_parts = not isinstance(given, Sequence)
     figures: list[Figure] = []
@@ -90,10 +91,10 @@ def _measure(name: str, json_file: Path | None, *, quick: bool, rows: int | None
     show(f"bench {name}" + (" (quick: small sizes, not for judging)" if quick else ""), figures, Console())
     if json_file is not None:
         write_json(json_file, figures)
-    _tell_missed(figures, strict=strict)
+    tell_missed(figures, strict=strict)
 
 
-def _tell_missed(figures: Iterable[Figure], *, strict: bool) -> None:
+def tell_missed(figures: Iterable[Figure], *, strict: bool) -> None:
     """Prints a line for each figure that misses its limit; ends with status 1 then, where that is asked for."""
     from ..bench.harness import line_of
 
@@ -104,7 +105,8 @@ def _tell_missed(figures: Iterable[Figure], *, strict: bool) -> None:
         raise typer.Exit(1)
 
 
-def _check_folder(option: str, path: Path | None) -> None:
+def check_folder(option: str, path: Path | None) -> None:
+    """Raises InvalidArgument where the folder of the file of an option does not exist."""
     if path is not None and not path.parent.is_dir():
         raise InvalidArgument(f"{option} {path}: the folder of the file does not exist; create it first")
 
@@ -141,7 +143,7 @@ def all_(
     from ..bench.suite import LONG, check_names, expected, left_of, open_suite, run_suite, show_summary, summed_up
 
     for option, path in (("--json", json_file), ("--plot", plot)):
-        _check_folder(option, path)
+        check_folder(option, path)
     names = [name for name in BENCHMARKS if long or name not in LONG]
     names = names if only is None else check_names(only, list(BENCHMARKS))
     suite = open_suite(json_file, quick=quick)
@@ -161,9 +163,35 @@ def all_(
         write_whole(plot, ratio_svg(summary))
     if failed:
         typer.echo(f"failed: {', '.join(sorted(set(failed)))}", err=True)
-    _tell_missed([each.figure for each in summary], strict=strict)
+    tell_missed([each.figure for each in summary], strict=strict)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command("peers")
+def peers(
+    json_file: JsonFile = None,
+    *,
+    only: Only = None,
+    python: Python = None,
+    environments: Environments = None,
+    write: Write = None,
+    quick: Quick = False,
+    strict: Strict = False,
+) -> None:
+    """Measure other systems at the same work, each in an environment of its own.
+
+    Environments are made on first use, by pip. A peer that cannot be installed is skipped, with the reason.
+    """
+    measure_peers(
+        only=only,
+        python=python,
+        environments=environments,
+        json_file=json_file,
+        page=write,
+        quick=quick,
+        strict=strict,
+    )
 
 
 @app.command("compare")

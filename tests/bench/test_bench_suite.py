@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from sparserow.deploy.bench import suite
+from sparserow.deploy import cli
+from sparserow.deploy.bench import optimizers, suite
 from sparserow.deploy.bench.harness import Figure, write_json
 from sparserow.deploy.bench.ratio_plot import ratio_svg
 from sparserow.deploy.bench.suite import BenchmarkRun, Suite, left_of, summed_up
 from sparserow.deploy.cli import main
+from sparserow.deploy.commands.bench import BENCHMARKS
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -113,6 +116,27 @@ def test_figures_of_another_machine_are_not_gone_on_with(call: Call, tmp_path: P
     path.write_text("[]")
     assert "is not a file of `sparserow bench all`" in call("all", "--only", "engine", "--json", path)[2]
     assert "'nothing' is no benchmark" in call("all", "--only", "engine,nothing")[2]
+
+
+def test_a_benchmark_that_misses_its_limit_says_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "FULL", replace(optimizers.QUICK, rows=2_000, batch=200, repetitions=3))
+    monkeypatch.setattr(optimizers, "MEASURED", {"sgd": optimizers.MEASURED["sgd"]})
+    monkeypatch.setattr(optimizers, "LIMIT", 0.0)
+    code, out, _ = call("optimizers")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("missed: sgd")]
+    assert call("optimizers", "--strict")[0] == 1
+    monkeypatch.setattr(optimizers, "LIMIT", 1e9)
+    code, out, _ = call("optimizers", "--strict")
+    assert code == 0
+    assert "missed" not in out
+
+
+def test_every_benchmark_can_be_strict() -> None:
+    bench: Any = cli._command("bench")
+    assert set(BENCHMARKS) < set(bench.commands)
+    for name, command in bench.commands.items():
+        assert "--strict" in {option for parameter in command.params for option in parameter.opts}, name
 
 
 def test_a_run_is_a_process_whose_error_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

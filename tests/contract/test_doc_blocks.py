@@ -17,6 +17,7 @@ NOT_RUN = {
     "README.md: make demo": "it builds the native core; tests of the demo run `sparserow demo` itself",
     "docs/admission.md: $ sparserow table sweep": "the output is of a table of 9 million rows",
     "docs/benchmarks.md: sparserow bench": "takes hours; tests/bench runs the small sizes",
+    "docs/benchmarks.md: sparserow bench peers": "installs packages; tests/bench/test_bench_peers.py measures torch's",
     "docs/checkpoints.md: sparserow train": "alternatives in a line, and HOST:PORT",
     "docs/checkpoints.md: /ckpt/save": "a list of files",
     "docs/own-models.md: sparserow train": "tests/e2e/test_own_models.py runs the first in a folder of its own",
