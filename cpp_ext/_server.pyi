@@ -784,6 +784,27 @@ class Server:
 def has_rocksdb() -> bool:
     """Whether this build has the SSD engine ``rocksdb``."""
 
+class FileReader:
+    """Reads local files whole, by blocks that it hashes while they are in the CPU's cache. Thread-safe.
+
+    A file that the system's cache has is copied from there; any other is read around it where the file system can.
+    """
+
+    def __init__(self) -> None: ...
+    def read(self, path: str, size: int) -> tuple[NDArray[np.uint8], int, int]:
+        """Reads the first ``size`` bytes of a file.
+
+        Returns:
+            The bytes, (size) uint8, fewer where the file ended meanwhile, and none where it had another size; the size
+            of the file after it was read; the XXH3-64 of the bytes. The memory of the bytes is used for another file
+            when the array and its views are gone.
+
+        Raises:
+            NotFound: there is no such file.
+            ResourceExhausted: there is no memory for it.
+            FailedPrecondition: the system refuses to read it.
+        """
+
 class RawSsd:
     """The yardstick of ``bench tiers``: an SSD engine without a store above it.
 

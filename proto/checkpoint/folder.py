@@ -106,6 +106,10 @@ class Folder:
         """The path of the folder in its file system."""
         return self._path
 
+    def path_of(self, name: str) -> str:
+        """Returns the path of a file of the folder in its file system."""
+        return self._inside(name)
+
     def __truediv__(self, name: str) -> Folder:
         path = self._inside(name)
         made = copy(self)  # shares the file system, because making one may take time

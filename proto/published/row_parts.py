@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint.entries import FileFacts
+from ..checkpoint.file_check import BlockReader, read_checked
 from ..checkpoint.folder import Folder
-from ..checkpoint.manifest import FileFacts, check_bytes
 from ..checkpoint.tensor_file import Tensor, decode, encode
 from ..errors import DataLoss
 from .manifest import Part, ServedDtype
@@ -50,31 +51,36 @@ def write_tensors(folder: Folder, file: str, tensors: dict[str, Tensor], metadat
     return FileFacts(file, encoded.size, encoded.xxh3)
 
 
-def read_file(folder: Folder, facts: FileFacts) -> memoryview:
+def read_file(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> memoryview:
     """Returns the bytes of a file, after comparing them with its entry in the manifest.
+
+    Args:
+        folder: the folder of the version.
+        facts: the file's entry in the manifest.
+        reader: as in :func:`~..checkpoint.file_check.read_checked`.
 
     Raises:
         DataLoss: the size or the checksum differs; the text names the file.
         NotFound: the file is missing.
     """
-    data = folder.read(facts.file)
-    check_bytes(data, facts, f"{folder.url}/{facts.file}", "the file does not match its checksum")
-    return data
+    return read_checked(folder, facts, "the file does not match its checksum", reader)
 
 
-def read_tensors(folder: Folder, facts: FileFacts) -> dict[str, NDArray[Any]]:
+def read_tensors(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> dict[str, NDArray[Any]]:
     """Returns the tensors of a file by name, after comparing its size and checksum."""
-    _, tensors = decode(read_file(folder, facts), f"{folder.url}/{facts.file}")
+    _, tensors = decode(read_file(folder, facts, reader), f"{folder.url}/{facts.file}")
     return {name: tensor.values for name, tensor in tensors.items()}
 
 
-def read_rows(folder: Folder, part: Part, dtype: ServedDtype, dim: int) -> tuple[Keys, NDArray[np.uint64], Rows]:
+def read_rows(
+    folder: Folder, part: Part, dtype: ServedDtype, dim: int, reader: BlockReader | None = None
+) -> tuple[Keys, NDArray[np.uint64], Rows]:
     """Returns keys (n), versions (n) and rows (n, dim) float32 of a part.
 
     Raises:
         DataLoss: the part is damaged, or differs from its manifest; the text names the file.
     """
-    tensors = read_tensors(folder, part)
+    tensors = read_tensors(folder, part, reader)
     try:
         rows = _unpacked(dtype, tensors)
         keys, versions = tensors["key"], tensors["version"]
