@@ -30,6 +30,7 @@ Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
 _TRIES = 4  # attempts of a remote call
 _FIRST_PAUSE_SEC = 0.2
+_LEAST_MAPPED_BYTES = 1 << 20  # the pages of a smaller file cost more than copying it
 _STORES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "pyarrow")
 _WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs"})
 _FINAL = (
@@ -251,7 +252,8 @@ class Folder:
             self._again(partial(self._file_system.rm, path, recursive=True))
 
     def read(self, name: str) -> memoryview:
-        """Returns the bytes of a file. A local file is mapped, so that only the parts that are used are read.
+        """Returns the bytes of a file. A local file of 1 MiB or more is mapped, so that only the parts that are used
+        are read.
 
         Raises:
             NotFound, FailedPrecondition: the file is missing or cannot be read; the text names it.
@@ -260,8 +262,8 @@ class Folder:
         with typed(f"{self.url}/{name}"):
             if not self.is_local:
                 return memoryview(self._again(lambda: self._file_system.cat_file(path)))
-            if os.path.getsize(path) == 0:
-                return memoryview(b"")
+            if os.path.getsize(path) < _LEAST_MAPPED_BYTES:
+                return memoryview(Path(path).read_bytes())
             return memoryview(np.memmap(path, np.uint8, mode="r"))  # type: ignore[arg-type]
 
     def read_small(self, name: str, most_bytes: int) -> bytes:

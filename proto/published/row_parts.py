@@ -74,8 +74,10 @@ def read_tensors(folder: Folder, facts: FileFacts, reader: BlockReader | None = 
 
 def read_rows(
     folder: Folder, part: Part, dtype: ServedDtype, dim: int, reader: BlockReader | None = None
-) -> tuple[Keys, NDArray[np.uint64], Rows]:
-    """Returns keys (n), versions (n) and rows (n, dim) float32 of a part.
+) -> tuple[Keys, NDArray[np.uint64], NDArray[Any]]:
+    """Returns keys (n), versions (n) and rows (n, dim) of a part.
+
+    The rows are as stored: float32, float16, or uint16 with the bits of bfloat16. Those of int8 are float32.
 
     Raises:
         DataLoss: the part is damaged, or differs from its manifest; the text names the file.
@@ -109,10 +111,11 @@ def _packed(dtype: ServedDtype, rows: Rows) -> dict[str, Tensor]:
     return {"row": Tensor(_TENSOR_DTYPES[dtype], values)}
 
 
-def _unpacked(dtype: ServedDtype, tensors: dict[str, NDArray[Any]]) -> Rows:
+def _unpacked(dtype: ServedDtype, tensors: dict[str, NDArray[Any]]) -> NDArray[Any]:
     if dtype == "int8":
         return np.asarray(tensors["code"].astype(np.float32) * tensors["scale"][:, None], np.float32)
-    values = tensors["row"]
-    if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(values, dtype=np.float32)
+    stored: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+    rows = tensors["row"]
+    if rows.dtype != stored[dtype]:
+        raise ValueError(f"rows of dtype {rows.dtype} in place of {dtype}")
+    return np.ascontiguousarray(rows)
