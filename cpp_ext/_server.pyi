@@ -512,6 +512,15 @@ class Store:
     def change_stats(self) -> dict[str, int]:
         """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots; held_rows that wait."""
 
+class SavePace:
+    """Slows one thread that hashes and writes rows of a snapshot, where that takes CPUs from writers of the store."""
+
+    def begin(self) -> None:
+        """What the thread does from now on, up to ``pause``, counts as computing."""
+
+    def pause(self) -> None:
+        """Pauses where the thread lost CPUs while rows were written: at most three times what it has computed."""
+
 class Snapshot:
     """A store's rows of one instant. Belongs to one thread; ends with the object, or by ``end``."""
 
@@ -536,6 +545,9 @@ class Snapshot:
             ResourceExhausted: it was given up, as writes waited for too long.
             DataLoss: the SSD lost rows.
         """
+
+    def pace(self) -> SavePace:
+        """The pace of a further thread of the dump; it may outlive the snapshot."""
 
     def page_bytes(self, most: int) -> int:
         """Bytes that a page should have, so that three of them and the images have room in the side budget."""

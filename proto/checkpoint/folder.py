@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
 from ..extras import install_command
 from ..names import check_file_name
-from .local_file import sync_folder, write_file
+from .local_file import Pace, hash_pieces, sync_folder, write_file
 
 Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
@@ -175,23 +175,28 @@ class Folder:
         with typed(f"{self.url}/{name}"):
             return int(self._again(lambda: self._file_system.size(path)))
 
-    def write(self, name: str, pieces: Sequence[Piece]) -> None:
+    def write(self, name: str, pieces: Sequence[Piece], pace: Pace | None = None) -> str:
         """Writes a file, which is on the disk when the call returns. What a failed call leaves is not usable.
 
         Args:
             name: the name of the file.
             pieces: the contents, written one after another.
+            pace: slows the hashing and copying; None: nothing does.
+
+        Returns:
+            The XXH3-64 of the contents, in hexadecimal digits.
 
         Raises:
             FailedPrecondition, ResourceExhausted: the file cannot be written; the text names it.
         """
         path = self._inside(name)
+        arrays = [np.frombuffer(bytes_of(piece), np.uint8) for piece in pieces]
         with typed(f"{self.url}/{name}"):
-            if not self.is_local:
-                data = b"".join(_bytes_of(piece) for piece in pieces)
-                self._again(lambda: self._file_system.pipe_file(path, data))
-                return
-            write_file(path, [np.frombuffer(_bytes_of(piece), np.uint8) for piece in pieces])
+            if self.is_local:
+                return write_file(path, arrays, pace)
+            data = b"".join(piece.data for piece in arrays)
+            self._again(lambda: self._file_system.pipe_file(path, data))
+            return hash_pieces([np.frombuffer(data, np.uint8)], pace)
 
     def put(self, name: str, data: bytes) -> None:
         """Writes a small file that appears in one instant, after everything that was written before it.
@@ -355,7 +360,8 @@ class Folder:
         raise AssertionError("unreachable")
 
 
-def _bytes_of(piece: Piece) -> memoryview:
+def bytes_of(piece: Piece) -> memoryview:
+    """Returns the bytes of a piece, which are copied only where an array is not contiguous."""
     if isinstance(piece, np.ndarray):
         return memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return memoryview(piece).cast("B")

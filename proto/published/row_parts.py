@@ -47,8 +47,7 @@ def write_rows(
 def write_tensors(folder: Folder, file: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> FileFacts:
     """Writes a safetensors file and returns its entry for a manifest."""
     encoded = encode(tensors, {f"sparserow.{key}": value for key, value in metadata.items()})
-    folder.write(file, encoded.pieces)
-    return FileFacts(file, encoded.size, encoded.xxh3)
+    return FileFacts(file, encoded.size, folder.write(file, encoded.pieces))
 
 
 def read_file(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> memoryview:
