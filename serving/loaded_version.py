@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -26,6 +27,7 @@ Progress: TypeAlias = Callable[[int], None]
 _TIERED_ROWS = 4096  # rows of one assignment to a store with an SSD, which must make room for them
 _ROWS_OF_A_TASK = 32_768
 _MOST_THREADS = 8
+_READERS = 2  # files that are read while another one is installed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,22 +117,25 @@ def load_version(
     parts = [(table, part) for table in manifest.tables for part in table.parts]
     threads = 1 if memory.ssd_path is not None else min(_MOST_THREADS, os.cpu_count() or 1)
     step = _TIERED_ROWS if memory.ssd_path is not None else _ROWS_OF_A_TASK
-    done = 0
-    with ThreadPoolExecutor(threads, "sparserow-load") as writers, ThreadPoolExecutor(1, "sparserow-read") as reader:
+    done, files = 0, _server.FileReader()
+    with (
+        ThreadPoolExecutor(threads, "sparserow-load") as writers,
+        ThreadPoolExecutor(_READERS, "sparserow-read") as readers,
+    ):
 
         def read(at: int) -> Future[tuple[Keys, NDArray[np.uint64], NDArray[Any]]] | None:
             if at >= len(parts):
                 return None
-            for _, soon in parts[at : at + 2]:
-                folder.read_ahead(soon.file)
             table, part = parts[at]
-            return reader.submit(read_rows, folder, part, table.dtype, table.schema.dim)
+            return readers.submit(read_rows, folder, part, table.dtype, table.schema.dim, files)
 
-        coming = read(0)
+        coming = deque(read(at) for at in range(_READERS))
         for at, (table, part) in enumerate(parts):
-            assert coming is not None
-            keys, versions, rows = coming.result()
-            coming = read(at + 1)  # the next part is read while this one is written
+            future = coming.popleft()
+            assert future is not None
+            keys, versions, rows = future.result()
+            del future
+            coming.append(read(at + _READERS))  # the next parts are read while this one is written
             table_id = table.schema.id
             if place.shards > 1:
                 mine = owned[_server.slots_of(table_id, np.ascontiguousarray(keys), manifest.slot_count)]

@@ -16,7 +16,7 @@ from ..errors import DataLoss, NotFound
 from .entries import FileFacts
 from .folder import Folder
 
-_MOST_BLOCK_READ_BYTES = 64 << 20  # a larger file is mapped, because each thread has the memory of one file
+_MOST_BLOCK_READ_BYTES = 96 << 20  # a larger file is mapped, because each thread has the memory of one file
 
 
 class BlockReader(Protocol):
@@ -33,7 +33,7 @@ def read_checked(folder: Folder, facts: FileFacts, damage: str, reader: BlockRea
         folder: the folder of the file.
         facts: the entry in the manifest.
         damage: the text of the error when the checksums differ.
-        reader: reads local files of at most 64 MiB; None: they are mapped.
+        reader: reads local files of at most 96 MiB; None: they are mapped.
 
     Raises:
         NotFound: there is no such file.
