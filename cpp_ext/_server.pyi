@@ -512,6 +512,15 @@ class Store:
     def change_stats(self) -> dict[str, int]:
         """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots; held_rows that wait."""
 
+class SavePace:
+    """Slows one thread that hashes and writes rows of a snapshot, where that takes CPUs from writers of the store."""
+
+    def begin(self) -> None:
+        """What the thread does from now on, up to ``pause``, counts as computing."""
+
+    def pause(self) -> None:
+        """Pauses where the thread lost CPUs while rows were written: at most three times what it has computed."""
+
 class Snapshot:
     """A store's rows of one instant. Belongs to one thread; ends with the object, or by ``end``."""
 
@@ -536,6 +545,9 @@ class Snapshot:
             ResourceExhausted: it was given up, as writes waited for too long.
             DataLoss: the SSD lost rows.
         """
+
+    def pace(self) -> SavePace:
+        """The pace of a further thread of the dump; it may outlive the snapshot."""
 
     def page_bytes(self, most: int) -> int:
         """Bytes that a page should have, so that three of them and the images have room in the side budget."""
@@ -783,6 +795,27 @@ class Server:
 
 def has_rocksdb() -> bool:
     """Whether this build has the SSD engine ``rocksdb``."""
+
+class FileReader:
+    """Reads local files whole, by blocks that it hashes while they are in the CPU's cache. Thread-safe.
+
+    A file that the system's cache has is copied from there; any other is read around it where the file system can.
+    """
+
+    def __init__(self) -> None: ...
+    def read(self, path: str, size: int) -> tuple[NDArray[np.uint8], int, int]:
+        """Reads the first ``size`` bytes of a file.
+
+        Returns:
+            The bytes, (size) uint8, fewer where the file ended meanwhile, and none where it had another size; the size
+            of the file after it was read; the XXH3-64 of the bytes. The memory of the bytes is used for another file
+            when the array and its views are gone.
+
+        Raises:
+            NotFound: there is no such file.
+            ResourceExhausted: there is no memory for it.
+            FailedPrecondition: the system refuses to read it.
+        """
 
 class RawSsd:
     """The yardstick of ``bench tiers``: an SSD engine without a store above it.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from ..cpp_ext import _server
 from ..proto.errors import DataLoss
 from ..proto.native import init_parameters
-from ..proto.published.manifest import ModelManifest, ServedDtype
+from ..proto.published.manifest import ModelManifest, PublishedTable, ServedDtype
 from ..proto.published.registry import ModelRegistry
-from ..proto.published.row_parts import Keys, Rows, read_rows, read_tensors
+from ..proto.published.row_parts import Keys, read_rows, read_tensors
 from ..proto.schema import TableSchema
 from .client.shard_assignment import ShardAssignment
 from .row_memory import RowMemory
@@ -26,6 +27,7 @@ Progress: TypeAlias = Callable[[int], None]
 _TIERED_ROWS = 4096  # rows of one assignment to a store with an SSD, which must make room for them
 _ROWS_OF_A_TASK = 32_768
 _MOST_THREADS = 8
+_READERS = 2  # files that are read while another one is installed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,29 +117,32 @@ def load_version(
     parts = [(table, part) for table in manifest.tables for part in table.parts]
     threads = 1 if memory.ssd_path is not None else min(_MOST_THREADS, os.cpu_count() or 1)
     step = _TIERED_ROWS if memory.ssd_path is not None else _ROWS_OF_A_TASK
-    done = 0
-    with ThreadPoolExecutor(threads, "sparserow-load") as writers, ThreadPoolExecutor(1, "sparserow-read") as reader:
+    done, files = 0, _server.FileReader()
+    with (
+        ThreadPoolExecutor(threads, "sparserow-load") as writers,
+        ThreadPoolExecutor(_READERS, "sparserow-read") as readers,
+    ):
 
-        def read(at: int) -> Future[tuple[Keys, NDArray[np.uint64], Rows]] | None:
+        def read(at: int) -> Future[tuple[Keys, NDArray[np.uint64], NDArray[Any]]] | None:
             if at >= len(parts):
                 return None
-            for _, soon in parts[at : at + 2]:
-                folder.read_ahead(soon.file)
             table, part = parts[at]
-            return reader.submit(read_rows, folder, part, table.dtype, table.schema.dim)
+            return readers.submit(read_rows, folder, part, table.dtype, table.schema.dim, files)
 
-        coming = read(0)
+        coming = deque(read(at) for at in range(_READERS))
         for at, (table, part) in enumerate(parts):
-            assert coming is not None
-            keys, versions, rows = coming.result()
-            coming = read(at + 1)  # the next part is read while this one is written
+            future = coming.popleft()
+            assert future is not None
+            keys, versions, rows = future.result()
+            del future
+            coming.append(read(at + _READERS))  # the next parts are read while this one is written
             table_id = table.schema.id
             if place.shards > 1:
                 mine = owned[_server.slots_of(table_id, np.ascontiguousarray(keys), manifest.slot_count)]
                 keys, versions, rows = keys[mine], versions[mine], rows[mine]
             slices = [slice(begin, begin + step) for begin in range(0, len(keys), step)]
-            assign = partial(_assign, store, table_id, keys, versions, rows)
-            list(writers.map(assign, slices))
+            install = partial(_install, store, table, keys, versions, rows)
+            list(writers.map(install, slices))
             done += part.rows
             if progress is not None:
                 progress(done)
@@ -152,12 +157,22 @@ def load_version(
     )
 
 
-def _assign(
-    store: _server.Store, table_id: int, keys: Keys, versions: NDArray[np.uint64], rows: Rows, some: slice
+def _install(
+    store: _server.Store,
+    table: PublishedTable,
+    keys: Keys,
+    versions: NDArray[np.uint64],
+    rows: NDArray[Any],
+    some: slice,
 ) -> None:
-    """Assigns a slice of the rows, (n, dim); copies them first when the file's are not aligned or contiguous."""
+    """Installs a slice of the rows, (n, dim); copies them first when the file's are not aligned or contiguous."""
     wanted, kept_versions = np.ascontiguousarray(keys[some]), np.ascontiguousarray(versions[some])
-    store.assign_versions(table_id, wanted, kept_versions, np.ascontiguousarray(rows[some]))
+    stored = np.ascontiguousarray(rows[some])
+    if table.dtype == "int8":
+        store.assign_versions(table.schema.id, wanted, kept_versions, stored)
+        return
+    counts, no_state = np.zeros(len(wanted), np.uint32), np.empty(0, np.float32)
+    store.install(table.schema.id, wanted, kept_versions, counts, stored, no_state)
 
 
 def _weights_only(table: ServedTable) -> _server.TableSchema:

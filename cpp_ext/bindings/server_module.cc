@@ -8,6 +8,7 @@ namespace sparserow::bindings {
 void bind_store(pybind11::module_& module);      // server_store.cc
 void bind_shard(pybind11::module_& module);      // server_shard.cc
 void bind_changes(pybind11::module_& module);    // server_changes.cc
+void bind_files(pybind11::module_& module);      // server_files.cc
 void bind_raw_ssd(pybind11::module_& module);    // server_raw_ssd.cc
 void bind_open_loop(pybind11::module_& module);  // server_open_loop.cc
 void bind_snapshot(pybind11::module_& module);   // server_snapshot.cc
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_server, module) {
   sparserow::bindings::bind_store(module);
   sparserow::bindings::bind_changes(module);
   sparserow::bindings::bind_shard(module);
+  sparserow::bindings::bind_files(module);
   sparserow::bindings::bind_raw_ssd(module);
   sparserow::bindings::bind_snapshot(module);
   sparserow::bindings::bind_open_loop(module);

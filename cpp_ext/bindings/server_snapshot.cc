@@ -86,6 +86,12 @@ struct SnapshotBox {
   std::shared_ptr<UsedPages> used = std::make_shared<UsedPages>();
 };
 
+// The pace of one thread that writes files of a dump.
+struct SavePace {
+  SharedSnapshot snapshot;
+  Store::Snapshot::Pace pace;
+};
+
 SnapshotOptions options_of(std::uint64_t side_budget_bytes, std::uint32_t longest_stall_ms,
                            const std::optional<py::array>& since) {
   SnapshotOptions options;
@@ -260,7 +266,13 @@ py::dict stats_of(const SnapshotBox& box) {
 }  // namespace
 
 void bind_snapshot(py::module_& module) {
+  py::class_<SavePace>(module, "SavePace")
+      .def("begin", [](SavePace& self) { self.pace.slice = LockTimer(); })
+      .def(
+          "pause", [](SavePace& self) { self.snapshot->keep_pace(self.pace); },
+          py::call_guard<py::gil_scoped_release>());
   py::class_<SnapshotBox>(module, "Snapshot")
+      .def("pace", [](const SnapshotBox& box) { return SavePace{box.snapshot, {}}; })
       .def("next", &next_page<&Store::Snapshot::next>, py::arg("table_id"), py::kw_only(), py::arg("max_bytes"))
       .def("next_images", &next_page<&Store::Snapshot::next_images>, py::arg("table_id"), py::kw_only(),
            py::arg("max_bytes"))

@@ -168,18 +168,21 @@ void Store::Snapshot::wait_for_room() {
 // While batches are written, a dump that did not have a CPU all the time, since others wanted it, pauses for a multiple
 // of what it has computed; the less, the fuller the side buffer is. A low priority alone does not do: it holds within a
 // session or a container, not between two of them.
-void Store::Snapshot::pace(LockTimer& slice) {
-  const LockTimes locked = slice.elapsed();
-  if (locked.wall_nanoseconds < kSliceNanoseconds) return;
+void Store::Snapshot::keep_pace(Pace& pace) {
+  const LockTimes now = pace.slice.elapsed();
+  const LockTimes sum{pace.sum.wall_nanoseconds + now.wall_nanoseconds, pace.sum.cpu_nanoseconds + now.cpu_nanoseconds};
+  pace.slice = LockTimer();
+  pace.sum = sum;
+  if (sum.wall_nanoseconds < kSliceNanoseconds) return;
   const std::uint64_t batches = batches_.load(std::memory_order_relaxed);
-  const bool has_writers = std::exchange(batches_seen_, batches) != batches;
-  if (has_writers && locked.wall_nanoseconds - locked.wall_nanoseconds / 16 > locked.cpu_nanoseconds) {
+  const bool has_writers = std::exchange(pace.batches, batches) != batches;
+  if (has_writers && sum.wall_nanoseconds - sum.wall_nanoseconds / 16 > sum.cpu_nanoseconds) {
     const double room = 1.0 - std::min(1.0, static_cast<double>(side_bytes_) / static_cast<double>(image_budget_));
-    const auto pause = static_cast<std::int64_t>(room * static_cast<double>(kPause * locked.cpu_nanoseconds));
+    const auto pause = static_cast<std::int64_t>(room * static_cast<double>(kPause * sum.cpu_nanoseconds));
     std::unique_lock lock(mutex_);
     moved_.wait_for(lock, std::chrono::nanoseconds(pause), [this] { return is_over_ || waiting_ > 0; });
   }
-  slice = LockTimer();
+  pace = {.slice = LockTimer(), .sum = {}, .batches = batches};
 }
 
 std::uint64_t Store::Snapshot::page_bytes(std::uint64_t most) const noexcept {
@@ -276,7 +279,7 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
   SnapshotPage page = begin_page(dump, std::min(max_bytes, kSmallTableBytes), std::move(used));
   const std::uint32_t stripes = store_.slots.stripe_count();
   Slot rows;
-  LockTimer slice;
+  Pace pace;
   const auto put_rows = [&](std::uint32_t stripe) {
     for (const Row& row : rows.rows) {
       put(page, dump, stripe, row.suffix, row.version, row.update_count, rows.data.data() + row.at);
@@ -284,7 +287,7 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
     rows.rows.clear();
     rows.data.clear();
     rows.by_path.clear();
-    pace(slice);
+    keep_pace(pace);
   };
   for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
     SR_RETURN_IF_ERROR(failure());
@@ -424,7 +427,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
   const std::uint64_t row_bytes = dump.table->layout.data_bytes + kHeadColumns;
   Slot slot;
-  LockTimer slice;
+  Pace pace;
   while (dump.slot < slot_versions_.size() && page.keys.size() * row_bytes < max_bytes) {
     SR_RETURN_IF_ERROR(failure());
     slot.rows.clear();
@@ -436,7 +439,7 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
     for (const Row& row : slot.rows) {
       put(page, dump, stripe, row.suffix, row.version, row.update_count, slot.data.data() + row.at);
     }
-    pace(slice);
+    keep_pace(pace);
   }
   if (dump.slot == slot_versions_.size()) dump.images->clear();  // all sides are done
   page.end_slot = dump.slot;

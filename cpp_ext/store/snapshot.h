@@ -28,6 +28,7 @@
 #include "store/saved_images.h"
 #include "store/store.h"
 #include "store/store_impl.h"
+#include "store/table/lock_timer.h"
 #include "util/mapped_vector.h"
 
 namespace sparserow {
@@ -99,6 +100,16 @@ class Store::Snapshot {
   // From now on nothing is saved, and no writer waits. Idempotent.
   void end();
 
+  // What a thread of the dump has computed since it last paused. Belongs to that thread.
+  struct Pace {
+    LockTimer slice;
+    LockTimes sum;
+    std::uint64_t batches = 0;  // written when it last looked
+  };
+  // Between small parts of the dump's work; pauses where that takes CPUs from writers. What the thread does after
+  // pace.slice began anew counts as computing.
+  void keep_pace(Pace& pace);
+
   // ---- the writers
 
   // What is saved of one stripe of one table. Guarded by the stripe's lock.
@@ -155,13 +166,11 @@ class Store::Snapshot {
            std::uint32_t update_count, const std::byte* data) const;
   [[nodiscard]] Status failure() const;
   void note_progress();
-  void pace(LockTimer& slice);
   void give_up();
 
   Impl& store_;
   SnapshotOptions options_;
   std::uint64_t image_budget_ = 0;  // bytes
-  std::uint64_t batches_seen_ = 0;  // by the dump
   std::uint16_t lineage_ = 0;
   std::vector<std::uint64_t> slot_versions_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Dump>> dumps_;  // by table id; fixed once made

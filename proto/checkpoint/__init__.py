@@ -8,4 +8,5 @@
         dense/shard-N-*.safetensors      the parts of a dense tower that processes share (dense_files.py)
 
 ``folder`` reads and writes these files by URL (fsspec); ``tensor_file`` implements their format.
+``file_check`` compares a file with its entry in the manifest.
 """

@@ -24,12 +24,13 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
 from ..extras import install_command
 from ..names import check_file_name
-from .local_file import sync_folder, write_file
+from .local_file import Pace, hash_pieces, sync_folder, write_file
 
 Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
 _TRIES = 4  # attempts of a remote call
 _FIRST_PAUSE_SEC = 0.2
+_LEAST_MAPPED_BYTES = 1 << 20  # the pages of a smaller file cost more than copying it
 _STORES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "pyarrow")
 _WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs"})
 _FINAL = (
@@ -106,6 +107,10 @@ class Folder:
         """The path of the folder in its file system."""
         return self._path
 
+    def path_of(self, name: str) -> str:
+        """Returns the path of a file of the folder in its file system."""
+        return self._inside(name)
+
     def __truediv__(self, name: str) -> Folder:
         path = self._inside(name)
         made = copy(self)  # shares the file system, because making one may take time
@@ -170,23 +175,28 @@ class Folder:
         with typed(f"{self.url}/{name}"):
             return int(self._again(lambda: self._file_system.size(path)))
 
-    def write(self, name: str, pieces: Sequence[Piece]) -> None:
+    def write(self, name: str, pieces: Sequence[Piece], pace: Pace | None = None) -> str:
         """Writes a file, which is on the disk when the call returns. What a failed call leaves is not usable.
 
         Args:
             name: the name of the file.
             pieces: the contents, written one after another.
+            pace: slows the hashing and copying; None: nothing does.
+
+        Returns:
+            The XXH3-64 of the contents, in hexadecimal digits.
 
         Raises:
             FailedPrecondition, ResourceExhausted: the file cannot be written; the text names it.
         """
         path = self._inside(name)
+        arrays = [np.frombuffer(bytes_of(piece), np.uint8) for piece in pieces]
         with typed(f"{self.url}/{name}"):
-            if not self.is_local:
-                data = b"".join(_bytes_of(piece) for piece in pieces)
-                self._again(lambda: self._file_system.pipe_file(path, data))
-                return
-            write_file(path, [np.frombuffer(_bytes_of(piece), np.uint8) for piece in pieces])
+            if self.is_local:
+                return write_file(path, arrays, pace)
+            data = b"".join(piece.data for piece in arrays)
+            self._again(lambda: self._file_system.pipe_file(path, data))
+            return hash_pieces([np.frombuffer(data, np.uint8)], pace)
 
     def put(self, name: str, data: bytes) -> None:
         """Writes a small file that appears in one instant, after everything that was written before it.
@@ -247,7 +257,8 @@ class Folder:
             self._again(partial(self._file_system.rm, path, recursive=True))
 
     def read(self, name: str) -> memoryview:
-        """Returns the bytes of a file. A local file is mapped, so that only the parts that are used are read.
+        """Returns the bytes of a file. A local file of 1 MiB or more is mapped, so that only the parts that are used
+        are read.
 
         Raises:
             NotFound, FailedPrecondition: the file is missing or cannot be read; the text names it.
@@ -256,8 +267,8 @@ class Folder:
         with typed(f"{self.url}/{name}"):
             if not self.is_local:
                 return memoryview(self._again(lambda: self._file_system.cat_file(path)))
-            if os.path.getsize(path) == 0:
-                return memoryview(b"")
+            if os.path.getsize(path) < _LEAST_MAPPED_BYTES:
+                return memoryview(Path(path).read_bytes())
             return memoryview(np.memmap(path, np.uint8, mode="r"))  # type: ignore[arg-type]
 
     def read_small(self, name: str, most_bytes: int) -> bytes:
@@ -349,7 +360,8 @@ class Folder:
         raise AssertionError("unreachable")
 
 
-def _bytes_of(piece: Piece) -> memoryview:
+def bytes_of(piece: Piece) -> memoryview:
+    """Returns the bytes of a piece, which are copied only where an array is not contiguous."""
     if isinstance(piece, np.ndarray):
         return memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return memoryview(piece).cast("B")

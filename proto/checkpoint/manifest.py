@@ -38,6 +38,7 @@ from .entries import (
     WorkerEntry as WorkerEntry,
     number_of as number_of,
 )
+from .file_check import BlockReader, read_checked
 from .folder import Folder
 
 FORMAT = 2
@@ -375,37 +376,22 @@ def check_written(written: Folder, manifest: Manifest) -> None:
             raise DataLoss(f"{written.url}/{facts.file}: the file {found}; {facts.bytes} bytes were written")
 
 
-def check_file(folder: Folder, facts: FileFacts) -> memoryview:
+def check_file(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> memoryview:
     """Returns the bytes of a file, after comparing its size and checksum.
+
+    Args:
+        folder: the folder of its checkpoint.
+        facts: the file's entry in the manifest.
+        reader: as in :func:`~.file_check.read_checked`.
 
     Raises:
         DataLoss: the file is missing or differs; the text names it.
+        FailedPrecondition, ResourceExhausted: the file cannot be read; the text names it.
     """
-    where = f"{folder.url}/{facts.file}"
     try:
-        data = folder.read(facts.file)
+        return read_checked(folder, facts, "is damaged: its checksum does not match", reader)
     except NotFound:
-        raise DataLoss(f"{where}: the file is missing; the checkpoint is damaged") from None
-    check_bytes(data, facts, where, "is damaged: its checksum does not match")
-    return data
-
-
-def check_bytes(data: memoryview, facts: FileFacts, where: str, damage: str) -> None:
-    """Compares a file's bytes with its entry in the manifest.
-
-    Args:
-        data: the bytes of the file.
-        facts: the entry in the manifest.
-        where: the name of the file, which begins an error message.
-        damage: the text of the error when the checksums differ.
-
-    Raises:
-        DataLoss: the size or the checksum differs; the text names ``where``.
-    """
-    if len(data) != facts.bytes:
-        raise DataLoss(f"{where}: the file has {len(data)} bytes; its manifest says {facts.bytes}")
-    if xxhash.xxh3_64_hexdigest(data) != facts.xxh3:
-        raise DataLoss(f"{where}: {damage}")
+        raise DataLoss(f"{folder.url}/{facts.file}: the file is missing; the checkpoint is damaged") from None
 
 
 def note_read_whole(folder: Folder, name: str) -> None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..documents import parse_json
 from ..errors import DataLoss
 from ..schema import Dtype
+from .local_file import Pace
 from .tensor_file import MOST_HEADER_BYTES, Encoded, Tensor, check_sum, decode, encode
 
 FORMAT, SHARED_FORMAT = "1", "2"
@@ -90,18 +91,23 @@ class Rows:
         return Rows(*(column[chosen] if len(column) else column for column in vars(self).values()))
 
 
-def encode_rows(parts: Sequence[tuple[PartFacts, Rows]]) -> Encoded:
-    """Returns the file of the rows of one table, or of several tables of the same cluster."""
+def encode_rows(parts: Sequence[tuple[PartFacts, Rows]], pace: Pace | None = None) -> Encoded:
+    """Returns the file of the rows of one table, or of several tables of the same cluster.
+
+    Args:
+        parts: the rows of each table.
+        pace: as in :func:`~.tensor_file.encode`.
+    """
     facts, rows = parts[0]
     metadata = {"cluster": f"{facts.cluster_id:x}", "slot_count": str(facts.slot_count)}
     if len(parts) == 1:
         metadata |= {"format": FORMAT, **{name: str(value) for name, value in _said(facts).items()}}
-        return encode(_tensors(facts, rows, ""), _prefixed(metadata))
+        return encode(_tensors(facts, rows, ""), _prefixed(metadata), pace)
     metadata |= {"format": SHARED_FORMAT, "tables": json.dumps([_said(facts) for facts, _ in parts])}
     tensors: dict[str, Tensor] = {}
     for facts, rows in parts:
         tensors |= _tensors(facts, rows, f"{facts.table_id}.")
-    return encode(tensors, _prefixed(metadata))
+    return encode(tensors, _prefixed(metadata), pace)
 
 
 def _tensors(facts: PartFacts, rows: Rows, prefix: str) -> dict[str, Tensor]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ..documents import parse_json
 from ..errors import DataLoss
-from .folder import Piece
+from .folder import Piece, bytes_of
+from .local_file import Pace, hash_pieces
 
 # Maps a dtype of safetensors to numpy's. numpy has no bfloat16, so the values are kept as their bits.
 DTYPES: dict[str, str] = {
@@ -55,18 +55,26 @@ class Encoded:
     Attributes:
         pieces: the buffers of the file, in order.
         size: the size of the file, in bytes.
-        xxh3: the XXH3-64 of all bytes, in hexadecimal digits.
     """
 
     pieces: list[Piece]
     size: int
-    xxh3: str
+
+    @property
+    def xxh3(self) -> str:
+        """The XXH3-64 of all bytes, in hexadecimal digits; it takes a pass over them, which ``Folder.write`` saves."""
+        return hash_pieces([np.frombuffer(bytes_of(piece), np.uint8) for piece in self.pieces])
 
 
-def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Encoded:
-    """Returns a file with these tensors; the checksum of their bytes is added to the metadata."""
+def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], pace: Pace | None = None) -> Encoded:
+    """Returns a file with these tensors; the checksum of their bytes is added to the metadata.
+
+    Args:
+        tensors: the tensors by name, in the order of the file.
+        metadata: texts by name.
+        pace: slows the hashing; None: nothing does.
+    """
     offset, entries = 0, {}
-    digest = xxhash.xxh3_64()
     for name, tensor in tensors.items():
         size = tensor.values.nbytes
         entries[name] = {
@@ -75,19 +83,12 @@ def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Encode
             "data_offsets": [offset, offset + size],
         }
         offset += size
-        digest.update(_bytes(tensor.values))
-    header = {"__metadata__": {**metadata, _CHECKSUM: digest.hexdigest()}, **entries}
+    digest = hash_pieces([np.frombuffer(bytes_of(tensor.values), np.uint8) for tensor in tensors.values()], pace)
+    header = {"__metadata__": {**metadata, _CHECKSUM: digest}, **entries}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the padding lets the tensors begin at a multiple of 8
     head = len(text).to_bytes(8, "little") + text
-    whole = xxhash.xxh3_64(head)
-    for tensor in tensors.values():
-        whole.update(_bytes(tensor.values))
-    return Encoded([head, *(tensor.values for tensor in tensors.values())], len(head) + offset, whole.hexdigest())
-
-
-def _bytes(values: NDArray[Any]) -> Any:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    return Encoded([head, *(tensor.values for tensor in tensors.values())], len(head) + offset)
 
 
 def decode(data: memoryview, name: str) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -130,8 +131,6 @@ def check_sum(metadata: Mapping[str, str], tensors: Sequence[Tensor], name: str)
     Raises:
         DataLoss: the checksums differ; the text names the file.
     """
-    digest = xxhash.xxh3_64()
-    for tensor in tensors:
-        digest.update(_bytes(tensor.values))
-    if metadata.get(_CHECKSUM) != digest.hexdigest():
+    digest = hash_pieces([np.frombuffer(bytes_of(tensor.values), np.uint8) for tensor in tensors])
+    if metadata.get(_CHECKSUM) != digest:
         raise DataLoss(f"{name}: the tensors do not match the checksum in the header")

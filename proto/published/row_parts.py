@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint.entries import FileFacts
+from ..checkpoint.file_check import BlockReader, read_checked
 from ..checkpoint.folder import Folder
-from ..checkpoint.manifest import FileFacts, check_bytes
 from ..checkpoint.tensor_file import Tensor, decode, encode
 from ..errors import DataLoss
 from .manifest import Part, ServedDtype
@@ -46,35 +47,41 @@ def write_rows(
 def write_tensors(folder: Folder, file: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> FileFacts:
     """Writes a safetensors file and returns its entry for a manifest."""
     encoded = encode(tensors, {f"sparserow.{key}": value for key, value in metadata.items()})
-    folder.write(file, encoded.pieces)
-    return FileFacts(file, encoded.size, encoded.xxh3)
+    return FileFacts(file, encoded.size, folder.write(file, encoded.pieces))
 
 
-def read_file(folder: Folder, facts: FileFacts) -> memoryview:
+def read_file(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> memoryview:
     """Returns the bytes of a file, after comparing them with its entry in the manifest.
+
+    Args:
+        folder: the folder of the version.
+        facts: the file's entry in the manifest.
+        reader: as in :func:`~..checkpoint.file_check.read_checked`.
 
     Raises:
         DataLoss: the size or the checksum differs; the text names the file.
         NotFound: the file is missing.
     """
-    data = folder.read(facts.file)
-    check_bytes(data, facts, f"{folder.url}/{facts.file}", "the file does not match its checksum")
-    return data
+    return read_checked(folder, facts, "the file does not match its checksum", reader)
 
 
-def read_tensors(folder: Folder, facts: FileFacts) -> dict[str, NDArray[Any]]:
+def read_tensors(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> dict[str, NDArray[Any]]:
     """Returns the tensors of a file by name, after comparing its size and checksum."""
-    _, tensors = decode(read_file(folder, facts), f"{folder.url}/{facts.file}")
+    _, tensors = decode(read_file(folder, facts, reader), f"{folder.url}/{facts.file}")
     return {name: tensor.values for name, tensor in tensors.items()}
 
 
-def read_rows(folder: Folder, part: Part, dtype: ServedDtype, dim: int) -> tuple[Keys, NDArray[np.uint64], Rows]:
-    """Returns keys (n), versions (n) and rows (n, dim) float32 of a part.
+def read_rows(
+    folder: Folder, part: Part, dtype: ServedDtype, dim: int, reader: BlockReader | None = None
+) -> tuple[Keys, NDArray[np.uint64], NDArray[Any]]:
+    """Returns keys (n), versions (n) and rows (n, dim) of a part.
+
+    The rows are as stored: float32, float16, or uint16 with the bits of bfloat16. Those of int8 are float32.
 
     Raises:
         DataLoss: the part is damaged, or differs from its manifest; the text names the file.
     """
-    tensors = read_tensors(folder, part)
+    tensors = read_tensors(folder, part, reader)
     try:
         rows = _unpacked(dtype, tensors)
         keys, versions = tensors["key"], tensors["version"]
@@ -103,10 +110,11 @@ def _packed(dtype: ServedDtype, rows: Rows) -> dict[str, Tensor]:
     return {"row": Tensor(_TENSOR_DTYPES[dtype], values)}
 
 
-def _unpacked(dtype: ServedDtype, tensors: dict[str, NDArray[Any]]) -> Rows:
+def _unpacked(dtype: ServedDtype, tensors: dict[str, NDArray[Any]]) -> NDArray[Any]:
     if dtype == "int8":
         return np.asarray(tensors["code"].astype(np.float32) * tensors["scale"][:, None], np.float32)
-    values = tensors["row"]
-    if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(values, dtype=np.float32)
+    stored: dict[str, type] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+    rows = tensors["row"]
+    if rows.dtype != stored[dtype]:
+        raise ValueError(f"rows of dtype {rows.dtype} in place of {dtype}")
+    return np.ascontiguousarray(rows)

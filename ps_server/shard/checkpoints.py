@@ -132,13 +132,14 @@ class ShardCheckpoints:
 
     def _dump_rows(self, snapshot: _server.Snapshot, folder: Folder, part_bytes: int) -> Iterator[pb.DumpReply]:
         """Writes one file while the rows of the next are read."""
+        pace = snapshot.pace()
         with ThreadPoolExecutor(1, "sparserow-write", give_way) as writer:
             writing: Future[pb.DumpReply] | None = None
             for number, parts in enumerate(self._files(snapshot, part_bytes)):
                 if writing is not None:
                     yield writing.result()
                 name = f"rows.{self._engine.shard}.{number}.safetensors"
-                writing = writer.submit(_write_rows, folder, name, parts)
+                writing = writer.submit(_write_rows, folder, name, parts, pace)
             if writing is not None:
                 yield writing.result()
 
@@ -223,8 +224,8 @@ def _filters(snapshot: _server.Snapshot, slots: NDArray[np.uint32]) -> dict[str,
     return tensors
 
 
-def _write_rows(folder: Folder, name: str, parts: list[tuple[PartFacts, Rows]]) -> pb.DumpReply:
-    written = pb.DumpedFile(file=_write(folder, name, encode_rows(parts)))
+def _write_rows(folder: Folder, name: str, parts: list[tuple[PartFacts, Rows]], pace: _server.SavePace) -> pb.DumpReply:
+    written = pb.DumpedFile(file=_write(folder, name, encode_rows(parts, pace), pace))
     for facts, rows in parts:
         written.parts.add(
             table_id=facts.table_id, first_slot=facts.first_slot, end_slot=facts.end_slot, rows=len(rows.keys)
@@ -232,9 +233,9 @@ def _write_rows(folder: Folder, name: str, parts: list[tuple[PartFacts, Rows]]) 
     return pb.DumpReply(rows=written)
 
 
-def _write(folder: Folder, name: str, encoded: Encoded) -> pb.WrittenFile:
-    folder.write(name, encoded.pieces)
-    return pb.WrittenFile(file=name, bytes=encoded.size, xxh3=encoded.xxh3)
+def _write(folder: Folder, name: str, encoded: Encoded, pace: _server.SavePace | None = None) -> pb.WrittenFile:
+    xxh3 = folder.write(name, encoded.pieces, pace)
+    return pb.WrittenFile(file=name, bytes=encoded.size, xxh3=xxh3)
 
 
 def _read(folder: Folder, file: pb.WrittenFile) -> memoryview:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.file_check import BlockReader
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.row_parts import Rows, decode_rows
 from ...proto.checkpoint.tensor_file import Tensor, decode
@@ -31,7 +32,9 @@ FILTER_PARTS = ("slot", "end", "image")  # parts of the tensor names filter.TABL
 _SEQUENCE_MASK = np.uint64((1 << 48) - 1)
 _BATCH_BYTES = 8 << 20  # bytes of rows that each loader installs at once
 _LEAST_BATCH_BYTES = 1 << 20  # the least such number: it is a 128th of a small memory budget
-_LOADERS = max(1, min(4, os.cpu_count() or 1))
+# One thread more than CPUs, because one of them waits for the disk. Each has the memory of one file, of which together
+# they have at most a 16th of a memory budget, or one.
+_LOADERS = min(4, 1 + (os.cpu_count() or 1))
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,18 @@ class RowFile:
     link: int
     tables: dict[int, pb.LoadTable] = field(default_factory=dict)
 
-    def read(self, cluster_id: int) -> Iterable[tuple[pb.LoadTable, Rows]]:
+    def read(self, cluster_id: int, reader: BlockReader) -> Iterable[tuple[pb.LoadTable, Rows]]:
         """Yields the rows of its tables, after comparing the file with its manifest.
+
+        Args:
+            cluster_id: the id of the cluster that wrote the file.
+            reader: reads local files; the memory of a file is used again when its rows are gone.
 
         Raises:
             DataLoss: the file is missing or damaged; the text names it.
         """
         where = f"{self.folder.url}/{self.facts.file}"
-        parts = decode_rows(files.check_file(self.folder, self.facts), where, is_checked=True)
+        parts = decode_rows(files.check_file(self.folder, self.facts, reader), where, is_checked=True)
         there = {facts.table_id: rows for facts, rows in parts if facts.cluster_id == cluster_id}
         for saved_id, table in self.tables.items():
             if saved_id not in there:
@@ -109,7 +116,7 @@ class CheckpointLoads:
         Raises:
             DataLoss: a file is missing or damaged; the text names it.
         """
-        chain, size = _Chain(request), 0
+        chain, size, reader = _Chain(request), 0, _server.FileReader()
         slots = [
             (folder, facts) for folder, link in zip(chain.folders, chain.links, strict=True) for facts in link.slots
         ]
@@ -118,7 +125,8 @@ class CheckpointLoads:
             size += facts.bytes
             yield pb.LoadReply(bytes=size)
         rows = [file for link in range(len(chain.links)) for file in chain.row_files(link, lambda *_: True)]
-        for file in _each(rows[request.turn :: request.turns], lambda file: deque(file.read(chain.cluster_id), 0)):
+        mine = rows[request.turn :: request.turns]
+        for file in self._each(mine, lambda file: deque(file.read(chain.cluster_id, reader), 0)):
             size += file.facts.bytes
             yield pb.LoadReply(bytes=size)
 
@@ -172,11 +180,17 @@ class CheckpointLoads:
         def is_wanted(part: files.PartEntry, table: pb.LoadTable) -> bool:
             return table.schema.id != table.saved_table_id or bool(owned[part.first_slot : part.end_slot].any())
 
+        reader = _server.FileReader()
+
+        def load_file(file: RowFile) -> None:
+            for table, rows in file.read(chain.cluster_id, reader):
+                self._install(table, rows, file.link, request, whole_since)
+
         for link in range(len(chain.links)):
             # Files of one checkpoint have different rows; files of the next checkpoint in the chain are loaded after
             # them.
             row_files = chain.row_files(link, is_wanted)
-            for file in _each(row_files, lambda file: self._load_file(file, chain.cluster_id, request, whole_since)):
+            for file in self._each(row_files, load_file):
                 size += file.facts.bytes
                 yield pb.LoadReply(bytes=size)
         mine = np.flatnonzero(owned).astype(np.uint32)
@@ -206,12 +220,6 @@ class CheckpointLoads:
                 for slot, cells in zip(which.tolist(), np.split(image, ends[:-1]), strict=True):
                     if engine.owned_slots[slot] and len(cells) - 1 <= max(1, most):  # otherwise the slot counts from 0
                         engine.store.load_filter(table.schema.id, slot, np.ascontiguousarray(cells))
-
-    def _load_file(
-        self, file: RowFile, cluster_id: int, request: pb.LoadRequest, whole_since: NDArray[np.uint32]
-    ) -> None:
-        for table, rows in file.read(cluster_id):
-            self._install(table, rows, file.link, request, whole_since)
 
     def _install(
         self, table: pb.LoadTable, rows: Rows, link: int, request: pb.LoadRequest, whole_since: NDArray[np.uint32]
@@ -245,26 +253,24 @@ class CheckpointLoads:
                 rows.push_seconds[batch],
             )
 
-
-def _each(row_files: Sequence[RowFile], work: Callable[[RowFile], Any]) -> Iterator[RowFile]:
-    """Does the work of each file, several at a time, and yields the files in their order; the first failure ends it."""
-    with ThreadPoolExecutor(_LOADERS) as workers:
-
-        def do(at: int) -> None:
-            for file in row_files[at : at + _LOADERS + 1 : _LOADERS]:  # also the file that a worker takes next
-                file.folder.read_ahead(file.facts.file)
-            work(row_files[at])
-
-        waiting = deque[tuple[RowFile, Future[None]]]()
-        try:
-            for at, file in enumerate(row_files):
-                waiting.append((file, workers.submit(do, at)))
-                if len(waiting) > 2 * _LOADERS:
-                    done, future = waiting.popleft()
+    def _each(self, row_files: Sequence[RowFile], work: Callable[[RowFile], Any]) -> Iterator[RowFile]:
+        """Does the work of each file, several at a time, and yields the files in their order; the first failure ends
+        it.
+        """
+        budget = self._engine.store.memory_budget_bytes
+        largest = max((file.facts.bytes for file in row_files), default=1)
+        loaders = min(_LOADERS, max(1, budget // 16 // largest)) if budget else _LOADERS
+        with ThreadPoolExecutor(loaders, "sparserow-load") as workers:
+            waiting = deque[tuple[RowFile, Future[None]]]()
+            try:
+                for file in row_files:
+                    waiting.append((file, workers.submit(work, file)))
+                    if len(waiting) > 2 * loaders:
+                        done, future = waiting.popleft()
+                        future.result()
+                        yield done
+                for done, future in waiting:
                     future.result()
                     yield done
-            for done, future in waiting:
-                future.result()
-                yield done
-        finally:
-            workers.shutdown(cancel_futures=True)
+            finally:
+                workers.shutdown(cancel_futures=True)

@@ -242,8 +242,8 @@ def _entered(
             raise problem
         file = f"worker.{session.rank}.safetensors"
         encoded = encode_tree(tree, {"sparserow.rank": str(session.rank)})
-        (Folder(request.url) / request.name).write(file, encoded.pieces)
-        request.state.file, request.state.bytes, request.state.xxh3 = file, encoded.size, encoded.xxh3
+        request.state.file, request.state.bytes = file, encoded.size
+        request.state.xxh3 = (Folder(request.url) / request.name).write(file, encoded.pieces)
     except SparserowError as error:
         request.problem = str(error)
         try:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PART_BYTES = 256 << 20
+_PART_BYTES = 32 << 20  # a serving process reads some parts at once, each whole
 _CURSOR_IDLE_SEC = 1800  # how long shards keep the changes since a publication, so that live sync needs no whole slots
 _CALL_DEADLINE_SEC = 30.0
 
