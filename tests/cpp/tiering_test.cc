@@ -153,7 +153,9 @@ TEST_CASE("random operations give the same bits with and without an SSD") {
     REQUIRE(plain->create_table(schema_of(table)).is_ok());
   }
   constexpr std::uint64_t kKeys = 12000;
-  for (int step = 0; step < 1200; ++step) {
+  constexpr int kSteps = 1200;
+  int drops = 0;
+  for (int step = 0; step < kSteps; ++step) {
     const std::uint32_t table = 1 + static_cast<std::uint32_t>(random() % 2);
     const auto keys = random_keys(random, random() % 4 == 0 ? kKeys / 50 : kKeys, 1 + random() % 80);
     const std::uint64_t act = random() % 100;
@@ -175,7 +177,8 @@ TEST_CASE("random operations give the same bits with and without an SSD") {
       REQUIRE(store->erase(table, some).value() == plain->erase(table, some).value());
     } else if (act < 99) {
       REQUIRE(store->fetch_to_memory(table, keys).is_ok());
-    } else if (random() % 3 == 0) {
+    } else if (drops < 2 && step < kSteps / 2) {  // then the tables grow beyond memory, whatever the seed
+      ++drops;
       for (Store* each : {store.get(), plain.get()}) {
         REQUIRE(each->drop_table(table).is_ok());
         REQUIRE(each->create_table(schema_of(table)).is_ok());
@@ -189,8 +192,7 @@ TEST_CASE("random operations give the same bits with and without an SSD") {
   const auto right = plain->stats();
   for (std::size_t i = 0; i < left.size(); ++i) CHECK(left[i].rows == right[i].rows);
   CHECK(store->tier_stats()->rows_evicted > 1000);
-  // Beside an index that has room for 20,000 rows, many more rows stay in memory where tables were dropped lately.
-  CHECK(store->tier_stats()->ssd.rows_read > (ssd_engine == SsdEngine::kPages ? 100 : 1000));
+  CHECK(store->tier_stats()->ssd.rows_read > 1000);
 }
 
 TEST_CASE("no update is lost between threads that push rows out") {
