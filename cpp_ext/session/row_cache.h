@@ -19,6 +19,7 @@
 
 #include "schema/schema.h"
 #include "util/dtype.h"
+#include "util/mapped_vector.h"
 
 namespace sparserow {
 
@@ -56,6 +57,9 @@ class RowCache {
   void drop(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
  private:
+  static constexpr std::size_t kGroup = 128;  // keys that are searched together
+  static constexpr std::size_t kLine = 64;
+
   struct Meta {
     std::uint64_t version = kNoVersion;
     std::int64_t validated = kNever;
@@ -64,10 +68,17 @@ class RowCache {
     std::uint8_t uses = 0;
   };
 
+  struct Free {
+    std::size_t bytes = 0;
+    void operator()(std::byte* at) const noexcept { MappedAllocator<std::byte>().deallocate(at, bytes); }
+  };
+
   [[nodiscard]] std::size_t first_of(std::uint32_t table_id, std::uint64_t key) const noexcept;
   [[nodiscard]] std::uint32_t way_of(std::size_t first, std::uint32_t table_id, std::uint64_t key) const noexcept;
   std::uint32_t make_room(std::size_t first);
-  void locate(std::uint32_t table_id, std::span<const std::uint64_t> keys);
+  // Where the sets of at most kGroup keys begin; their keys are fetched.
+  void locate(std::uint32_t table_id, std::span<const std::uint64_t> keys, std::size_t* firsts) const noexcept;
+  void fetch_likely(std::span<const std::uint64_t> keys, const std::size_t* firsts) const noexcept;
   [[nodiscard]] std::byte* row(std::size_t place) const noexcept { return rows_.get() + place * row_bytes_; }
 
   std::uint32_t dim_;
@@ -75,11 +86,10 @@ class RowCache {
   std::size_t row_bytes_;
   std::uint32_t sets_;
   std::uint32_t call_ = 0;
-  std::vector<std::uint64_t> keys_;     // (sets * ways)
-  std::vector<Meta> metas_;             // (sets * ways)
-  std::vector<std::uint8_t> replaced_;  // (sets) since the last halving
-  std::unique_ptr<std::byte[]> rows_;   // (sets * ways, dim) of the dtype
-  std::vector<std::size_t> firsts_;     // of the call's keys
+  MappedVector<std::uint64_t> keys_;         // (sets * ways); once it is large, the keys of a set are one line
+  MappedVector<Meta> metas_;                 // (sets * ways)
+  std::vector<std::uint8_t> replaced_;       // (sets) since the last halving
+  std::unique_ptr<std::byte[], Free> rows_;  // (sets * ways, dim) of the dtype
 };
 
 }  // namespace sparserow
