@@ -330,10 +330,10 @@ def saved_by_four(rank: int, address: str, folder: Path) -> None:
             rows_on_devices(session)
         write, failing = CheckpointFolder.write, "worker.2.safetensors"
 
-        def refuse(self: CheckpointFolder, name: str, *rest: object) -> None:
+        def refuse(self: CheckpointFolder, name: str, *rest: object) -> str:
             if name == failing:
                 raise sr.ResourceExhausted("the disk is full")
-            write(self, name, *rest)
+            return write(self, name, *rest)
 
         CheckpointFolder.write = refuse
         with pytest.raises(sr.SparserowError, match="disk is full"):
