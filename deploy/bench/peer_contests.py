@@ -32,7 +32,7 @@ from ...worker.session.connect import connect
 from ..launch.local_cluster import local_cluster
 from ..launch.local_serving import local_serving
 from .harness import Contender, pinned_to_one_cpu
-from .processes import SLOT_COUNT, BenchTable, raw_tcp, shard_process
+from .processes import BenchTable, bench_client, raw_tcp, shard_process
 from .serving import write_version
 from .serving_saturation import TABLE_ID, connections_to
 from .wire import FRAME_BYTES, Size as WireSize, exchange_of, wire_works
@@ -134,20 +134,12 @@ def grads_of(keys: int, dim: int) -> Any:
 
 @contextmanager
 def _over_the_network(size: PeerSize) -> Iterator[OurSide]:
-    from ...cpp_ext import _client
 
     tables = [BenchTable(f"bench/peers{dim}", dim, size.rows) for dim in size.dims]
     wire = WireSize(table_rows=size.rows, keys=size.keys, dims=size.dims)
     next_keys = batches_of(size.rows, size.keys)
     with shard_process(tables) as port, raw_tcp(size.keys * (8 + 4 * max(size.dims)) + 4096) as raw:
-        client = _client.Client(
-            shards=[("127.0.0.1", port)],
-            slot_owner=np.zeros(SLOT_COUNT, np.uint16),
-            route_epoch=1,
-            job_id=1,
-            worker_id=0,
-            worker_epoch=1,
-        )
+        client = bench_client(port)
         works = {(work.what, work.dim): work for work in wire_works(client, tables, wire, np.random.default_rng(8))}
         yield OurSide(
             lambda kind, dim: Contender("ours", next_keys, works[kind, dim].run),

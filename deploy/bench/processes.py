@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...proto.security.security import Security
+
+if TYPE_CHECKING:
+    from ...cpp_ext import _client
 
 SLOT_COUNT = 16_384
 _START_SEC = 120.0
@@ -27,6 +30,21 @@ class BenchTable:
     name: str
     dim: int
     rows: int
+
+
+def bench_client(port: int, *, job: int = 1, security: Security | None = None) -> _client.Client:
+    """Returns a client of a shard process, as worker 0 of a job that the shard has."""
+    from ...cpp_ext import _client
+
+    return _client.Client(
+        shards=[("127.0.0.1", port)],
+        slot_owner=np.zeros(SLOT_COUNT, np.uint16),
+        route_epoch=1,
+        job_id=job,
+        worker_id=0,
+        worker_epoch=1,
+        **(security or Security()).native_client(),
+    )
 
 
 def table_id(table: BenchTable) -> int:

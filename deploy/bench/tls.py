@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ...proto.security.security import Security
 from ..launch.security_files import init_security
 from .harness import MIN_REPETITIONS, Contender, Figure, latency_figure, median, time_in_turns
-from .processes import SLOT_COUNT, BenchTable, other_process, shard_process, table_id
+from .processes import BenchTable, bench_client, other_process, shard_process, table_id
 from .wire import ACK_BYTES, FRAME_BYTES
 
 LIMIT_OF_RAW = 0.8
@@ -57,23 +57,9 @@ def run_tls(size: Size) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         security = Security.load(init_security(Path(folder) / "files", ["127.0.0.1"], valid_sec=86_400))
         port = stack.enter_context(shard_process([table], security=security))
-        client = _client_of(port, security)
+        client = bench_client(port, security=security)
         yield from _moved(size, table, client, security)
         yield from _beside_strangers(size, table, client, port)
-
-
-def _client_of(port: int, security: Security) -> Any:
-    from ...cpp_ext import _client
-
-    return _client.Client(
-        shards=[("127.0.0.1", port)],
-        slot_owner=np.zeros(SLOT_COUNT, np.uint16),
-        route_epoch=1,
-        job_id=1,
-        worker_id=0,
-        worker_epoch=1,
-        **security.native_client(),
-    )
 
 
 def _moved(size: Size, table: BenchTable, client: Any, security: Security) -> Iterator[Figure]:
@@ -88,7 +74,7 @@ def _moved(size: Size, table: BenchTable, client: Any, security: Security) -> It
         shard_process([table]) as plain_port,
         _raw_tls(key_bytes + row_bytes + 4096, security) as raw,
     ):
-        clients = {"tls": client, "plain": _client_of(plain_port, Security())}
+        clients = {"tls": client, "plain": bench_client(plain_port)}
         sequences = dict.fromkeys(clients, 0)
 
         def pull(which: str) -> Contender:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .harness import MIN_REPETITIONS, Contender, Figure, median, time_in_turns
-from .processes import SLOT_COUNT, BenchTable, RawTcp, raw_tcp, shard_process, table_id
+from .processes import BenchTable, RawTcp, bench_client, raw_tcp, shard_process, table_id
 from .torch_rpc import TRANSPORTS, torch_rpc
 from .wire_cpu import CpuSize, measure_server_cpu
 
@@ -103,16 +103,7 @@ def run_wire(size: Size) -> Sequence[Figure]:
     batches = [random.choice(size.table_rows, size.keys, replace=False).astype(np.int64) for _ in range(_BATCHES)]
     next_keys = cycle(batches).__next__
     with shard_process(tables) as port, raw_tcp(largest) as raw:
-        from ...cpp_ext import _client
-
-        client = _client.Client(
-            shards=[("127.0.0.1", port)],
-            slot_owner=np.zeros(SLOT_COUNT, np.uint16),
-            route_epoch=1,
-            job_id=1,
-            worker_id=0,
-            worker_epoch=1,
-        )
+        client = bench_client(port)
         works = wire_works(client, tables, size, random)
         for _ in range(_ROUNDS):
             for work in works:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .harness import Figure, median, process_cpu
-from .processes import SLOT_COUNT, BenchTable, first_word, raw_tcp, shard_process, spawned, table_id
+from .processes import SLOT_COUNT, BenchTable, bench_client, first_word, raw_tcp, shard_process, spawned, table_id
 
 LIMIT = 1.25
 _CLIENTS = (1, 4)
@@ -134,16 +134,7 @@ def _store_cpu(size: CpuSize, table: BenchTable) -> dict[str, float]:
 
 def _move(orders: Connection, port: int, table: BenchTable, size: CpuSize, job: int) -> None:
     """Is a client: moves some batches whenever it is told what to do with them."""
-    from ...cpp_ext import _client
-
-    client = _client.Client(
-        shards=[("127.0.0.1", port)],
-        slot_owner=np.zeros(SLOT_COUNT, np.uint16),
-        route_epoch=1,
-        job_id=job,
-        worker_id=0,
-        worker_epoch=1,
-    )
+    client = bench_client(port, job=job)
     number, sequences = table_id(table), count(1)
     next_keys = cycle([keys.astype(np.int64) for keys in _batches(size, job)]).__next__
     grads: Rows = np.full((size.keys, table.dim), 0.01, np.float32)
