@@ -2,15 +2,19 @@
 
 The reference is C++ with OpenSSL on a blocking socket (``_server.RawTls``). It moves the same bytes, takes turns with
 the measurement, and knows nothing of rows. The same pulls and pushes without TLS stand beside it. Strangers are a
-process that opens connections one after another and sends random bytes. Every third connection begins as a handshake
-does, and others send a byte and wait (slowloris).
+process that opens connections one after another and leaves. A third of them sends random bytes, a third random bytes
+that begin as a handshake does, and a third the first message of a real handshake, which the shard computes an answer
+to. Some send a byte and wait (slowloris). Since strangers need a CPU themselves, the same strangers at the port of a
+process that only accepts and closes stand beside it.
 """
 
 from __future__ import annotations
 
 import random
 import socket
+import ssl
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,7 +40,7 @@ _HANDSHAKE = b"\x16\x03"  # how a TLS record of a handshake begins
 
 @dataclass(frozen=True)
 class Size:
-    """The amount that is moved, the number of repetitions, and the number of strangers."""
+    """The amount that is moved, the number of repetitions, and the number of strangers of each of so many turns."""
 
     table_rows: int = 2_000_000
     keys: int = 50_000
@@ -45,10 +49,20 @@ class Size:
     lookups: int = 3_000
     streams: int = 10_000
     waiting: int = 200
+    turns: int = 3
 
 
 FULL = Size()
-QUICK = Size(table_rows=20_000, keys=2_000, dim=16, repetitions=MIN_REPETITIONS, lookups=200, streams=300, waiting=20)
+QUICK = Size(
+    table_rows=20_000,
+    keys=2_000,
+    dim=16,
+    repetitions=MIN_REPETITIONS,
+    lookups=200,
+    streams=300,
+    waiting=20,
+    turns=1,
+)
 
 
 def run_tls(size: Size) -> Iterator[Figure]:
@@ -117,17 +131,26 @@ def _beside_strangers(size: Size, table: BenchTable, client: Any, port: int) -> 
             seconds.append(time.perf_counter() - begin)
         return seconds
 
+    def beside(strangers_port: int) -> list[float]:
+        seconds: list[float] = []
+        with other_process(_come_as_strangers, (strangers_port, size.streams, size.waiting)) as ended_port:
+            # Each connection to the port shows whether strangers are still active: it listens once all have connected.
+            while not seconds or not _is_open(ended_port):
+                seconds += lookups()
+        return seconds
+
     lookups()  # warm-up
-    alone = float(np.percentile(lookups(), 99))
-    beside: list[float] = []
-    with other_process(_come_as_strangers, (port, size.streams, size.waiting)) as ended_port:
-        # Each connection to the port shows whether strangers are still active: it listens once all have connected.
-        while not beside or not _is_open(ended_port):
-            beside += lookups()
-    crowded = float(np.percentile(beside, 99))
-    name = f"lookup 100 x {size.dim} beside {size.streams} random streams and {size.waiting} that wait"
-    yield latency_figure(f"{name}: p99", crowded, LIMIT_BESIDE_STRANGERS, crowded / alone)
-    yield latency_figure("lookup without strangers: p99", alone)
+    at_shard, elsewhere, alone = [], [], []
+    with other_process(_accept_and_close, ()) as other_port:
+        for _ in range(size.turns):
+            alone += lookups()
+            at_shard += beside(port)
+            elsewhere += beside(other_port)
+    quiet, crowded, busy = (float(np.percentile(seconds, 99)) for seconds in (alone, at_shard, elsewhere))
+    name = f"lookup 100 x {size.dim} beside {size.streams} strangers and {size.waiting} that wait"
+    yield latency_figure(f"{name}: p99", crowded, LIMIT_BESIDE_STRANGERS, crowded / quiet)
+    yield latency_figure(f"{name}, at another process: p99", busy, ratio=busy / quiet)
+    yield latency_figure("lookup without strangers: p99", quiet)
 
 
 def _is_open(port: int) -> bool:
@@ -143,16 +166,43 @@ def _come_as_strangers(pipe: Connection, port: int, streams: int, waiting: int) 
     pipe.send(ended.getsockname()[1])
     chance = random.Random(11)
     slow: list[socket.socket] = []
+    hello = _client_hello()
     for number in range(streams):
         noise = chance.randbytes(chance.randint(1, _STREAM_BYTES))
         if number % 3 == 0:
             noise = _HANDSHAKE + noise
+        elif number % 3 == 1:
+            noise = hello
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
             peer.sendall(noise)
         if len(slow) < waiting:
             slow.append(socket.create_connection(("127.0.0.1", port), timeout=5))
             slow[-1].sendall(_HANDSHAKE[:1])
     ended.listen()
+    with suppress(EOFError):
+        pipe.recv()  # returns when the benchmark is done
+
+
+def _client_hello() -> bytes:
+    """Returns the first message of a handshake."""
+    sent = ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="shard").do_handshake()
+    return sent.read()
+
+
+def _accept_and_close(pipe: Connection) -> None:
+    """Accepts whoever comes, and closes; ends with its pipe."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    pipe.send(listener.getsockname()[1])
+
+    def accept() -> None:
+        while True:
+            peer, _ = listener.accept()
+            peer.close()
+
+    threading.Thread(target=accept, daemon=True).start()
     with suppress(EOFError):
         pipe.recv()  # returns when the benchmark is done
 

@@ -65,7 +65,7 @@ class RawPeer {
            read_frame(header, body, 5000) && header.type == static_cast<std::uint16_t>(rpc::FrameType::kHelloAck);
   }
 
- private:
+  // False at the end of the stream, or when nothing came for timeout_ms.
   bool read_exact(void* into, std::size_t bytes, int timeout_ms) {
     auto* at = static_cast<std::byte*>(into);
     while (bytes > 0) {
@@ -78,6 +78,8 @@ class RawPeer {
     }
     return true;
   }
+
+ private:
   int fd_;
 };
 

@@ -108,7 +108,8 @@ void Connection::check_stall(Clock::time_point now) {
 
 Task<void> Connection::run() {
   const auto self = shared_from_this();
-  if (co_await greet()) {
+  const bool is_secure = !io_.needs_handshake() || co_await io_.secure(*core_.handshakes);
+  if (is_secure && co_await greet()) {
     while (co_await serve_one()) {
     }
   }

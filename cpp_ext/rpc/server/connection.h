@@ -41,6 +41,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // long.
   void check_stall(std::chrono::steady_clock::time_point now);
   [[nodiscard]] bool is_greeting() const noexcept { return io_.phase() == FrameIo::Phase::kHello && !io_.is_closed(); }
+  // Whether its peer has to wait for this shard's thread of handshakes.
+  [[nodiscard]] bool is_in_handshake() const noexcept { return io_.is_in_handshake(); }
   [[nodiscard]] const Peer& peer() const noexcept { return *peer_; }
 
  private:

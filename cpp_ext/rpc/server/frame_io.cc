@@ -50,6 +50,21 @@ void FrameIo::consume(std::size_t bytes) noexcept {
   if (staged_begin_ == staged_end_) staged_begin_ = staged_end_ = 0;
 }
 
+// The I/O thread waits for the peer and looks at its first bytes; the rest is work for a CPU.
+Task<bool> FrameIo::secure(asio::thread_pool& threads) {
+  while (stream_->needs_handshake()) {
+    Transfer moved = stream_->try_begin();
+    if (moved.bytes > 0) {
+      const auto go_on = [this]() -> Task<Transfer> { co_return closed_ ? Transfer{} : stream_->try_handshake(); };
+      in_handshake_ = true;
+      moved = co_await asio::co_spawn(threads.get_executor(), go_on, asio::use_awaitable);
+      in_handshake_ = false;
+    }
+    if (moved.bytes == 0 && (moved.ended() || !co_await wait_for(moved.want))) co_return false;
+  }
+  co_return !closed_;
+}
+
 Task<bool> FrameIo::fill(std::size_t wanted) {
   if (staging_.size() - staged_begin_ < wanted) {
     std::memmove(staging_.data(), staging_.data() + staged_begin_, staged_end_ - staged_begin_);

@@ -38,6 +38,10 @@ class FrameIo {
   void mark_closed() noexcept { closed_ = true; }
   [[nodiscard]] bool is_closed() const noexcept { return closed_; }
 
+  [[nodiscard]] bool needs_handshake() const noexcept { return stream_->needs_handshake(); }
+  // Makes the handshake of the stream on one of these threads. False: it failed, the peer left, or close().
+  Task<bool> secure(asio::thread_pool& threads);
+
   // The staged bytes that were not consumed. They move with the next fill().
   [[nodiscard]] std::span<std::byte> staged() noexcept {
     return std::span(staging_).subspan(staged_begin_, staged_end_ - staged_begin_);
@@ -67,6 +71,7 @@ class FrameIo {
   [[nodiscard]] std::uint64_t received() const noexcept { return received_; }       // bytes
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }               // bytes
   [[nodiscard]] bool is_sending() const noexcept { return sending_; }               // a reply waits for the peer
+  [[nodiscard]] bool is_in_handshake() const noexcept { return in_handshake_; }     // it waits for the shard, or works
 
  private:
   Task<bool> wait_for(Transfer::Want want);
@@ -87,6 +92,7 @@ class FrameIo {
   std::atomic<std::uint64_t> received_{0};
   std::atomic<std::uint64_t> sent_{0};
   std::atomic<bool> sending_{false};
+  std::atomic<bool> in_handshake_{false};
   std::atomic<bool> closed_{false};
 };
 

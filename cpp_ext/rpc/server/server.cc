@@ -83,7 +83,7 @@ class Server::Impl {
   asio::awaitable<void> tick_loop();
   void admit(int fd);
   Status check_room(const Peer& peer) const;
-  void make_room_to_greet();
+  bool make_room_to_greet(const Peer& peer);
   std::shared_ptr<Peer> peer_of(const std::string& address);
   std::vector<std::shared_ptr<Connection>> connections();
 
@@ -107,6 +107,7 @@ asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& 
     if (fd >= 0) {
       try {
         admit(fd);
+        co_await asio::post(core_.io, asio::use_awaitable);  // it is looked at before the next one is taken
         continue;
       } catch (const std::exception&) {  // no memory for it: its descriptor is closed, and the next is waited for
       }
@@ -134,7 +135,7 @@ void Server::Impl::admit(int fd) {
     return;
   }
   if (tls) stream = tls->accept(std::move(stream));
-  make_room_to_greet();
+  if (!make_room_to_greet(*peer)) return;
   const auto connection = std::make_shared<Connection>(core_, std::move(stream), std::move(peer));
   {
     const std::lock_guard lock(connections_mutex_);
@@ -151,11 +152,13 @@ Status Server::Impl::check_room(const Peer& peer) const {
                 peer.address + " has its " + std::to_string(of_client) + " connections to this shard already");
 }
 
-// Connections before their HELLO have a bound of their own, so that they take no seat from served ones.
-// Beyond the bound the address that has most of them loses its oldest one.
-void Server::Impl::make_room_to_greet() {
+// Connections before their HELLO have a bound of their own, so that they take no seat from served ones. Beyond the
+// bound the address that has most of them, this newcomer among them, loses its oldest one that keeps the shard waiting.
+// Where all of them wait for the shard it loses its newest one, so that those before it are served. False: the
+// newcomer.
+bool Server::Impl::make_room_to_greet(const Peer& peer) {
   const std::uint32_t limit = std::max(kLeastGreeting, core_.options.max_connections / 8);
-  if (core_.counters.connections_greeting < limit) return;
+  if (core_.counters.connections_greeting < limit) return true;
   std::map<const Peer*, std::vector<std::shared_ptr<Connection>>> greeting;
   {
     const std::lock_guard lock(connections_mutex_);
@@ -167,10 +170,15 @@ void Server::Impl::make_room_to_greet() {
       return false;
     });
   }
-  const auto most = std::max_element(greeting.begin(), greeting.end(), [](const auto& left, const auto& right) {
-    return left.second.size() < right.second.size();
-  });
-  if (most != greeting.end()) most->second.front()->close();
+  const auto count = [&peer](const auto& entry) { return entry.second.size() + (entry.first == &peer ? 1 : 0); };
+  const auto most = std::max_element(greeting.begin(), greeting.end(),
+                                     [&](const auto& left, const auto& right) { return count(left) < count(right); });
+  if (most == greeting.end()) return true;
+  const auto idle = std::find_if(most->second.begin(), most->second.end(),
+                                 [](const auto& connection) { return !connection->is_in_handshake(); });
+  if (idle == most->second.end() && most->first == &peer) return false;
+  (idle == most->second.end() ? most->second.back() : *idle)->close();
+  return true;
 }
 
 // Connections of one address share a Peer, as long as one of them lives. Unix sockets are not bounded.
@@ -244,6 +252,7 @@ void Server::Impl::stop() {
   core_.io.stop();
   for (std::thread& thread : threads_) thread.join();
   core_.bulk.join();
+  if (core_.handshakes != nullptr) core_.handshakes->join();
   if (core_.hints != nullptr) core_.hints->stop();
   if (core_.disk != nullptr) core_.disk->join();
   if (!core_.options.unix_path.empty()) ::unlink(core_.options.unix_path.c_str());

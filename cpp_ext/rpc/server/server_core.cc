@@ -4,11 +4,14 @@
 #include <exception>
 #include <random>
 
+#include "util/thread_nice.h"
+
 namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kKeptBufferBytes = 256u << 20;
 constexpr std::size_t kBulkThreads = 2;  // a third such write waits for one of them
+constexpr int kNiceOfHandshakes = 5;     // a quarter of a CPU that I/O threads want as well
 
 // One parallel_for under way. Helpers that come late find no part left and touch nothing of the caller's.
 struct ParallelWork {
@@ -62,9 +65,9 @@ ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Stor
                .parallel_for = [this](std::uint32_t parts,
                                       const std::function<void(std::uint32_t)>& work) { parallel_for(parts, work); }}),
       bulk(kBulkThreads),
-      route_(std::make_shared<const Route>()),
-      tls_(options.tls) {
+      route_(std::make_shared<const Route>()) {
   access.set(options.grants);
+  if (options.tls != nullptr) set_tls(options.tls);
   if (!store->has_ssd()) return;
   disk = std::make_unique<asio::thread_pool>(options.disk_threads);
   hints = std::make_unique<HintQueue>(*store, *disk);
@@ -106,6 +109,10 @@ std::shared_ptr<const TlsContext> ServerCore::tls() const {
 
 void ServerCore::set_tls(std::shared_ptr<const TlsContext> tls) {
   const std::lock_guard lock(route_mutex_);
+  if (tls != nullptr && handshakes == nullptr) {
+    handshakes = std::make_unique<asio::thread_pool>(1);
+    asio::post(*handshakes, [] { set_thread_nice(kNiceOfHandshakes); });
+  }
   tls_ = std::move(tls);
 }
 

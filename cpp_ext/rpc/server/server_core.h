@@ -83,7 +83,7 @@ struct ServerCore {
   // What is refused stays refused.
   void set_route(std::uint32_t epoch, std::vector<std::uint16_t> slot_owner);
   void set_refusal(const Status& refusal, std::vector<std::uint32_t> tables);
-  // The TLS of new connections; null: they are plain.
+  // The TLS of new connections; null: they are plain. Once it was set there is a thread for handshakes.
   [[nodiscard]] std::shared_ptr<const TlsContext> tls() const;
   void set_tls(std::shared_ptr<const TlsContext> tls);
 
@@ -105,9 +105,10 @@ struct ServerCore {
   BufferPool buffers;
   asio::io_context io;
   CommitLog commits;
-  asio::thread_pool bulk;                   // of writes that would keep an I/O thread for long
-  std::unique_ptr<asio::thread_pool> disk;  // of requests that may wait for the SSD; null without one
-  std::unique_ptr<HintQueue> hints;         // null without an SSD
+  asio::thread_pool bulk;                         // of writes that would keep an I/O thread for long
+  std::unique_ptr<asio::thread_pool> disk;        // of requests that may wait for the SSD; null without one
+  std::unique_ptr<HintQueue> hints;               // null without an SSD
+  std::unique_ptr<asio::thread_pool> handshakes;  // of TLS; null before the first set_tls()
 
  private:
   mutable std::mutex route_mutex_;  // and of tls_

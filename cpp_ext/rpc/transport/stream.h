@@ -31,6 +31,12 @@ class Stream {
  public:
   virtual ~Stream() = default;
   [[nodiscard]] virtual int fd() const noexcept = 0;  // owned by the stream
+  // Whether a handshake has to end before bytes move. A stream that nobody asks for it makes it while they move.
+  [[nodiscard]] virtual bool needs_handshake() const noexcept { return false; }
+  // Takes what tells whether the peer can have begun one, which costs next to nothing. bytes > 0: it can.
+  virtual Transfer try_begin() noexcept { return {1, Transfer::Want::kNothing, 0}; }
+  // Goes on with the handshake, which may keep a CPU for a part of a millisecond. bytes > 0: it has ended.
+  virtual Transfer try_handshake() noexcept { return {1, Transfer::Want::kNothing, 0}; }
   // Into / from the pieces in order; pieces must not be empty in sum. At most IOV_MAX are used.
   virtual Transfer try_read(std::span<const iovec> into) noexcept = 0;
   virtual Transfer try_write(std::span<const iovec> from) noexcept = 0;

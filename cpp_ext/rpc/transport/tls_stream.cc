@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kRecordBytes = 16u << 10;  // the largest record of TLS
 constexpr std::size_t kSendAtOnce = 64u << 10;   // of records: a system call for each would cost more than its cipher
+constexpr Transfer kWasDone{1, Transfer::Want::kNothing, 0};
 
 using SslPtr = OpensslPtr<SSL, SSL_free>;
 
@@ -53,15 +54,29 @@ class TlsStream final : public Stream {
   }
   [[nodiscard]] int fd() const noexcept override { return under_->fd(); }
 
+  [[nodiscard]] bool needs_handshake() const noexcept override {
+    return !ended_ && (!ssl_ || SSL_in_init(ssl_.get()) == 1 || has_outgoing());
+  }
+  Transfer try_begin() noexcept override { return ssl_ ? kWasDone : take_first(); }
+  Transfer try_handshake() noexcept override {
+    if (const Transfer stopped = begin(); !ssl_) return stopped;
+    ERR_clear_error();
+    const int done = SSL_do_handshake(ssl_.get());
+    const Transfer stopped = done == 1 ? kWasDone : stopped_by(done);
+    const Transfer flushed = flush();  // the answer, or why it failed
+    const bool is_over = stopped.ended() || !has_outgoing();
+    return is_over ? stopped : flushed;
+  }
+
   // Goes on until the pieces are full or nothing is left here and below.
   Transfer try_read(std::span<const iovec> into) noexcept override {
     if (const Transfer stopped = begin(); !ssl_) return stopped;
+    ERR_clear_error();  // what another user of this thread has left; our own failures end the loop
     std::size_t total = 0;
     for (const iovec& piece : into) {
       std::size_t filled = 0;
       while (filled < piece.iov_len) {
         std::size_t count = 0;
-        ERR_clear_error();
         const int done =
             SSL_read_ex(ssl_.get(), static_cast<std::byte*>(piece.iov_base) + filled, piece.iov_len - filled, &count);
         if (done != 1) {
@@ -86,6 +101,7 @@ class TlsStream final : public Stream {
     if (const Transfer stopped = begin(); !ssl_) return stopped;
     if (const Transfer flushed = flush(); has_outgoing()) return flushed;
     if (SSL_in_init(ssl_.get()) == 1) holds_part_only_ = false;  // a handshake reads to write
+    ERR_clear_error();
     std::size_t total = std::exchange(held_, 0);
     std::size_t offset = 0;
     skip(from, offset, total);
@@ -95,7 +111,6 @@ class TlsStream final : public Stream {
       while (!from.empty() && !is_stopped && outgoing_.size() < kSendAtOnce) {
         const std::span<const std::byte> chunk = next_chunk(from, offset);
         std::size_t count = 0;
-        ERR_clear_error();
         const int done = SSL_write_ex(ssl_.get(), chunk.data(), chunk.size(), &count);
         is_stopped = done != 1;
         if (is_stopped) stopped = stopped_by(done);
@@ -155,6 +170,14 @@ class TlsStream final : public Stream {
   // A server has no session until its peer sent bytes that could begin a handshake.
   Transfer begin() noexcept {
     if (ssl_) return {};
+    if (const Transfer stopped = take_first(); stopped.bytes == 0) return stopped;
+    make_session();
+    SSL_set_accept_state(ssl_.get());
+    return {};
+  }
+
+  // bytes > 0: there are enough, and they could begin a handshake.
+  Transfer take_first() noexcept {
     if (ended_) return {0, Transfer::Want::kNothing, EPROTO};
     constexpr std::size_t kEnough = 6;
     while (first_.size() < kEnough) {
@@ -169,9 +192,7 @@ class TlsStream final : public Stream {
         return {0, Transfer::Want::kNothing, EPROTO};
       }
     }
-    make_session();
-    SSL_set_accept_state(ssl_.get());
-    return {};
+    return kWasDone;
   }
 
   [[nodiscard]] bool has_outgoing() const noexcept { return sent_ < outgoing_.size(); }

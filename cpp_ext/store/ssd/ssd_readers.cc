@@ -1,11 +1,9 @@
 #include "store/ssd/ssd_readers.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <system_error>
+
+#include "util/thread_nice.h"
 
 namespace sparserow {
 namespace {
@@ -14,9 +12,7 @@ constexpr int kNice = 5;
 
 }  // namespace
 
-void take_ssd_priority() noexcept {
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);  // a wish
-}
+void take_ssd_priority() noexcept { set_thread_nice(kNice); }
 
 SsdReaders::~SsdReaders() {
   {
