@@ -215,3 +215,21 @@ def test_a_train_job_goes_on_from_a_checkpoint(launcher: Launcher, log: Syntheti
     again = start_job(launcher, log, *sets, resume="auto")
     result_of(again, log)
     assert f"resumed from {folder.url}/save-" in again.err
+
+
+@pytest.mark.full
+def test_a_train_job_whose_shard_is_killed_says_so_and_goes_on_from_its_checkpoint(
+    launcher: Launcher, log: SyntheticLog
+) -> None:
+    folder = Folder(str(log.train.parents[1] / "saves"))
+    sets = [f"train.checkpoint={{url: {folder.url}, every_steps: 20}}", "cluster.shards=2"]
+    run = start_job(launcher, log, *sets)
+    wait_until(lambda: len(list_names(folder)) >= 2 or run.popen.poll() is not None, "two checkpoints")
+    launcher.by_role()["shard"][0].kill()
+    assert run.popen.wait(DEADLINE_SEC) == 1
+    assert "ended by SIGKILL; its rows are lost" in run.err
+    assert "is synchronous" in run.err
+    wait_until(lambda: not launcher.living(), "the processes of the job to end")
+    again = start_job(launcher, log, *sets, resume="auto")
+    result_of(again, log)
+    assert f"resumed from {folder.url}/save-" in again.err
