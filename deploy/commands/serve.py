@@ -102,10 +102,10 @@ def serve(
     from ...serving.service import Address
     from ...serving.versions import ServedModels
 
-    for name, number in (("--port", port), ("--data-port", data_port), ("--http-port", http_port or 0)):
+    ports = (("--port", port), ("--data-port", data_port), ("--http-port", http_port or 0))
+    for name, number in ports:
         if not 0 <= number <= 65535:
             raise not_allowed(name, number, "[0, 65535]")
-        check_port_free(host, number, option=name)
     check_host(host, insecure=insecure)
     told = advertised(advertise, host, follow)
     if sync_hold is not None:
@@ -141,6 +141,8 @@ def serve(
         poll=poll,
         grace=grace,
     )
+    for name, number in ports:
+        check_port_free(host, number, option=name)
     start_log(f"serving {shard}.{replica}", validate(LogConfig, {"format": log_format, "level": log_level}))
 
     limits = process_security().limits
