@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .harness import Contender, Figure, latency_figure, median, time_in_turns
-from .processes import SLOT_COUNT, BenchTable, RawTcp, raw_tcp, shard_process, table_id
-from .wire import FRAME_BYTES
+from .processes import FRAME_BYTES, SLOT_COUNT, BenchTable, RawTcp, raw_tcp, shard_process, table_id
 
 _LIMIT = 3.0  # round trips of raw TCP
 

@@ -32,10 +32,10 @@ from ...worker.session.connect import connect
 from ..launch.local_cluster import local_cluster
 from ..launch.local_serving import local_serving
 from .harness import Contender, pinned_to_one_cpu
-from .processes import BenchTable, bench_client, raw_tcp, shard_process
+from .processes import FRAME_BYTES, BenchTable, bench_client, raw_tcp, shard_process
 from .serving import write_version
 from .serving_saturation import TABLE_ID, connections_to
-from .wire import FRAME_BYTES, Size as WireSize, exchange_of, wire_works
+from .wire import Size as WireSize, exchange_of, wire_works
 
 BATCHES = 30
 _FILL = 100_000  # rows of an assignment

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ...cpp_ext import _client
 
 SLOT_COUNT = 16_384
+FRAME_BYTES = 64 + 16 + 40  # bytes of header, section header and table descriptor
+ACK_BYTES = 64 + 16 + 24
 _START_SEC = 120.0
 _HEADER_BYTES = 16  # header of a raw request: its length and the length of the reply, both int64
 

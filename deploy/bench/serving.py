@@ -33,10 +33,9 @@ from ...serving.loaded_version import load_version
 from ..launch.local_serving import LocalServing, local_serving
 from . import click_model
 from .harness import Contender, Figure, latency_figure, median, time_in_turns
-from .processes import raw_tcp
+from .processes import FRAME_BYTES, raw_tcp
 from .serving_saturation import TABLE_ID, Size, connections_to, saturation
 from .serving_sync import live_sync
-from .wire import FRAME_BYTES
 
 _SLOT_COUNT = 16_384
 

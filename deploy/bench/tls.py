@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from ...proto.security.security import Security
 from ..launch.security_files import init_security
 from .harness import MIN_REPETITIONS, Contender, Figure, latency_figure, median, time_in_turns
-from .processes import BenchTable, bench_client, other_process, shard_process, table_id
-from .wire import ACK_BYTES, FRAME_BYTES
+from .processes import ACK_BYTES, FRAME_BYTES, BenchTable, bench_client, other_process, shard_process, table_id
 
 LIMIT_OF_RAW = 0.8
 LIMIT_BESIDE_STRANGERS = 2.0

@@ -23,15 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .harness import MIN_REPETITIONS, Contender, Figure, median, time_in_turns
-from .processes import BenchTable, RawTcp, bench_client, raw_tcp, shard_process, table_id
+from .processes import ACK_BYTES, FRAME_BYTES, BenchTable, RawTcp, bench_client, raw_tcp, shard_process, table_id
 from .torch_rpc import TRANSPORTS, torch_rpc
 from .wire_cpu import CpuSize, measure_server_cpu
 
 if TYPE_CHECKING:
     from ...cpp_ext import _client
 
-FRAME_BYTES = 64 + 16 + 40  # bytes of header, section header and table descriptor
-ACK_BYTES = 64 + 16 + 24
 _BATCHES, _ROUNDS = 30, 3
 _LIMITS = {("pull", 64): 0.75, ("push", 64): 0.6, ("pull", 16): 0.45, ("push", 16): 0.45}  # of raw TCP
 _RIVAL_LIMITS = {"TCP": 1.0, "shared memory": 0.9}

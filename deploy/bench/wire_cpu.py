@@ -19,14 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .harness import Figure, median, process_cpu
-from .processes import SLOT_COUNT, BenchTable, bench_client, first_word, raw_tcp, shard_process, spawned, table_id
+from .processes import (
+    ACK_BYTES,
+    FRAME_BYTES,
+    SLOT_COUNT,
+    BenchTable,
+    bench_client,
+    first_word,
+    raw_tcp,
+    shard_process,
+    spawned,
+    table_id,
+)
 
 LIMIT = 1.25
 _CLIENTS = (1, 4)
 _ROUNDS, _BATCHES = 3, 8
 _LEARNING_RATE = 0.01
 _CALL_SEC = 300.0
-_FRAME_BYTES, _ACK_BYTES = 120, 104
 
 Value = TypeVar("Value")
 Keys: TypeAlias = NDArray[np.uint64]
@@ -58,8 +68,8 @@ def _of_dim(size: CpuSize, dim: int) -> Iterator[Figure]:
             first_word(client)
         alone = _store_cpu(size, table)
         for what in ("pull", "push"):
-            there = _FRAME_BYTES + size.keys * (8 + (4 * dim if what == "push" else 0))
-            back = _FRAME_BYTES + size.keys * 4 * dim if what == "pull" else _ACK_BYTES
+            there = FRAME_BYTES + size.keys * (8 + (4 * dim if what == "push" else 0))
+            back = FRAME_BYTES + size.keys * 4 * dim if what == "pull" else ACK_BYTES
 
             def exchange(there: int = there, back: int = back) -> None:
                 for _ in range(size.batches):
