@@ -38,7 +38,8 @@ from .prefetched import measure_prefetch
 
 __all__ = ["FULL", "QUICK", "run_train"]
 
-LIMIT_OF_TORCH = 0.7
+LIMIT_OF_TORCH = 1.15
+LIMIT_BEYOND_DENSE_MS = 0.3
 
 
 @contextmanager
@@ -117,4 +118,11 @@ def _fixed_cost(size: Size) -> list[Figure]:
     return [
         Figure(f"{name}: whole step", step_sec * 1000, "ms/step", higher_is_better=False),
         Figure(f"{name}: dense part alone", dense_sec * 1000, "ms/step", higher_is_better=False),
+        Figure(
+            f"{name}: beyond the dense part",
+            (step_sec - dense_sec) * 1000,
+            "ms/step",
+            limit=LIMIT_BEYOND_DENSE_MS,
+            higher_is_better=False,
+        ),
     ]
