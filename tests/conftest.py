@@ -23,6 +23,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if TYPE_CHECKING:
     from sparserow_process import Launcher
 
+# Files that take minutes and would come late. Tests of a file stay on one CPU, so one that began last would run alone.
+FIRST = ("unit/test_counted_device.py", "unit/test_gather_all.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs the tests of ``FIRST`` before the others."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
 
 @pytest.fixture(params=["pages", "rocksdb"])
 def ssd_engine(request: pytest.FixtureRequest) -> str:

@@ -24,7 +24,7 @@ from sparserow.deploy.bench.peers.pins import ENVIRONMENTS, PEERS, PinnedEnviron
 from sparserow.deploy.bench.peers_run import PeerResult, PeersReport, chosen, run_peers
 from sparserow.deploy.cli import main
 from sparserow.proto.errors import InvalidArgument
-from sparserow_process import wait_until
+from sparserow_process import interruptible, wait_until
 
 TINY = replace(
     peer_contests.QUICK, rows=500, keys=50, dims=(8,), served_rows=500, served_keys=50, rounds=1, repetitions=2
@@ -141,7 +141,7 @@ with interrupted_by_termination():
     log, script = pathlib.Path({str(tmp_path / "peer.log")!r}), pathlib.Path({str(script)!r})
     measured_by_worker(sys.executable, script, {ASKED!r}, log=log, deadline_sec=600)
 """
-    run = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(interruptible([sys.executable, "-c", program]), stderr=subprocess.DEVNULL)
     try:
         wait_until((tmp_path / "server.pid").exists, "the server of the peer runs")
         run.send_signal(number)
