@@ -163,7 +163,7 @@ class RocksdbTier final : public SsdTier {
     if (set.ok()) collects_garbage_ = wanted;  // else at the next look
   }
 
-  // Once a write failed the database_ refuses all others until it is told to go on.
+  // Once a write failed the database refuses all others until it is told to go on.
   Status recover(const rocksdb::Status& failed) const {
     const rocksdb::Status resumed = db_->Resume();
     if (resumed.ok()) return Status::ok();
@@ -178,8 +178,8 @@ Status RocksdbTier::start() {
   rocksdb::DB* opened = nullptr;
   const rocksdb::Status status = rocksdb::DB::Open(database_, folder_->rows_path(), &opened);
   if (!status.ok()) {
-    return {Code::kInvalidArgument, "ssd_path: " + options_.path + " cannot hold a database_ (" + status.ToString() +
-                                        "); allowed: a folder_ on a disk with room, writable by this user"};
+    return {Code::kInvalidArgument, "ssd_path: " + options_.path + " cannot hold a database (" + status.ToString() +
+                                        "); allowed: a folder on a disk with room, writable by this user"};
   }
   db_.reset(opened);
   // RocksDB's own low priority (nice 19) let nothing leave memory for a minute while two threads kept two CPUs busy.
