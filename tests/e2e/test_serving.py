@@ -93,7 +93,7 @@ def test_publish_serve_look_up_and_swap(
 
         def keep_looking_up() -> None:
             while not stop.is_set():
-                answer = client.lookup("user", KEYS)
+                answer = client.lookup("user", KEYS, deadline_ms=20_000)
                 value = float(np.abs(answer.rows - rows - (answer.version - 1)).max())
                 if answer.is_partial or value > 1e-5:  # every row of the version that answered
                     failures.append(f"version {answer.version}: off by {value}, {answer.errors}")
@@ -112,7 +112,7 @@ def test_publish_serve_look_up_and_swap(
 
         shards[1].process.signal(signal.SIGKILL)
         shards[1].process.end()
-        partial = client.lookup("user", KEYS, deadline_ms=2000)
+        partial = client.lookup("user", KEYS, deadline_ms=20_000)
         assert partial.is_partial
         assert 0 < partial.answered.sum() < len(KEYS)
         np.testing.assert_array_equal(partial.rows[partial.answered], rows[partial.answered])
