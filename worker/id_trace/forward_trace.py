@@ -28,6 +28,9 @@ _RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "fla
 _TURNS = frozenset(("squeeze", "unsqueeze", "transpose", "swapaxes", "t", "permute", "movedim", "expand"))
 _PARTS = frozenset(("select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "tensor_split"))
 _VIEWS = _TURNS | _PARTS | {"unsafe_split", "unsafe_chunk"}
+_WITHOUT_SIZES = frozenset(
+    ("select", "unbind", "squeeze", "unsqueeze", "transpose", "swapaxes", "t", "permute", "movedim")
+)
 # Operations by element whose result depends on nothing but the first argument and constants.
 _ARITHMETIC = frozenset(
     (
@@ -94,6 +97,11 @@ class ForwardTrace(TorchDispatchMode):
             self._note_result(func, args, kwargs or {}, made)
         return made
 
+    def expression_of(self, tensor: Tensor) -> Expression | None:
+        """Returns the expression of a tensor in terms of the forward's arguments; None where it is not known."""
+        known = self._of(tensor)
+        return None if known is None else known[0]
+
     def _note_lookup(self, ids: Tensor) -> None:
         self._looked_up.append(ids)
         known = self._of(ids)
@@ -135,7 +143,8 @@ class ForwardTrace(TorchDispatchMode):
             return
         if operation is not None:
             derived = (id(expression), output, *key)
-            expression = self._made.setdefault(derived, Derived(expression, operation, output))
+            made_of = Derived(expression, operation, output, repr(key), _has_sizes(func, made))
+            expression = self._made.setdefault(derived, made_of)
         # A view shares its base's version, but torch shows this only after the operation has returned.
         self._known[made] = (expression, root, _version(args[0] if func.is_view else made))
 
@@ -167,6 +176,14 @@ def _operation(
     if name in _ARITHMETIC:
         return (func, repr(rest), repr(kwargs)), lambda tensor: func(tensor, *rest, **kwargs)
     return None, None
+
+
+def _has_sizes(func: Any, made: Tensor) -> bool:
+    """Returns whether the arguments of a traced operation have sizes or bounds, which a batch may have determined."""
+    name = func.overloadpacket.__name__
+    if name in _RESHAPES:
+        return made.dim() > 1
+    return name not in _CASTS and name not in _ARITHMETIC and name not in _WITHOUT_SIZES
 
 
 def _reshape(made: Tensor) -> tuple[tuple[Any, ...], Operation]:

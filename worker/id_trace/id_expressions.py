@@ -7,7 +7,7 @@ An expression that does not fit a batch has no value there, and the lookup then 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -52,14 +52,30 @@ class Derived:
         source: the expression to whose value the operation is applied.
         operation: a view, a cast, or arithmetic with constants.
         output: the index of the result when the operation returns several tensors; None when it returns one.
+        text: the operation with its arguments, the same in every process.
+        has_sizes: whether its arguments have sizes or bounds, which may be those of the traced batch.
     """
 
     source: Expression
     operation: Operation
     output: int | None = None
+    text: str = ""
+    has_sizes: bool = False
 
 
 Expression: TypeAlias = Root | Derived
+
+
+def text_of(expression: Expression) -> str:
+    """Returns an expression as text; processes that trace the same forward have the same text."""
+    if isinstance(expression, Root):
+        return repr(expression.path)
+    return f"{text_of(expression.source)} {expression.text} {expression.output}"
+
+
+def has_sizes(expression: Expression) -> bool:
+    """Returns whether an expression has sizes or bounds, which may be those of the traced batch."""
+    return isinstance(expression, Derived) and (expression.has_sizes or has_sizes(expression.source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +233,7 @@ def _root_in(tensors: Sequence[tuple[Path, Tensor]], argument: Tensor) -> Expres
             return Root(path)
     for path, tensor in tensors:
         if tensor.layout == torch.strided and tensor.shape == argument.shape and _is_cast(tensor, argument):
-            return Derived(Root(path), partial(Tensor.to, dtype=argument.dtype))
+            return Derived(Root(path), partial(Tensor.to, dtype=argument.dtype), text=f"to {argument.dtype}")
     return None
 
 
@@ -244,5 +260,5 @@ def _rebase(expression: Expression, root: Expression, rebased: dict[Expression, 
         return rebased.setdefault(expression, root)
     if expression not in rebased:
         source = _rebase(expression.source, root, rebased)
-        rebased[expression] = Derived(source, expression.operation, expression.output)
+        rebased[expression] = replace(expression, source=source)
     return rebased[expression]
