@@ -27,7 +27,8 @@ from ..session.device_side import SealedRows
 from ..session.session_parts import Placement
 from .exchange import END_OF_STEP, RankExchange
 from .rank_rows import Block, RankRows, StepOfRows, bytes_of_rows
-from .share import Share
+from .read_rows import read_rows, read_rows_together
+from .share import Share, by_owner
 from .staged import KeySums, StagedLookup, seal, sum_lookups
 
 
@@ -143,24 +144,22 @@ class DeviceTables:
         Raises:
             SparserowError: see :meth:`RankExchange.integers`.
         """
-        table, call = self._tables[name], self._order.index(name)
-        if self._placement.world_size == 1:
-            return table.read(keys)
-        parts, order = self._by_owner(table.share, keys)
-        wanted = self.exchanges.integers(call, parts)
-        dim, mine = table.schema.dim, table.read(torch.cat(wanted))
-        replies = self.exchanges.floats(
-            mine.split([len(each) for each in wanted]), [len(part) * dim for part in parts]
-        )  # fmt: skip
-        rows = torch.empty(keys.shape[0], dim, device=self.device)
-        return rows.index_copy_(0, order, torch.cat(replies).view(-1, dim))
+        return read_rows(self.exchanges, self._tables[name], self._order.index(name), keys)
 
-    def _by_owner(self, share: Share, keys: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Returns the keys of each rank, and the order in which their concatenation has the given keys."""
-        owners = share.owners(keys)
-        order = torch.argsort(owners, stable=True)
-        sizes = numbers_of(torch.bincount(owners, minlength=share.world))
-        return list(keys.index_select(0, order).split(sizes)), order
+    def read_together(self, wanted: Sequence[tuple[str, Tensor]], digest: int) -> list[Tensor] | None:
+        """Returns what :meth:`read` does for several lookups, by one exchange.
+
+        Args:
+            wanted: the name of the table and the keys of each lookup; the tables are the same on every rank.
+            digest: a number above 0 that ranks share whose lookups are alike.
+
+        Returns:
+            The rows of each lookup; None on every rank where one does not make these lookups now.
+
+        Raises:
+            SparserowError: see :meth:`RankExchange.integers`.
+        """
+        return read_rows_together(self.exchanges, [(self._tables[name], keys) for name, keys in wanted], digest)
 
     @property
     def generation(self) -> int:
@@ -222,9 +221,9 @@ class DeviceTables:
         heads: list[list[int]] = [[] for _ in range(world)]
         rows: list[list[Tensor]] = [[] for _ in range(world)]
         floats: list[list[Tensor]] = [[] for _ in range(world)]
-        for name in self._order:
+        divided = by_owner([(self._tables[name].share, self._sealed[name].keys) for name in self._order])
+        for name, parts, order in zip(self._order, *divided, strict=True):
             share, sums = self._tables[name].share, self._sealed[name]
-            parts, order = self._by_owner(share, sums.keys)
             grads = sums.grads.index_select(0, order).split([len(part) for part in parts])
             for rank, (keys, values) in enumerate(zip(parts, grads, strict=True)):
                 heads[rank] += [len(keys), _bits_of(rates[name])]
@@ -279,6 +278,8 @@ class DeviceTables:
     def _name_of_call(self, call: int) -> str:
         if call == END_OF_STEP:
             return "session.step"
+        if call < END_OF_STEP:
+            return "the lookups of a forward"
         return f"a lookup of table {self._order[call]!r}" if 0 <= call < len(self._order) else "another call"
 
 

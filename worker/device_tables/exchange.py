@@ -5,6 +5,8 @@ ranks that are in different calls find out at once, and all of them raise the sa
 
 Invariants:
  1. Every rank makes the same calls in the same order; a rank that cannot take part calls ``refuse`` in place of one.
+    A joint call is the exception: where not all ranks make it, those that do go on without it, and the others, which
+    have seen it in the header, send the header of their own call again.
  2. Every wait ends at the deadline. After a failed wait the exchange only raises.
 """
 
@@ -24,6 +26,7 @@ from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError
 
 END_OF_STEP = -1  # the call by which gradients go to their rows; a lookup's call is the number of its table
 _REFUSED = -2
+_JOINT = -3  # the call of all lookups of a forward is this less the digest of their plan, which is above 0
 _COLLECTED_ROWS = 65536  # rows that one message to rank 0 has at most
 
 
@@ -61,6 +64,30 @@ class RankExchange:
             return list(parts)
         sizes = self._sizes(call, [len(part) for part in parts])
         return list(self._all_to_all(torch.cat(list(parts)), [len(part) for part in parts], sizes).split(sizes))
+
+    def joint_integers(self, digest: int, parts: Sequence[Tensor]) -> list[Tensor] | None:
+        """Does what :meth:`integers` does, in a call that ranks may leave out.
+
+        Args:
+            digest: a number above 0 that ranks share whose calls are alike.
+            parts: what each rank gets.
+
+        Returns:
+            What each rank sent, in rank order; None on every rank where one makes another call.
+
+        Raises:
+            SparserowError: see :meth:`integers`.
+        """
+        if self.world == 1:
+            return list(parts)
+        mine = [len(part) for part in parts]
+        call = _JOINT - digest
+        headers = self._headers(call, mine)
+        self._check_refusals(call, headers)
+        if any(other != call for other, _ in headers):
+            return None
+        sizes = [size for _, size in headers]
+        return list(self._all_to_all(torch.cat(list(parts)), mine, sizes).split(sizes))
 
     def floats(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Sends ``parts[r]``, float32 of any shape, to rank r, after :meth:`integers` of the same call.
@@ -139,12 +166,10 @@ class RankExchange:
 
     def _sizes(self, call: int, mine: Sequence[int]) -> list[int]:
         headers = self._headers(call, mine)
-        refusing = [rank for rank, (other, _) in enumerate(headers) if other == _REFUSED]
-        if refusing:
-            raise FailedPrecondition(
-                f"{self._name_of(call)}: rank {refusing[0]} could not take part and shows the error; the step is over "
-                "on every rank"
-            )
+        self._check_refusals(call, headers)
+        while any(other < _JOINT for other, _ in headers):
+            headers = self._headers(call, mine)
+            self._check_refusals(call, headers)
         for rank, (other, _) in enumerate(headers):
             if other != call:
                 raise FailedPrecondition(
@@ -152,6 +177,14 @@ class RankExchange:
                     "rank makes the same lookups of tables on devices in the same order, in training and evaluation"
                 )
         return [size for _, size in headers]
+
+    def _check_refusals(self, call: int, headers: Sequence[tuple[int, int]]) -> None:
+        refusing = [rank for rank, (other, _) in enumerate(headers) if other == _REFUSED]
+        if refusing:
+            raise FailedPrecondition(
+                f"{self._name_of(call)}: rank {refusing[0]} could not take part and shows the error; the step is over "
+                "on every rank"
+            )
 
     def _headers(self, call: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
         mine = torch.tensor([[call, size] for size in sizes]).to(self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +35,8 @@ class BagOptions:
 
 
 @dataclass(frozen=True)
-class _Lookup:
-    """The ids of one lookup and where their rows are among its unique keys.
+class IdKeys:
+    """The ids of one lookup, as unique keys.
 
     Attributes:
         tables: the tables of the session.
@@ -43,9 +44,6 @@ class _Lookup:
         keys: (u) int64, sorted and unique.
         positions: (n) int64: the key of each id.
         padding: the position of the padding id; -1: it is not among the ids, or there is none.
-        bags: of the ids; None: the lookup is of rows.
-        mode: the mode of the bags.
-        generation: of the step.
     """
 
     tables: DeviceTables
@@ -53,6 +51,31 @@ class _Lookup:
     keys: Tensor
     positions: Tensor
     padding: int
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """The rows of a lookup that was made before its layer was called.
+
+    Attributes:
+        ids: the ids of the lookup.
+        rows: (u, dim) float32, a row for each key.
+    """
+
+    ids: IdKeys
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class _Lookup(IdKeys):
+    """The ids of one lookup and how they are pooled.
+
+    Attributes:
+        bags: of the ids; None: the lookup is of rows.
+        mode: the mode of the bags.
+        generation: of the step.
+    """
+
     bags: math.Bags | None
     mode: int
     generation: int
@@ -84,7 +107,13 @@ class _Lookup:
 
 
 def look_up(
-    binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None, bags: BagOptions | None = None
+    binding: str,
+    ids: Tensor,
+    anchor: Tensor,
+    *,
+    padding: int | None,
+    bags: BagOptions | None = None,
+    made: ReadRows | None = None,
 ) -> Tensor:
     """Looks rows up on the ranks that have them. Every rank makes the same lookups in the same order.
 
@@ -94,6 +123,7 @@ def look_up(
         anchor: a tensor on the table's device; with a gradient when a backward may follow.
         padding: the id without gradient, which bags leave out; None: there is none.
         bags: how the ids are pooled; None: a row for each id.
+        made: what :func:`read_together` returned for these ids in this step; None: the rows are read now.
 
     Returns:
         Float32 on the device of the anchor: ``ids.shape + (dim,)``, or (bags, dim).
@@ -107,23 +137,52 @@ def look_up(
     tables = tables_of(binding)
     tables.check_usable()
     try:
-        lookup = _lookup_of(tables, binding, ids, anchor, padding, bags)
+        if bags is not None:
+            _check_bags(ids, bags)
+        keys = keys_of(binding, ids, anchor, padding=padding) if made is None else made.ids
+        of_bags = None if bags is None else bags_of(ids, bags.offsets, bags.includes_last, tables.device)
     except (SparserowError, ValueError):
-        tables.exchanges.refuse()
+        if made is None:
+            tables.exchanges.refuse()
         raise
-    rows = tables.read(lookup.name, lookup.keys)
+    rows = tables.read(keys.name, keys.keys) if made is None else made.rows
+    mode = -1 if bags is None else bags.mode
+    lookup = _Lookup(
+        tables, keys.name, keys.keys, keys.positions, keys.padding, of_bags, mode, tables.generation
+    )  # fmt: skip
     weights = None if bags is None or bags.weights is None else bags.weights
     if anchor.requires_grad and torch.is_grad_enabled():
-        made: Tensor = _Looked.apply(anchor, weights, rows, lookup)
+        out: Tensor = _Looked.apply(anchor, weights, rows, lookup)
     else:
-        made = _pooled(rows, lookup, weights)[0]
-    return made if bags is not None else made.view(*ids.shape, rows.shape[1])
+        out = _pooled(rows, lookup, weights)[0]
+    return out if bags is not None else out.view(*ids.shape, rows.shape[1])
 
 
-def _lookup_of(
-    tables: DeviceTables, binding: str, ids: Tensor, anchor: Tensor, padding: int | None, bags: BagOptions | None
-) -> _Lookup:
-    name = binding.partition("/")[2]
+def read_together(lookups: Sequence[IdKeys], digest: int) -> list[ReadRows] | None:
+    """Reads the rows of several lookups by one exchange of the ranks.
+
+    Args:
+        lookups: of the tables of one session, the same tables in the same order on every rank.
+        digest: a number above 0 that ranks share whose lookups are alike.
+
+    Returns:
+        What :func:`look_up` takes for each; None on every rank where one does not make these lookups now.
+
+    Raises:
+        SparserowError: see :func:`look_up`.
+    """
+    rows = lookups[0].tables.read_together([(each.name, each.keys) for each in lookups], digest)
+    return None if rows is None else [ReadRows(*each) for each in zip(lookups, rows, strict=True)]
+
+
+def keys_of(binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None) -> IdKeys:
+    """Returns the unique keys of ids; no rank is called. The arguments are those of :func:`look_up`.
+
+    Raises:
+        InvalidArgument: an id is out of range, or not of an integer dtype.
+        FailedPrecondition: the table is on another device.
+    """
+    tables, name = tables_of(binding), binding.partition("/")[2]
     if anchor.device.type != tables.device.type:
         raise FailedPrecondition(
             f"table {binding!r} is on {tables.device}, and its layer was moved to {anchor.device}; move the model to "
@@ -131,8 +190,6 @@ def _lookup_of(
         )
     if ids.dtype not in (torch.int64, torch.int32):
         raise not_allowed("ids.dtype", ids.dtype, "int64, int32")
-    if bags is not None:
-        _check_bags(ids, bags)
     keys, positions = torch.unique(ids.reshape(-1).to(tables.device, torch.int64), return_inverse=True)
     rows, place = tables.table(name).share.num_rows, -1
     if keys.shape[0]:
@@ -140,17 +197,7 @@ def _lookup_of(
         for bad in (lowest, highest):
             if not 0 <= bad < rows:
                 raise InvalidArgument(f"table {binding!r}: id {bad} is not allowed; allowed: [0, {rows})")
-    made = None if bags is None else bags_of(ids, bags.offsets, bags.includes_last, tables.device)
-    return _Lookup(
-        tables,
-        name,
-        keys,
-        positions,
-        place,
-        made,
-        -1 if bags is None else bags.mode,
-        tables.generation,
-    )
+    return IdKeys(tables, name, keys, positions, place)
 
 
 def _check_bags(ids: Tensor, bags: BagOptions) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ...cpp_ext.device.link import numbers_of
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,23 @@ class Share:
     def size(self, rank: int) -> int:
         """Returns the number of rows of a rank."""
         return len(range((rank - self.table_id) % self.world, self.num_rows, self.world))
+
+
+def by_owner(lookups: Sequence[tuple[Share, Tensor]]) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """Divides keys by the ranks that have them; the host waits for the device once.
+
+    Args:
+        lookups: the division and the keys, (n) int64, of each lookup.
+
+    Returns:
+        The keys of each rank, by lookup, and the order in which their concatenation has the given keys.
+    """
+    owners = [share.owners(keys) for share, keys in lookups]
+    orders = [torch.argsort(each, stable=True) for each in owners]
+    counts = [torch.bincount(each, minlength=share.world) for each, (share, _) in zip(owners, lookups, strict=True)]
+    sizes = numbers_of(torch.stack(counts))
+    parts = [
+        list(keys.index_select(0, order).split(each))
+        for (_, keys), order, each in zip(lookups, orders, sizes, strict=True)
+    ]
+    return parts, orders

@@ -6,7 +6,7 @@ Importing the compiler of torch takes seconds, so this file is imported when the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,17 +14,55 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...cpp_ext import _client
-from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ...proto.schema import TableSchema
-from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows
-from ..device_tables.lookup import BagOptions, look_up
+from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows, tables_of
+from ..device_tables.lookup import BagOptions, ReadRows, keys_of, look_up, read_together
 from ..device_tables.rank_rows import check_optimizer
 from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
+from .joint_plan import Lookup
 from .layer_swap import CARRY_CHUNK_BYTES, Swap, distributed_layer_of
+from .rows_ahead import joint_forward
 
-_look_up: Callable[..., Tensor] = torch.compiler.disable(look_up)  # a compiled graph has no calls of all ranks
 _PLACE = "tables.placement 'device'"
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph has no calls of all ranks
+def _look_up(layer: DistributedLayer, ids: Tensor, bags: BagOptions | None = None) -> Tensor:
+    joint = joint_forward()
+    made = None if joint is None else joint.take(layer, (ids, None, None))
+    return look_up(layer.binding, ids, _anchor_of(layer), padding=layer.padding_idx, bags=bags, made=made)
+
+
+def _anchor_of(layer: DistributedLayer) -> Tensor:
+    return layer.anchor if layer.training else layer.anchor.detach()
+
+
+def look_all_up(lookups: Sequence[Lookup], digest: int) -> list[ReadRows] | None:
+    """Reads the rows of a forward's lookups by one exchange of the ranks.
+
+    Args:
+        lookups: of layers of this file.
+        digest: that of their plan.
+
+    Returns:
+        What each layer takes; None where this rank's ids are refused, which the layer tells, or where another rank
+        does not make these lookups now.
+
+    Raises:
+        SparserowError: a rank is gone, late or in another call, or has refused the lookups.
+    """
+    layers = [lookup.layer for lookup in lookups]
+    try:
+        tables_of(layers[0].binding).check_usable()
+        keys = [
+            keys_of(layer.binding, lookup.ids, _anchor_of(layer), padding=layer.padding_idx)
+            for layer, lookup in zip(layers, lookups, strict=True)
+        ]
+    except (SparserowError, ValueError):
+        return None
+    return read_together(keys, digest)
 
 
 class DeviceEmbedding(DistributedEmbedding):
@@ -33,8 +71,8 @@ class DeviceEmbedding(DistributedEmbedding):
     is_on_devices = True
 
     def _own_rows(self, ids: Tensor) -> Tensor:
-        anchor = self.anchor if self.training else self.anchor.detach()
-        return _look_up(self.binding, ids, anchor, padding=self.padding_idx)
+        rows: Tensor = _look_up(self, ids)
+        return rows
 
 
 class DeviceEmbeddingBag(DistributedEmbeddingBag):
@@ -44,8 +82,8 @@ class DeviceEmbeddingBag(DistributedEmbeddingBag):
 
     def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
         bags = BagOptions(self._mode_number, self.include_last_offset, offsets, weights)
-        anchor = self.anchor if self.training else self.anchor.detach()
-        return _look_up(self.binding, ids, anchor, padding=self.padding_idx, bags=bags)
+        pooled: Tensor = _look_up(self, ids, bags)
+        return pooled
 
 
 def layers_on_devices(

@@ -87,8 +87,7 @@ def distribute(
     swapped = _swap(
         model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights, bind or {})
     )
-    hand_rows(model, session)
-    ForwardPull(session).install(model)
+    ForwardPull(session, hand_rows(model, session)).install(model)
     warn_of_stale_weights(swapped, stacklevel=2)
     return model
 

@@ -9,7 +9,7 @@ A lookup in train mode under ``torch.no_grad`` also reads at the step's clock; i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -131,15 +131,17 @@ class DistributedLayer(nn.Module):
             self._anchor_of_now(),
             self.binding,
             self.lookup_options(has_offsets=offsets is not None, has_weights=weights is not None),
-            self._is_trained,
+            self.is_trained,
         )[0]
         return rows
 
-    def _handed(self, group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int]) -> Tensor:
-        """Rows of a lookup, float32 of ``shape``, which the leader of the tensor group makes."""
-        anchor = self.anchor if self._is_trained else self.anchor.detach()
-        rows: Tensor = group.hand(group, look_up, shape, table=self.binding, anchor=anchor)
-        return rows
+    def look_up(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Returns the float32 output of a forward with these arguments, by a lookup that this rank makes itself."""
+        raise NotImplementedError
+
+    def shape_of(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> tuple[int, ...]:
+        """Returns the shape of the output of a forward with these arguments."""
+        raise NotImplementedError
 
     def _anchor_of_now(self) -> Tensor:
         """Returns the anchor; in train mode without gradient an empty part of it, by which the op knows that mode."""
@@ -148,7 +150,7 @@ class DistributedLayer(nn.Module):
         return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
 
     @property
-    def _is_trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether a lookup belongs to the session's step."""
         return self.training and not self.is_frozen
 
@@ -196,16 +198,26 @@ class DistributedEmbedding(DistributedLayer):
                 raise typed_error(error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
+    def look_up(self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """Returns the rows of ids; see :meth:`DistributedLayer.look_up`."""
+        del offsets, weights
+        return self._own_rows(ids)
+
+    def shape_of(self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None) -> tuple[int, ...]:
+        """Returns the shape of the rows of ids."""
+        del offsets, weights
+        return (*ids.shape, self.embedding_dim)
+
     def _rows(self, ids: Tensor) -> Tensor:
         if self.tensor_group is not None:
-            return self._handed(self.tensor_group, lambda: self._own_rows(ids), (*ids.shape, self.embedding_dim))
+            return self.tensor_group.hand(self, (ids, None, None))
         return self._own_rows(ids)
 
     def _own_rows(self, ids: Tensor) -> Tensor:
         if self.anchor.device.type != "cpu":
             return self._gather_on_device(ids)
         rows: Tensor = ops.gather(
-            ids, self._anchor_of_now(), self.binding, self.embedding_dim, self.padding_number, self._is_trained
+            ids, self._anchor_of_now(), self.binding, self.embedding_dim, self.padding_number, self.is_trained
         )  # fmt: skip
         return rows
 
@@ -284,10 +296,17 @@ class DistributedEmbeddingBag(DistributedLayer):
                 f"table {self.binding!r}: per_sample_weights with a gradient are not possible in a tensor group, where "
                 "one rank alone has the rows; allowed: weights without a gradient, or bags of rows made by the model"
             )
+        return self.tensor_group.hand(self, (ids, offsets, weights))
+
+    def look_up(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Returns the pooled rows of ids; see :meth:`DistributedLayer.look_up`."""
+        return self._own_pool(ids, offsets, weights)
+
+    def shape_of(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> tuple[int, ...]:
+        """Returns the shape of the pooled rows of ids."""
+        del weights
         bags = len(ids) if offsets is None else len(offsets) - int(self.include_last_offset)
-        return self._handed(
-            self.tensor_group, lambda: self._own_pool(ids, offsets, weights), (bags, self.embedding_dim)
-        )
+        return (bags, self.embedding_dim)
 
     def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
         if self.anchor.device.type != "cpu":
@@ -302,7 +321,7 @@ class DistributedEmbeddingBag(DistributedLayer):
             self._mode_number,
             self.padding_number,
             self.include_last_offset,
-            self._is_trained,
+            self.is_trained,
         )[0]
         return pooled
 

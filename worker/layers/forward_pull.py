@@ -23,6 +23,8 @@ from ..data.batch_tensors import id_tensors
 from ..id_trace.forward_trace import ForwardTrace
 from ..id_trace.id_expressions import Expression, IdSources, Root, TracedIds, descriptions
 from ..session.session import Session
+from .handed_rows import SameBatch
+from .joint_lookups import JointLookups
 from .rows_ahead import Forward, LookupRecord, RowsAhead, begin_forward, end_forward
 
 _MAX_TRACES = 8
@@ -36,10 +38,12 @@ class ForwardPull:
 
     Args:
         session: the session whose tables the model reads.
+        same_batch: the comparison of batches over the tensor group; None: there is no group.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, same_batch: SameBatch | None) -> None:
         self._native = session.core.native
+        self._joint = JointLookups(session, same_batch, lambda: self._is_to_trace)
         self._group = session.core.tensor_group
         self._on_device = session.core.on_device
         self._watch_model = session.core.watch_model
@@ -75,11 +79,18 @@ class ForwardPull:
         if sources is not None and sources.plan.size > 0:
             with nullcontext() if self._group is None else suppress(Exception):  # a lookup fails then, and tells them
                 made = self._pull_by(sources, batch, train=module.training)
-        if sources is None or self._requests.is_any:
+        arguments: ForwardTrace | None = None
+        if self._is_to_trace:
             self._begin_trace(batch)
             forward = self._forward
-            made = None if forward is None or not forward.arguments.is_of_this_thread else forward.record
-        begin_forward(module, made)
+            is_traced = forward is not None and forward.arguments.is_of_this_thread
+            made, arguments = (forward.record, forward.arguments) if forward is not None and is_traced else (None, None)
+        begin_forward(module, made, self._joint.begin(batch, arguments))
+
+    @property
+    def _is_to_trace(self) -> bool:
+        """Whether the forward that begins is to be traced."""
+        return self._sources is None or self._requests.is_any or self._joint.wants_trace
 
     def _pull_by(self, sources: IdSources, batch: Any, *, train: bool) -> Forward | None:
         """Pulls what the batch's lookups need; where the model is on a device, sends their rows there in one copy.
@@ -113,10 +124,10 @@ class ForwardPull:
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Is the hook after a forward: ends a trace, or counts lookups that the plan has missed."""
-        del args, kwargs, output
+        del output
         if torch.compiler.is_compiling():
             return
-        end_forward(module)
+        self._joint.end(end_forward(module), (args, kwargs))
         forward = self._forward
         if forward is not None and forward.arguments.is_of_this_thread:
             self._forward = None

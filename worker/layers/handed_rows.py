@@ -1,9 +1,11 @@
-"""Hands the rows of a lookup from the leader of a tensor group to its other ranks, within forward and backward.
+"""Hands the rows of lookups from the leader of a tensor group to its other ranks, within forward and backward.
 
     leader:   lookup ── rows ──┬──────────────> tower         backward: gradient ── noted ── staged by the lookup's op
     follower:                  └── broadcast ─> tower         backward: gradient ── noted, for the comparison of ranks
 
-The rows of a lookup cross as one float32 buffer whose last element is the number of the leader's error, 0 without one.
+The rows cross as one float32 buffer whose last element is the number of the leader's error, 0 without one.
+The buffer of a forward has the rows of all lookups that joint_plan.py knows before it. Where the leader has no rows for
+one of them, and for other lookups, each lookup has a buffer of its own.
 So an error of the leader's lookup ends the forward on every rank of the group.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,26 +23,32 @@ from ..data.batch_tensors import tensors_of
 from ..session.join import collective_device
 from ..session.session import Session
 from ..session.tensor_group import TensorGroup
+from .rows_ahead import joint_forward
+
+if TYPE_CHECKING:
+    from .embedding import DistributedLayer
+    from .joint_plan import Arguments, Lookup
 
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's multiplier of Fibonacci hashing (Knuth, vol. 3, 6.4)
 
 
-def handed_rows(
-    group: TensorGroup, look_up: Callable[[], Tensor], shape: Sequence[int], *, table: str, anchor: Tensor
-) -> Tensor:
-    """Returns the rows of one lookup on every rank of the group.
+def handed_rows(layer: DistributedLayer, arguments: Arguments) -> Tensor:
+    """Returns the rows of one lookup on every rank of the layer's tensor group.
 
     Args:
-        group: the tensor group.
-        look_up: the lookup, which the leader makes; it returns float32 of ``shape``.
-        shape: the shape of the rows.
-        table: the name of the table, for error texts.
-        anchor: a tensor on the device of the rows; with a gradient when the lookup has one.
+        layer: the layer that is called.
+        arguments: the arguments of the call.
 
     Raises:
         SparserowError: the lookup failed on the leader.
     """
-    buffer = torch.empty(math.prod(shape) + 1, device=anchor.device)
+    joint, group = joint_forward(), layer.tensor_group
+    assert group is not None
+    made: Tensor | None = None if joint is None else joint.take(layer, arguments)
+    if made is not None:
+        return made
+    shape = layer.shape_of(*arguments)
+    buffer = torch.empty(math.prod(shape) + 1, device=layer.anchor.device)
     number = group.next_lookup()
     if not group.leads:
         group.broadcast(buffer)
@@ -48,13 +56,13 @@ def handed_rows(
         if code:
             raise error_of(
                 code,
-                f"table {table!r}: the lookup failed on rank {group.leader}, which leads this tensor group and shows "
-                "the error",
+                f"table {layer.binding!r}: the lookup failed on rank {group.leader}, which leads this tensor group and "
+                "shows the error",
             )
-        taken: Tensor = _Taken.apply(anchor, buffer[:-1].view(*shape), group, number)
+        taken: Tensor = _Taken.apply(_anchor_of(layer), buffer[:-1].view(*shape), group, number)
         return taken
     try:
-        rows = look_up()
+        rows = layer.look_up(*arguments)
     except Exception as error:
         shown = typed_error(error)
         buffer[-1] = shown.number if isinstance(shown, SparserowError) else Internal.number
@@ -65,6 +73,46 @@ def handed_rows(
     group.broadcast(buffer)
     given: Tensor = _Given.apply(rows, group, number)
     return given
+
+
+def hand_all(group: TensorGroup, lookups: Sequence[Lookup]) -> list[Tensor] | None:
+    """Returns the rows of lookups on every rank of the group, by one broadcast.
+
+    Args:
+        group: the tensor group.
+        lookups: the same on every rank.
+
+    Returns:
+        The rows of each lookup; None on every rank where one failed on the leader, or their layers are on several
+        devices. The layers then make their lookups by themselves, and the one that fails tells it.
+    """
+    device = lookups[0].layer.anchor.device
+    if any(lookup.layer.anchor.device != device for lookup in lookups):
+        return None
+    shapes = [lookup.layer.shape_of(*lookup.arguments) for lookup in lookups]
+    buffer = torch.empty(sum(map(math.prod, shapes)) + 1, device=device)
+    rows: list[Tensor] = []
+    if group.leads:
+        buffer[-1] = 0
+        try:
+            rows = [lookup.layer.look_up(*lookup.arguments) for lookup in lookups]
+            torch.cat([each.detach().reshape(-1) for each in rows], out=buffer[:-1])
+        except Exception:
+            buffer[-1] = Internal.number
+    group.broadcast(buffer)
+    if int(buffer[-1]):
+        return None
+    if group.leads:
+        return [_Given.apply(each, group, group.next_lookup()) for each in rows]
+    parts = buffer[:-1].split(list(map(math.prod, shapes)))
+    return [
+        _Taken.apply(_anchor_of(lookup.layer), part.view(*shape), group, group.next_lookup())
+        for lookup, part, shape in zip(lookups, parts, shapes, strict=True)
+    ]
+
+
+def _anchor_of(layer: DistributedLayer) -> Tensor:
+    return layer.anchor if layer.is_trained else layer.anchor.detach()
 
 
 class _Given(torch.autograd.Function):
@@ -103,10 +151,15 @@ class SameBatch:
 
     Args:
         group: the tensor group.
+
+    Attributes:
+        plan_of: returns a number for a batch, 0 or the digest of this rank's plan of its lookups.
     """
 
     def __init__(self, group: TensorGroup) -> None:
         self._group = group
+        self._has_agreed = False
+        self.plan_of: Callable[[Any], int] = lambda _: 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SameBatch:
         return self
@@ -115,23 +168,33 @@ class SameBatch:
         return _AnyBatch, ()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compares the arguments of the forward over the ranks of the group; a compiled forward does not.
+        """Compares the forward's arguments and plans over the ranks of the group; a compiled forward does not.
 
         Raises:
             FailedPrecondition: they differ; every rank of the group raises it.
         """
         del module
+        self._has_agreed = False
         if torch.compiler.is_compiling():
             return
         tensors = [tensor for _, tensor in tensors_of((args, kwargs))]
         hashes = [_hash(tensor).cpu() for tensor in tensors] or [torch.zeros((), dtype=torch.int64)]
-        mine = _hash(torch.stack(hashes)).to(collective_device()).reshape(1)
-        if len({int(each) for each in self._group.gathered(mine)}) > 1:
+        digest = self.plan_of((args, kwargs))
+        mine = torch.stack([_hash(torch.stack(hashes)), torch.tensor(digest)]).to(collective_device())
+        batches, plans = zip(*(each.tolist() for each in self._group.gathered(mine)), strict=True)
+        self._has_agreed = digest != 0 and len(set(plans)) == 1
+        if len(set(batches)) > 1:
+            self._has_agreed = False
             self._group.forget()
             raise FailedPrecondition(
                 "forward: the ranks of a tensor group have different batches; all of them read the same one, so a "
                 "sampler or reader counts tensor groups (session.rank, session.world_size) and not ranks"
             )
+
+    def take_agreement(self) -> bool:
+        """Returns, once, whether the ranks have one plan for the forward that begins."""
+        has_agreed, self._has_agreed = self._has_agreed, False
+        return has_agreed
 
 
 class _AnyBatch:
@@ -151,16 +214,22 @@ def _hash(tensor: Tensor) -> Tensor:
     return ((flat.to(torch.int64) ^ (flat.to(torch.int64) >> 29)) * (places * _ODD)).sum() + shape
 
 
-def hand_rows(model: nn.Module, session: Session) -> None:
-    """Makes a distributed model one of the session's tensor group; without a group it does nothing."""
+def hand_rows(model: nn.Module, session: Session) -> SameBatch | None:
+    """Makes a distributed model one of the session's tensor group; without a group it does nothing.
+
+    Returns:
+        The hook that was added to the model; None without a group.
+    """
     group = session.core.tensor_group
     if group is None:
-        return
+        return None
     group.hand = torch.compiler.disable(handed_rows)  # a compiled graph has no collective calls of ours
     for module in model.modules():
         if hasattr(module, "tensor_group"):
             vars(module)["tensor_group"] = group
-    model.register_forward_pre_hook(SameBatch(group).before, with_kwargs=True)
+    same_batch = SameBatch(group)
+    model.register_forward_pre_hook(same_batch.before, with_kwargs=True)
+    return same_batch
 
 
 def without_group(model: nn.Module) -> nn.Module:

@@ -137,8 +137,7 @@ def lift_embeddings(
         _forget(lifted, weight)
     lifted.graph.lint()
     lifted.recompile()
-    hand_rows(lifted, session)
-    ForwardPull(session).install(lifted)
+    ForwardPull(session, hand_rows(lifted, session)).install(lifted)
     if check is not None:
         _check(source, lifted, tuple(check))
     return lifted

@@ -30,15 +30,16 @@ from ..data.batch_tensors import Path, id_tensors, tensor_at
 if TYPE_CHECKING:
     from ..id_trace.id_expressions import IdSources
     from .embedding import DistributedLayer
+    from .joint_lookups import JointForward
 
 _LEAST_LOOKUPS = 2
 _Made: TypeAlias = tuple[Tensor, int, Tensor | None, int, Tensor]  # ids and offsets with their versions, and rows
-_INFERENCE = -1  # the version of an inference tensor, whose changes torch does not count
+INFERENCE = -1  # the version of an inference tensor, whose changes torch does not count
 
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.forwards: list[tuple[object, Forward | None]] = []
+        self.forwards: list[tuple[object, Forward | None, JointForward | None]] = []
 
 
 _of_thread = _OfThread()
@@ -66,22 +67,32 @@ def rows_made_ahead(
     return None if forward is None else forward.rows(layer, ids, offsets, has_weights=weights is not None)
 
 
-def begin_forward(owner: object, forward: Forward | None) -> None:
+def joint_forward() -> JointForward | None:
+    """Returns what the layers of this thread's forward ask for joint lookups; None: they make them themselves."""
+    forwards = _of_thread.forwards
+    return forwards[-1][2] if forwards else None
+
+
+def begin_forward(owner: object, forward: Forward | None, joint: JointForward | None = None) -> None:
     """Has the layers that this thread calls ask a forward for their rows, until :func:`end_forward`.
 
     Args:
         owner: the module whose forward begins; what an interrupted forward of it has left is forgotten.
         forward: what the layers ask; None: they look all rows up themselves.
+        joint: what layers ask whose lookups ranks make together; None: they make them themselves.
     """
     _of_thread.forwards = [each for each in _of_thread.forwards if each[0] is not owner]
-    _of_thread.forwards.append((owner, forward))
+    _of_thread.forwards.append((owner, forward, joint))
 
 
-def end_forward(owner: object) -> None:
-    """Ends what :func:`begin_forward` began for ``owner``, where it is the newest of this thread."""
+def end_forward(owner: object) -> JointForward | None:
+    """Ends what :func:`begin_forward` began for ``owner``, where it is the newest of this thread.
+
+    Returns:
+        What its layers asked for joint lookups; None: nothing.
+    """
     forwards = _of_thread.forwards
-    if forwards and forwards[-1][0] is owner:
-        forwards.pop()
+    return forwards.pop()[2] if forwards and forwards[-1][0] is owner else None
 
 
 @dataclass(frozen=True)
@@ -197,7 +208,7 @@ class RowsAhead:
             roots: for each root of the plan, the tensor as the lookups see it, first of a pair.
             batch: the batch.
         """
-        if len(self._planned) < _LEAST_LOOKUPS or not torch.is_grad_enabled() or _is_transformed():
+        if len(self._planned) < _LEAST_LOOKUPS or not torch.is_grad_enabled() or is_transformed():
             return None
         layers: list[DistributedLayer] = []
         ids: list[Tensor] = []
@@ -278,8 +289,8 @@ class MadeRows:
         self._step_of, self._step = step_of, step_of()
         self._rows: dict[DistributedLayer, list[_Made]] = {}
         for layer, given, bags, made in zip(layers, ids, offsets, rows):  # noqa: B905
-            version = _INFERENCE if given.is_inference() else given._version
-            bags_version = _INFERENCE if bags is None or bags.is_inference() else bags._version
+            version = INFERENCE if given.is_inference() else given._version
+            bags_version = INFERENCE if bags is None or bags.is_inference() else bags._version
             self._rows.setdefault(layer, []).append((given, version, bags, bags_version, made))
 
     def rows(self, layer: DistributedLayer, ids: Tensor, offsets: Tensor | None, *, has_weights: bool) -> Tensor | None:
@@ -294,9 +305,9 @@ class MadeRows:
         if _top_hooks(True) is not None or self._step_of() != self._step:
             return None
         for place, (made_of, version, bags, bags_version, rows) in enumerate(left):
-            if not _holds(ids, made_of, version) or (offsets is None) != (bags is None):
+            if not holds(ids, made_of, version) or (offsets is None) != (bags is None):
                 continue
-            if offsets is None or bags is None or _holds(offsets, bags, bags_version):
+            if offsets is None or bags is None or holds(offsets, bags, bags_version):
                 del left[place]
                 return rows
         return None
@@ -313,15 +324,15 @@ def _is_eligible(layer: DistributedLayer) -> bool:
     )
 
 
-def _has_hooks() -> bool:
+def has_hooks() -> bool:
     """Whether this thread has hooks of saved tensors, such as those of activation checkpointing."""
     return _top_hooks(True) is not None
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether this forward may be computed again, as under activation checkpointing, or is transformed or traced."""
     is_transformed: bool = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
-    return is_transformed or _has_hooks()
+    return is_transformed or has_hooks()
 
 
 def _fits(planned: _Planned, root: Tensor, ids: Tensor) -> bool:
@@ -336,12 +347,12 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.device == other.device and one.is_set_to(other)
 
 
-def _holds(given: Tensor, made: Tensor, version: int) -> bool:
+def holds(given: Tensor, made: Tensor, version: int) -> bool:
     """Whether a tensor has the values that another one had when the rows were made.
 
     Values on a device are not compared, since that would wait for it; there only the same memory counts.
     """
-    if given.dtype is not made.dtype or (version != _INFERENCE and made._version != version):
+    if given.dtype is not made.dtype or (version != INFERENCE and made._version != version):
         return False
     is_here = given.is_cpu and made.is_cpu
     if not is_here and given.device != made.device:

@@ -45,7 +45,8 @@ class TensorGroup:
     Attributes:
         leads: whether this rank has the session with the servers.
         leader: the leader's rank in the default process group.
-        hand: hands the rows of one lookup over; ``worker/layers/handed_rows.py`` sets it.
+        hand: returns the rows of a layer's lookup, given the layer and its arguments; ``worker/layers/handed_rows.py``
+            sets it.
         on_backward: called for each backward through a lookup's rows; by default it does nothing.
     """
 
