@@ -10,7 +10,9 @@ from torch import fx, nn
 
 from ...proto.errors import not_allowed
 from .embedding import DistributedLayer
+from .forward_pull import ForwardPull
 from .fuse_lookups import fuse_lookups
+from .handed_rows import SameBatch
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -39,6 +41,9 @@ def compile_model(model: Model, *, backend: str = "inductor", **options: Any) ->
     In a compiled model a lookup of its own would pull for itself, as hooks do not run there. This one op pulls for all
     tables at once, in forward, and stages the gradients of all in backward.
 
+    Lookups that ranks make together, in a tensor group or of tables on devices, stay outside of the graphs. The
+    compiled model makes all of them before its forward, as the model does.
+
     Args:
         model: a model after :func:`distribute`.
         backend: the name of a backend of ``torch.compile``.
@@ -58,5 +63,16 @@ def compile_model(model: Model, *, backend: str = "inductor", **options: Any) ->
     if backend not in known:
         raise not_allowed("compile_model.backend", backend, known)
     compiled: Any = torch.compile(model, backend=_FusedBackend(backend), **options)
+    if any(module.is_joint for module in model.modules() if isinstance(module, DistributedLayer)):
+        _add_hooks(model, compiled)
     whole: Model = compiled
     return whole
+
+
+def _add_hooks(model: nn.Module, compiled: nn.Module) -> None:
+    """Adds the hooks of a model's forward to the compiled model, whose own hooks are not compiled."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    for hook in tuple(inner._forward_pre_hooks.values()):
+        owner = getattr(hook, "__self__", None)
+        if isinstance(owner, SameBatch | ForwardPull):
+            owner.install(compiled)

@@ -150,6 +150,11 @@ class DistributedLayer(nn.Module):
         return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
 
     @property
+    def is_joint(self) -> bool:
+        """Whether several ranks make a lookup of this layer together."""
+        return self.is_on_devices or self.tensor_group is not None
+
+    @property
     def is_trained(self) -> bool:
         """Whether a lookup belongs to the session's step."""
         return self.training and not self.is_frozen

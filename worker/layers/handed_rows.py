@@ -161,6 +161,10 @@ class SameBatch:
         self._has_agreed = False
         self.plan_of: Callable[[Any], int] = lambda _: 0
 
+    def install(self, model: nn.Module) -> None:
+        """Adds the hook to the root module of the model."""
+        model.register_forward_pre_hook(self.before, with_kwargs=True)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> SameBatch:
         return self
 
@@ -228,7 +232,7 @@ def hand_rows(model: nn.Module, session: Session) -> SameBatch | None:
         if hasattr(module, "tensor_group"):
             vars(module)["tensor_group"] = group
     same_batch = SameBatch(group)
-    model.register_forward_pre_hook(same_batch.before, with_kwargs=True)
+    same_batch.install(model)
     return same_batch
 
 

@@ -23,6 +23,7 @@ from .joint_plan import Arguments, JointPlan, Lookup, LookupTrace, same_argument
 from .rows_ahead import has_hooks, is_transformed
 
 _MAX_TRACES = 8
+_MISFITS = 2  # forwards in a row for which nothing was made; one is the last batch of an epoch, say
 _MAX_REFUSALS = 8  # forwards in a row in which ranks had no common plan; then this rank asks no more
 
 
@@ -35,11 +36,12 @@ class JointForward:
         made: what was made of each.
 
     Attributes:
+        has_lookups: whether lookups were made.
         is_missed: whether a layer found nothing that was made for its call.
     """
 
     def __init__(self, trace: LookupTrace | None, lookups: Sequence[Lookup], made: Sequence[Any]) -> None:
-        self.trace, self.is_missed = trace, False
+        self.trace, self.has_lookups, self.is_missed = trace, len(lookups) > 0, False
         self._is_grad_enabled = torch.is_grad_enabled()
         self._left: dict[DistributedLayer, list[tuple[bool, list[tuple[Tensor, int] | None], Any]]] = {}
         for lookup, value in zip(lookups, made, strict=True):
@@ -84,7 +86,7 @@ class JointLookups:
         self._core, self._same_batch, self._is_to_trace = session.core, same_batch, is_to_trace
         self._plan: JointPlan | None = None
         self._found: list[Lookup] | None = None
-        self._traces = self._refusals = 0
+        self._traces = self._refusals = self._misfits = 0
         self._is_wrong = False
         if same_batch is not None:
             same_batch.plan_of = self.find
@@ -101,8 +103,8 @@ class JointLookups:
         if plan is None or plan.digest == 0 or is_transformed():
             return 0
         group = self._core.tensor_group
-        if group is not None and self._is_to_trace():
-            return 0  # the trace is to see the leader's lookups of the arguments of the layers
+        if group is not None and group.leads and self._is_to_trace():
+            return 0  # the trace of the leader is to see lookups of what the layers are given
         found = plan.find(batch, same_shapes=group is None)
         if found is None or not all(
             lookup.layer.is_on_devices if group is None else lookup.layer.tensor_group is group for lookup in found
@@ -153,8 +155,11 @@ class JointLookups:
         self._found = None
         if forward is None:
             return
-        if forward.trace is not None:
+        if forward.trace is not None and (self._plan is None or self._is_wrong):
             self._traces += 1
-            self._plan, self._is_wrong = JointPlan(forward.trace, batch), False
-        else:
-            self._is_wrong = not forward.is_exact
+            self._plan, self._is_wrong, self._misfits = JointPlan(forward.trace, batch), False, 0
+        elif forward.has_lookups:
+            self._is_wrong, self._misfits = not forward.is_exact, 0
+        elif forward.is_missed:
+            self._misfits += 1
+            self._is_wrong = self._misfits >= _MISFITS
