@@ -1,6 +1,7 @@
 """Traces, through torch's dispatcher, which values computed from a forward's arguments reach its lookups as ids.
 
-Traced are views and casts, and arithmetic of one argument with constants, such as ``keys % rows``.
+Traced are views and casts, and arithmetic of one argument with constants, such as ``keys % rows``. A constant is a
+number, or a small tensor on the host that was there before the forward, such as the sizes of tables.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "fla
 _TURNS = frozenset(("squeeze", "unsqueeze", "transpose", "swapaxes", "t", "permute", "movedim", "expand"))
 _PARTS = frozenset(("select", "narrow", "unbind", "split", "split_with_sizes", "chunk", "tensor_split"))
 _VIEWS = _TURNS | _PARTS | {"unsafe_split", "unsafe_chunk"}
+_MAX_VALUES = 4096  # of a tensor that is a constant, as its values are compared
 _WITHOUT_SIZES = frozenset(
     ("select", "unbind", "squeeze", "unsqueeze", "transpose", "swapaxes", "t", "permute", "movedim")
 )
@@ -58,6 +60,7 @@ class ForwardTrace(TorchDispatchMode):
         # Tensor -> its expression, its root, and its version at that time: a tensor changed since is unknown.
         self._known = WeakTensorKeyDictionary()
         self._made: dict[tuple[Any, ...], Derived] = {}
+        self._results = WeakTensorKeyDictionary()  # of operations of the forward; other tensors were there before it
         # Keeps the ids of every lookup alive until the trace is read, so that no two have the same address.
         self._looked_up: list[Tensor] = []
         self._traced: list[TracedIds] = []
@@ -95,6 +98,10 @@ class ForwardTrace(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if namespace == "aten" and args:
             self._note_result(func, args, kwargs or {}, made)
+        if self.is_active:
+            for result in made if isinstance(made, tuple | list) else (made,):
+                if isinstance(result, Tensor):
+                    self._results[result] = True
         return made
 
     def expression_of(self, tensor: Tensor) -> Expression | None:
@@ -138,6 +145,9 @@ class ForwardTrace(TorchDispatchMode):
         if type(made) is not Tensor or made.layout != torch.strided:
             return
         expression, root = known
+        others = [argument for argument in args[1:] if isinstance(argument, Tensor)]
+        if any(other in self._results or other in self._known for other in others):
+            return
         key, operation = _operation(func, args, kwargs, made)
         if key is None:
             return
@@ -162,6 +172,8 @@ def _operation(
     if name in _CASTS and (name != "view_as" or made.shape == given.shape):
         return (made.dtype,), None if made.dtype == given.dtype else partial(torch.Tensor.to, dtype=made.dtype)
     rest = args[1:]
+    if name in _ARITHMETIC and len(rest) == 1 and isinstance(rest[0], Tensor) and not kwargs:
+        return _with_tensor(func, rest[0]) if made.dtype == given.dtype and made.shape == given.shape else (None, None)
     if not all(_is_constant(argument) for argument in (*rest, *kwargs.values())) or made.dtype != given.dtype:
         return None, None
     if name in _RESHAPES:
@@ -176,6 +188,14 @@ def _operation(
     if name in _ARITHMETIC:
         return (func, repr(rest), repr(kwargs)), lambda tensor: func(tensor, *rest, **kwargs)
     return None, None
+
+
+def _with_tensor(func: Any, constant: Tensor) -> tuple[tuple[Any, ...] | None, Operation | None]:
+    """Returns an operation with a tensor of the model, which has few values and is on the host; else (None, None)."""
+    if type(constant) is not Tensor or not constant.is_cpu or constant.numel() > _MAX_VALUES:
+        return None, None
+    values = str(constant.dtype), tuple(constant.shape), tuple(constant.flatten().tolist())
+    return (func, *values), lambda tensor: func(tensor, constant)
 
 
 def _has_sizes(func: Any, made: Tensor) -> bool:
