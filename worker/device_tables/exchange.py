@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...cpp_ext.device.link import numbers_of
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
+from ...proto.errors import FailedPrecondition, SparserowError
+from ..session.collective_wait import waited
 
 END_OF_STEP = -1  # the call by which gradients go to their rows; a lookup's call is the number of its table
 _REFUSED = -2
@@ -201,14 +202,12 @@ class RankExchange:
         if self._failure is not None:
             raise self._failure
         try:
-            call()
-        except RuntimeError as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            is_late = "imed out" in said or "imeout" in said
-            text = "a rank of the job did not take part in time" if is_late else "a rank of the job is gone"
-            kind = DeadlineExceeded if is_late else Unavailable
-            self._failure = kind(
-                f"exchange of tables on devices: {text} ({said}); this session can only be closed, and the job goes on "
-                "from its last checkpoint"
+            waited(
+                call,
+                what="exchange of tables on devices",
+                ranks="the job",
+                then="this session can only be closed, and the job goes on from its last checkpoint",
             )
-            raise self._failure from error
+        except SparserowError as error:
+            self._failure = error
+            raise

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...proto.errors import FailedPrecondition, Internal, SparserowError, error_of
+from .collective_wait import waited
 from .join import collective_device
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class TensorGroup:
         """Calls ``call`` on the leader and returns its result on every rank of the group.
 
         Raises:
-            SparserowError: the error of the call, on every rank of the group.
+            SparserowError: the error of the call, on every rank of the group; or a rank is gone or late.
         """
         box: list[Any] = [None]
         failure: BaseException | None = None
@@ -80,7 +81,7 @@ class TensorGroup:
             except BaseException as error:
                 number = error.number if isinstance(error, SparserowError) else Internal.number
                 box, failure = [(number, str(error))], error
-        dist.broadcast_object_list(box, src=self.leader, group=self._group)
+        _waited(lambda: dist.broadcast_object_list(box, src=self.leader, group=self._group))
         if failure is not None:
             raise failure
         number, result = box[0]
@@ -90,13 +91,21 @@ class TensorGroup:
         return shared
 
     def broadcast(self, values: Tensor) -> None:
-        """Overwrites ``values``, of any shape, on the followers with those of the leader."""
-        dist.broadcast(values, src=self.leader, group=self._group)
+        """Overwrites ``values``, of any shape, on the followers with those of the leader.
+
+        Raises:
+            Unavailable, DeadlineExceeded: a rank of the group is gone, or did not call it within the group's timeout.
+        """
+        _waited(lambda: dist.broadcast(values, src=self.leader, group=self._group))
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Returns the values of every rank, in the shape of ``values``, in the order of the group."""
+        """Returns the values of every rank, in the shape of ``values``, in the order of the group.
+
+        Raises:
+            Unavailable, DeadlineExceeded: a rank of the group is gone, or did not call it within the group's timeout.
+        """
         parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(parts, values, group=self._group)
+        _waited(lambda: dist.all_gather(parts, values, group=self._group))
         return parts
 
     def next_lookup(self) -> int:
@@ -148,6 +157,10 @@ class TensorGroup:
     def forget(self) -> None:
         """Forgets the noted gradients."""
         self._digests, self._lookups = [], 0
+
+
+def _waited(call: Callable[[], Any]) -> None:
+    waited(call, what="tensor group", ranks="this tensor group", then="the job goes on from its last checkpoint")
 
 
 def _no_rows(*_: Any, **__: Any) -> Tensor:
