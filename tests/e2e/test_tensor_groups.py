@@ -113,6 +113,9 @@ def by_tensor(rank: int, address: str, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     with sr.connect(address, "tensor", mesh=mesh) as session:
         assert (session.rank, session.world_size) == (rank // 2, 2)
+        own = session.core.tensor_group._group
+        assert dist.get_process_group_ranks(own) == dist.get_process_group_ranks(mesh.get_group("tensor"))
+        assert own._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60), "that of this process"
         model = distributed(session)
         split_top(model, mesh["tensor"])
         losses = train(session, model, before_step=lambda: mean_over(mesh.get_group("data"), model))

@@ -147,6 +147,7 @@ def _core_in_group(group: TensorGroup, placement: Placement, join: Callable[[], 
     except BaseException:
         for core in made:
             core.end()
+        group.close()
         raise
     if not made:
         return FollowerCore(group, placement, first_step=first_step, origins=origins)

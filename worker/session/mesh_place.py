@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from .join import collective_device
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,7 +28,8 @@ class MeshPlace:
         workers: the number of workers, which is the number of tensor groups.
         tensor_rank: the position of this rank in its tensor group.
         tensor_ranks: the number of ranks in the tensor group.
-        group: the process group of the tensor group; None: the mesh has no tensor dimension of 2 ranks or more.
+        group: a process group of the tensor group, for the session alone; see :func:`own_group`. None: the mesh has no
+            tensor dimension of 2 ranks or more.
     """
 
     worker: int
@@ -37,7 +40,7 @@ class MeshPlace:
 
 
 def place_in_mesh(mesh: DeviceMesh) -> MeshPlace:
-    """Returns the place of this rank in a mesh over all ranks.
+    """Returns the place of this rank in a mesh over all ranks. Every rank calls it.
 
     Args:
         mesh: a mesh with a name for each dimension. Ranks that differ in a dimension of ``DATA_NAMES`` are different
@@ -74,7 +77,33 @@ def place_in_mesh(mesh: DeviceMesh) -> MeshPlace:
             workers *= mesh.size(index)
     if not tensor or mesh.size(tensor[0]) == 1:
         return MeshPlace(worker, workers)
-    return MeshPlace(worker, workers, place[tensor[0]], mesh.size(tensor[0]), mesh.get_group(tensor[0]))
+    return MeshPlace(worker, workers, place[tensor[0]], mesh.size(tensor[0]), own_group(mesh, tensor[0]))
+
+
+def own_group(mesh: DeviceMesh, dim: int) -> Any:
+    """Makes a process group of the ranks that differ from this one in a dimension alone. Every rank calls it.
+
+    A group of the mesh may have another timeout than the default group, and a backend for the mesh's devices alone.
+    This one has both from the default group: with ``cpu:gloo,cuda:nccl``, tensors on CUDA go by NCCL, those on the host
+    and objects by gloo.
+
+    Args:
+        mesh: a mesh over all ranks.
+        dim: the number of the dimension.
+    """
+    mine, found = dist.get_rank(), None
+    for ranks in mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist():
+        group = dist.new_group(ranks, timeout=_timeout_of_default_group())
+        if mine in ranks:
+            found = group
+    return found
+
+
+def _timeout_of_default_group() -> timedelta | None:
+    """Returns the timeout that ``init_process_group`` was given; None where this torch does not tell it."""
+    group: Any = dist.group.WORLD
+    options = getattr(group._get_backend(collective_device()), "options", None)
+    return getattr(options, "_timeout", None)
 
 
 def _check_name(name: str | None) -> None:

@@ -340,6 +340,8 @@ class SessionCore(SessionTables):
             self.native.close()
             if self.device_tables is not None and is_ours:
                 self.device_tables.close()
+            if self.tensor_group is not None and is_ours:
+                self.tensor_group.close()
             on_close, self._on_close = self._on_close, None
             if on_close is not None and is_ours:
                 on_close(deadline_sec)

@@ -40,7 +40,7 @@ class TensorGroup:
     """This rank and the other ranks of its tensor group.
 
     Args:
-        group: the process group of the ranks; its first rank leads.
+        group: the process group of the ranks, which the session alone uses; its first rank leads.
         rank: the position of this rank in the group.
 
     Attributes:
@@ -107,6 +107,12 @@ class TensorGroup:
         parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self._group))]
         _waited(lambda: dist.all_gather(parts, values, group=self._group))
         return parts
+
+    def close(self) -> None:
+        """Gives the process group back."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
 
     def next_lookup(self) -> int:
         """Returns the number of a lookup within the step; it is the same on every rank."""
