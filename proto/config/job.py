@@ -106,7 +106,7 @@ class TrainConfig(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
         description="Device of the model. cuda: each worker has a CUDA device of its own, and rows cross to it. auto: "
-        "cuda where every worker of a machine has one and train.dense is ddp, else cpu.",
+        "cuda where every worker of a machine has one, train.dense is ddp and train.parallel is null, else cpu.",
     )
     node_check: NodeCheckConfig | None = Field(
         None,
@@ -189,8 +189,11 @@ class TrainConfig(StrictModel):
 
     @property
     def is_on_host(self) -> bool:
-        """Whether no worker's model is on a CUDA device, whatever devices there are."""
-        return self.device == "cpu" or self.dense == "ps" or self.parallel is not None
+        """Whether no worker's model is on a CUDA device, whatever devices there are.
+
+        Towers in parts were not run on CUDA yet, so ``auto`` does not take them there.
+        """
+        return self.device == "cpu" or self.dense == "ps" or (self.parallel is not None and self.device != "cuda")
 
 
 class JobConfig(StrictModel):

@@ -61,7 +61,6 @@ def check_parallel(job: JobConfig) -> None:
         ("train.dense ps, whose tower is on the servers", train.dense == "ps"),
         ("train.elastic, where processes come and go", train.elastic is not None),
         ("train.zero, as fsdp shards the optimizer's state", train.zero),
-        ("train.device cuda, which was not tried; allowed: auto (the host), cpu", train.device == "cuda"),
     ):
         if reason:
             raise InvalidArgument(f"train.parallel: is not possible with {option}")

@@ -202,7 +202,6 @@ TENSOR = "train.parallel={tensor: 2}"
             r"train\.parallel: is not possible with train\.dense ps",
         ),
         ((TENSOR, "train.elastic={}"), r"train\.parallel: is not possible with train\.elastic"),
-        ((TENSOR, "train.device=cuda"), r"train\.parallel: is not possible with train\.device cuda"),
         ((TENSOR, "train.zero=true"), r"train\.parallel: is not possible with train\.zero, as fsdp shards"),
         ((TENSOR, "train.workers=1"), r"train\.parallel: needs at least 2 processes; this job has 1"),
         ((TENSOR, "train.workers=5"), r"train\.parallel\.tensor: 2 is not allowed; allowed: divisors of 5 .*: 1, 5"),
@@ -224,7 +223,10 @@ def test_towers_in_parts_that_are_refused(assignments, message):
 )
 def test_towers_in_parts_that_are_allowed(parallel, workers):
     sets = [f"train.parallel={parallel}", "model.top=[64, 3]", f"train.workers={workers}", "train.amp=bfloat16"]
-    assert load_config(JobConfig, None, [*BASE, *sets]).train.parallel is not None
+    for device, is_on_host in (("auto", True), ("cpu", True), ("cuda", False)):
+        train = load_config(JobConfig, None, [*BASE, *sets, f"train.device={device}"]).train
+        assert train.parallel is not None
+        assert train.is_on_host == is_on_host
 
 
 def test_a_single_process_is_refused_before_anything_is_started():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from sparserow.proto.config.job import TrainConfig
+from sparserow.proto.config.parallel_config import ParallelConfig
 from sparserow.proto.errors import InvalidArgument
 from sparserow.worker.training.training_device import group_backend, out_of_memory, training_device
 
@@ -88,3 +89,14 @@ def test_the_error_of_a_full_device_names_the_cache():
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
     assert "lower train.cache.bytes" in str(out_of_memory(error, 7))
     assert "lower train.batch_size or train.prefetch" in str(out_of_memory(error, None))
+
+
+def test_towers_in_parts_go_to_cuda_when_they_are_told_to(gpus):
+    current = gpus(2)
+    for device, wanted in (("auto", HOST), ("cpu", HOST), ("cuda", torch.device("cuda", 1))):
+        train = TrainConfig(device=device, parallel=ParallelConfig(tensor=2))
+        assert training_device(train, local_rank=1, local_world=2, world=2) == wanted
+    assert current == [1]
+    gpus(1)
+    with pytest.raises(InvalidArgument, match="1 CUDA devices for 2 workers"):
+        training_device(train, local_rank=1, local_world=2, world=2)

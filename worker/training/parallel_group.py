@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from ...proto.config.parallel_config import ParallelConfig, check_ranks
+from ..session.mesh_place import own_group
 from .process_group import Value, WorkerGroup
 
 if TYPE_CHECKING:
@@ -25,12 +26,14 @@ class ParallelGroup(WorkerGroup):
     """This process as a member of a worker; ``rank`` and ``world`` count workers.
 
     Attributes:
-        mesh: all processes, with the dimensions ``data`` and ``tensor``.
+        mesh: all processes, with the dimensions ``data`` and ``tensor``, on the device of the model.
         member: the number of this process among those of its worker.
+        peers: the process group of the members of the same number in all workers, for tensors and for objects.
     """
 
     mesh: DeviceMesh | None = None
     member: int = 0
+    peers: Any = None
 
     @property
     def is_alone(self) -> bool:
@@ -46,12 +49,6 @@ class ParallelGroup(WorkerGroup):
     def makes_shared(self) -> bool:
         """Whether the value that this process passes to :meth:`share` matters."""
         return self.is_first
-
-    @property
-    def peers(self) -> Any:
-        """The process group of the members of the same number in all workers."""
-        assert self.mesh is not None
-        return self.mesh.get_group(DATA)
 
     def share(self, value: Value) -> Value:
         """Returns the value of the first process on every process."""
@@ -91,4 +88,5 @@ def in_groups(parallel: ParallelConfig | None, group: WorkerGroup) -> WorkerGrou
     workers = group.world // parallel.tensor
     mesh = init_device_mesh(group.device.type, (workers, parallel.tensor), mesh_dim_names=(DATA, TENSOR))
     worker, member = divmod(group.rank, parallel.tensor)
-    return ParallelGroup(worker, workers, device=group.device, mesh=mesh, member=member)
+    peers = own_group(mesh, 0)
+    return ParallelGroup(worker, workers, device=group.device, mesh=mesh, member=member, peers=peers)

@@ -26,7 +26,7 @@ from .process_group import WorkerGroup
 
 
 class WholeModel:
-    """A copy of a model in one process, into which the parts of all processes can be gathered.
+    """A copy of a model on the host of one process, into which the parts of all processes can be gathered.
 
     Args:
         model: the model before it is wrapped.
@@ -34,7 +34,7 @@ class WholeModel:
     """
 
     def __init__(self, model: nn.Module, group: WorkerGroup) -> None:
-        self._copy = without_group(copy.deepcopy(model)) if group.is_first else None
+        self._copy = without_group(copy.deepcopy(model).to("cpu")) if group.is_first else None
 
     def gathered(self, model: nn.Module) -> nn.Module:
         """Gathers the parts of the wrapped model; every process calls it.
@@ -143,10 +143,9 @@ def clip_parts(parameters: list[nn.Parameter], norm: float) -> None:
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     locals_ = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
-    total = sum(
-        (local.double().square().sum() * _parts_of(grad) for grad, local in zip(grads, locals_, strict=True)),
-        torch.zeros((), dtype=torch.float64),
-    )
+    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+    for grad, local in zip(grads, locals_, strict=True):
+        total += local.double().square().sum() * _parts_of(grad)
     dist.all_reduce(total)
     factor = torch.clamp(norm / ((total / dist.get_world_size()).sqrt() + 1e-6), max=1.0)
     for local in locals_:
