@@ -91,19 +91,19 @@ def hand_all(group: TensorGroup, lookups: Sequence[Lookup]) -> list[Tensor] | No
         return None
     shapes = [lookup.layer.shape_of(*lookup.arguments) for lookup in lookups]
     buffer = torch.empty(sum(map(math.prod, shapes)) + 1, device=device)
-    rows: list[Tensor] = []
     if group.leads:
-        buffer[-1] = 0
+        rows: list[Tensor] | None = None
         try:
             rows = [lookup.layer.look_up(*lookup.arguments) for lookup in lookups]
             torch.cat([each.detach().reshape(-1) for each in rows], out=buffer[:-1])
         except Exception:
-            buffer[-1] = Internal.number
+            rows = None
+        buffer[-1] = 0 if rows is not None else Internal.number
+        group.broadcast(buffer)
+        return None if rows is None else [_Given.apply(each, group, group.next_lookup()) for each in rows]
     group.broadcast(buffer)
     if int(buffer[-1]):
         return None
-    if group.leads:
-        return [_Given.apply(each, group, group.next_lookup()) for each in rows]
     parts = buffer[:-1].split(list(map(math.prod, shapes)))
     return [
         _Taken.apply(_anchor_of(lookup.layer), part.view(*shape), group, group.next_lookup())
