@@ -81,12 +81,14 @@ class Net(nn.Module):
         return self.top(torch.cat([*rows, self.bag(ids)], 1)).square().mean()
 
 
-def steps_of(session: Session, tables: int, where: torch.device) -> Iterator[float]:
+def steps_of(session: Session, tables: int, where: torch.device, *, ahead: bool = False) -> Iterator[float]:
     torch.manual_seed(2)
     model = sr.distribute(Net(tables), session, optimizer=sr.Adagrad(lr=0.2), min_rows=1).to(where)
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        ids = torch.randint(0, ROWS, (6, tables), generator=torch.Generator().manual_seed(step))
+    given = [
+        torch.randint(0, ROWS, (6, tables), generator=torch.Generator().manual_seed(step)) for step in range(STEPS)
+    ]
+    for ids in sr.prefetch(given, session, 2, device=where) if ahead else given:
         loss = model(ids)
         loss.backward()
         assert session.step(dense)
@@ -103,11 +105,11 @@ def leader(group: TensorGroup) -> Session:
     return session
 
 
-def in_turn(wire: Wire, tables: int, seen: Callable[[int], None]) -> list[float]:
+def in_turn(wire: Wire, tables: int, seen: Callable[[int], None], *, ahead: bool = False) -> list[float]:
     """The losses of the leader, which the follower has as well; ``seen`` is called after each step of the leader."""
     losses = []
     with leader(TensorGroup("the group", 0)) as leading, follower(TensorGroup("the group", 1)) as following:
-        runs = [steps_of(session, tables, device()) for session in (leading, following)]
+        runs = [steps_of(session, tables, device(), ahead=ahead) for session in (leading, following)]
         for step in range(STEPS):
             COUNTS.reset()
             wire.broadcasts.clear()
@@ -120,10 +122,11 @@ def in_turn(wire: Wire, tables: int, seen: Callable[[int], None]) -> list[float]
     return losses
 
 
-def test_ranks_of_a_group_train_on_a_device_as_one_does_on_the_host(wire: Wire) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["pulled in the forward", "prefetched"])
+def test_ranks_of_a_group_train_on_a_device_as_one_does_on_the_host(wire: Wire, ahead: bool) -> None:
     with sr.InProcessCluster(shards=2).connect("alone") as session:
         wanted = list(steps_of(session, 3, HOST))
-    assert in_turn(wire, 3, lambda _: None) == pytest.approx(wanted, rel=1e-6)
+    assert in_turn(wire, 3, lambda _: None, ahead=ahead) == pytest.approx(wanted, rel=1e-6)
     assert wire.told[True] == wire.told[False], "batches, plans and gradients of the ranks"
     assert set(wire.broadcasts) == {device()}, "rows go from device to device"
 
