@@ -29,7 +29,7 @@ from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.ps_backend import PsBackend
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence
-from sparserow_process import run_ranks
+from sparserow_process import run_ranks, wait_until
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -328,11 +328,13 @@ def saved_by_four(rank: int, address: str, folder: Path) -> None:
             torch.save(rows_on_devices(session), folder / "rows of four.pt")
         else:
             rows_on_devices(session)
-        write, failing = CheckpointFolder.write, "worker.2.safetensors"
+        write, failing, slow = CheckpointFolder.write, "worker.2.safetensors", "worker.3.safetensors"
 
         def refuse(self: CheckpointFolder, name: str, *rest: object) -> str:
             if name == failing:
                 raise sr.ResourceExhausted("the disk is full")
+            if name == slow:
+                wait_until(lambda: not Path(self.path_of(name)).parent.exists(), "the failed save is removed")
             return write(self, name, *rest)
 
         CheckpointFolder.write = refuse

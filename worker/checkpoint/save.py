@@ -16,7 +16,15 @@ from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import absolute as absolute
 from ...proto.control import ControlClient, WorkerIdentity
-from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, SparserowError, error_of, not_allowed
+from ...proto.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SparserowError,
+    error_of,
+    not_allowed,
+)
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
 from .device_parts import TREE_KEY, parts_of
@@ -248,8 +256,10 @@ def _entered(
         request.problem = str(error)
         try:
             control.enter_save(request, identity, deadline_sec=deadline_sec)
-        except SparserowError:
-            raise error from None
+        except SparserowError as told:
+            # The folder goes with a save that has failed; the reason is why it failed.
+            went_with_it = isinstance(error, NotFound) and str(error) not in str(told)
+            raise (told if went_with_it else error) from None
         raise
     return control.enter_save(request, identity, deadline_sec=deadline_sec)
 
