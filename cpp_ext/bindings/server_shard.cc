@@ -160,6 +160,7 @@ py::dict stats(const rpc::Server& server) {
   out["rows_written"] = stats.rows_written;
   out["hinted_keys"] = stats.hinted_keys;
   out["hinted_keys_dropped"] = stats.hinted_keys_dropped;
+  out["hinted_keys_declined"] = stats.hinted_keys_declined;
   out["inflight_bytes"] = stats.inflight_bytes;
   out["reply_bytes"] = stats.reply_bytes;
   out["connections_too_slow"] = stats.connections_too_slow;

@@ -265,6 +265,7 @@ py::object tier_stats(const Store& store) {
   out["ssd_memory_bytes"] = stats->ssd.memory_bytes;
   out["ssd_index_bytes"] = stats->ssd.index_bytes;
   out["ssd_rows_read"] = stats->ssd.rows_read;
+  out["ssd_rows_waited"] = stats->ssd.rows_waited;
   out["ssd_rows_absent"] = stats->ssd.rows_absent;
   out["ssd_rows_written"] = stats->ssd.rows_written;
   out["ssd_bytes_read"] = stats->ssd.bytes_read;

@@ -56,7 +56,7 @@ double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
     suffix = stripe_rows->index.visit_range(suffix, [&](std::uint64_t, std::uint32_t row) {
       const RowMeta meta = stripe_rows->slab.meta(row);
       if (looked_at++ >= kLooks || meta.is_pinned()) return;
-      sum += meta.heat();
+      sum += meta.is_awaited() ? 1 : meta.heat();  // a hint is no use
       ++rows;
     });
   }

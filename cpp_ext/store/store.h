@@ -206,13 +206,16 @@ class Store {
   Result<std::shared_ptr<Snapshot>> snapshot(SnapshotOptions options);
 
   // Brings rows from the SSD to memory, as far as there is room that colder rows can make; for keys that are about to
-  // be used. Changes nothing else, and does nothing without an SSD. NotFound. kForPull: what is not in memory counts as
-  // a miss of the pull that follows.
+  // be used. Changes nothing else, and does nothing without an SSD. NotFound. kPull: what is not in memory counts as
+  // a miss of the pull that follows. kPrefetch: the rows stay until their next use, as long as there are others to go.
   enum class FetchCause : std::uint8_t { kPrefetch, kPull };
   Status fetch_to_memory(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                          FetchCause cause = FetchCause::kPrefetch);
   // Whether fetch_to_memory() would look any of them up: cheap, and never blocks for a disk.
   [[nodiscard]] bool would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
+  // Whether rows that were read from the SSD lately had to wait for the disk, one in 16 at least; true while too few
+  // were read to tell. Else reads are work for CPUs, and to do them early saves no time.
+  [[nodiscard]] bool waits_for_disk() const noexcept;
   // Writes every row that changed to the SSD, and there to the disk; all stay in memory. FailedPrecondition without
   // one.
   Status write_back();

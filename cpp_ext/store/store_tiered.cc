@@ -39,17 +39,16 @@ void split(const Table& table, Stripes& stripes, const BatchOrder& order, std::s
 }
 
 // Calls use(misses) for the keys of each block that are not in memory and may be on the SSD, until it gives an error or
-// nullopt.
-template <class Miss, class Stripes, class Use>
+// nullopt; visit_row(stripe, suffix, id) for the others, as split() does.
+template <class Miss, class Stripes, class VisitRow, class Use>
 Status each_missing(const Table& table, const SlotOrder& slots, Stripes& stripes, std::span<const std::uint64_t> keys,
-                    Use&& use) {
+                    VisitRow&& visit_row, Use&& use) {
   BatchOrder order;
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     order.group(table.schema.id, slots, block);
     std::vector<Miss> misses;
-    split(
-        table, stripes, order, block, misses, [](std::uint32_t, std::uint64_t, std::uint32_t) {}, [](std::uint32_t) {});
+    split(table, stripes, order, block, misses, visit_row, [](std::uint32_t) {});
     if (misses.empty()) continue;
     const std::optional<Status> used = use(std::move(misses));
     if (!used || !used->is_ok()) return used.value_or(Status::ok());
@@ -127,15 +126,22 @@ Status Store::fetch_to_memory(std::uint32_t table_id, std::span<const std::uint6
   if (table == nullptr) return unknown_table(table_id);
   if (impl_->tiering == nullptr) return Status::ok();
   SR_RETURN_IF_ERROR(table->failure());
-  return each_missing<Tiering::Miss>(
-      *table, impl_->slots, impl_->stripes, keys, [&](std::vector<Tiering::Miss> misses) -> std::optional<Status> {
-        // The pull itself counts keys that have no row.
-        std::atomic<std::uint64_t>& counted = cause == FetchCause::kPull ? impl_->tier_misses : impl_->tier_ahead;
-        return impl_->tiering->resolve(*table, std::move(misses), /*must_install=*/false,
-                                       [&counted](const Tiering::Miss&, std::uint32_t id, const RowImage*) {
-                                         if (id != RowIndex::kNone) counted.fetch_add(1, std::memory_order_relaxed);
-                                       });
-      });
+  const bool is_hint = cause == FetchCause::kPrefetch;
+  const auto await = [&](std::uint32_t stripe, std::uint64_t, std::uint32_t id) {
+    if (is_hint) table->stripes[stripe]->slab.meta(id).await();
+  };
+  // The pull itself counts keys that have no row.
+  std::atomic<std::uint64_t>& counted = is_hint ? impl_->tier_ahead : impl_->tier_misses;
+  const auto visit = [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage*) {
+    if (id == RowIndex::kNone) return;
+    await(miss.stripe, miss.suffix, id);
+    counted.fetch_add(1, std::memory_order_relaxed);
+  };
+  return each_missing<Tiering::Miss>(*table, impl_->slots, impl_->stripes, keys, await,
+                                     [&](std::vector<Tiering::Miss> misses) -> std::optional<Status> {
+                                       return impl_->tiering->resolve(*table, std::move(misses),
+                                                                      /*must_install=*/false, visit);
+                                     });
 }
 
 bool Store::would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const {
@@ -143,13 +149,19 @@ bool Store::would_block(std::uint32_t table_id, std::span<const std::uint64_t> k
   if (table == nullptr || impl_->tiering == nullptr) return false;
   bool any = !table->failure().is_ok();
   if (any) return true;
-  static_cast<void>(each_missing<Tiering::Miss>(*table, impl_->slots, impl_->stripes, keys,
+  const auto ignore = [](std::uint32_t, std::uint64_t, std::uint32_t) {};
+  static_cast<void>(each_missing<Tiering::Miss>(*table, impl_->slots, impl_->stripes, keys, ignore,
                                                 [&](const std::vector<Tiering::Miss>&) -> std::optional<Status> {
                                                   any = true;
                                                   return std::nullopt;
                                                 })
                         .is_ok());
   return any;
+}
+
+bool Store::waits_for_disk() const noexcept {
+  constexpr double kLeastShare = 1.0 / 16;  // docs/measurements/tiers.md has what a hint costs
+  return impl_->tiering != nullptr && impl_->tiering->waited_share() >= kLeastShare;
 }
 
 Status Store::write_back() {

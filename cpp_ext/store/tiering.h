@@ -83,6 +83,7 @@ class Store::Tiering {
                     const std::function<void(std::uint64_t suffix, const RowImage& image)>& visit);
 
   [[nodiscard]] SsdStats ssd_stats() const { return ssd_->stats(); }
+  [[nodiscard]] double waited_share() const noexcept { return ssd_->waited_share(); }
   [[nodiscard]] std::uint64_t rows_evicted() const noexcept { return rows_evicted_; }
   [[nodiscard]] std::uint64_t background_evicted() const noexcept { return background_evicted_; }
   [[nodiscard]] bool is_making_room() const;

@@ -163,7 +163,7 @@ def _requests(view: ClusterStatus) -> WholeCells:
 def _tiers(reply: pb.GetStatusReply) -> list[WholeCells]:
     """Returns the tables of where keys were found, and of what the SSD did."""
     found = _table("rows in memory", "shard", "hits", "missed", "ahead", "evicted")
-    disk = _table("SSD", "shard", "files", "memory", "read", "ms/read", "written", "ms/write")
+    disk = _table("SSD", "shard", "files", "memory", "read", "waited", "ms/read", "written", "ms/write")
     for shard in reply.shards:
         if not shard.HasField("tier"):
             continue
@@ -181,6 +181,7 @@ def _tiers(reply: pb.GetStatusReply) -> list[WholeCells]:
             format_bytes(tier.file_bytes),
             format_bytes(tier.memory_bytes),
             format_bytes(tier.bytes_read),
+            f"{tier.rows_waited / tier.rows_read:.1%}" if tier.rows_read else "-",
             f"{1e3 * tier.read_sec / tier.reads:.2f}" if tier.reads else "-",
             format_bytes(tier.bytes_written),
             f"{1e3 * tier.write_sec / tier.writes:.2f}" if tier.writes else "-",

@@ -57,6 +57,7 @@ def tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:
         reads=int(stats["ssd_reads"]),
         read_sec=stats["ssd_read_seconds"],
         rows_read=int(stats["ssd_rows_read"]),
+        rows_waited=int(stats["ssd_rows_waited"]),
         bytes_read=int(stats["ssd_bytes_read"]),
         writes=int(stats["ssd_writes"]),
         write_sec=stats["ssd_write_seconds"],

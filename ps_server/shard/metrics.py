@@ -34,6 +34,11 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
         "sparserow_ps_hinted_keys_dropped",
         "Keys of hints that were dropped because too many were waiting (count).",
     ),
+    (
+        "hinted_keys_declined",
+        "sparserow_ps_hinted_keys_declined",
+        "Keys of hints that were declined because reads did not wait for the disk (count).",
+    ),
     ("rows_applied", "sparserow_ps_rows_applied", "Rows that commits have updated (count)."),
     ("commits_accepted", "sparserow_ps_commits_accepted", "Commits accepted (count)."),
     ("commits_duplicate", "sparserow_ps_commits_duplicate", "Commits sent again and answered from memory (count)."),
@@ -77,6 +82,11 @@ _TIER_COUNTERS: tuple[tuple[str, str, str], ...] = (
         "Rows that left memory before their room was needed (count).",
     ),
     ("ssd_rows_read", "sparserow_ps_ssd_rows_read", "Rows read from the SSD (count)."),
+    (
+        "ssd_rows_waited",
+        "sparserow_ps_ssd_rows_waited",
+        "Rows read from the SSD that the disk had to be asked for, because no cache had them (count).",
+    ),
     (
         "ssd_rows_absent",
         "sparserow_ps_ssd_rows_absent",

@@ -14,6 +14,7 @@ namespace sparserow::rpc {
 Client::Impl::Impl(const ClientOptions& options)
     : options_(options), pid_(::getpid()), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   channels_.reserve(options_.shards.size());
+  hint_paces_.resize(options_.shards.size());
   for (std::uint32_t shard = 0; shard < shards(); ++shard) {
     channels_.emplace_back(shard, options_, stats_, grace_);
   }

@@ -13,6 +13,7 @@
 
 #include "rpc/client/channel.h"
 #include "rpc/client/client.h"
+#include "rpc/client/hint_pace.h"
 #include "rpc/wire/trace_context.h"
 
 namespace sparserow::rpc {
@@ -100,6 +101,7 @@ class Client::Impl {
   void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
+  bool takes_hint(std::uint32_t shard);
   void buffer_for_replay(const Call& call, bool decided);
   void drop_refused(const Call& call);
   void drop_held(std::uint64_t sequence) {
@@ -118,6 +120,7 @@ class Client::Impl {
 
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Channel> channels_;
+  std::vector<HintPace> hint_paces_;  // by shard
   std::list<Call*> calls_;
   bool leading_ = false;
   Status over_;  // why no call can succeed any more; Ok: calls may

@@ -259,13 +259,17 @@ Status Client::Impl::commit_prepared(const CommitOptions& options) {
   return signal(kType, others, kFramePrepared, {.first = 1});
 }
 
-// Shards are asked together; one that does not know hints, or fails, brings nothing.
+// Shards are asked together; one that does not know hints, or fails, brings nothing. One that took none is asked seldom.
 std::uint64_t Client::Impl::hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline) {
   Call call(deadline);
   for (const TablePull& table : tables) {
     if (!check_groups("hint", table.dim, table.keys, table.shard_begin, shards()).is_ok()) return 0;
   }
   for (std::uint32_t shard = 0; shard < shards(); ++shard) {
+    const bool has_keys = std::any_of(tables.begin(), tables.end(), [shard](const TablePull& table) {
+      return table.shard_begin[shard + 1] > table.shard_begin[shard];
+    });
+    if (!has_keys || !takes_hint(shard)) continue;
     Outgoing* out = nullptr;
     for (const TablePull& table : tables) {
       const std::uint32_t begin = table.shard_begin[shard];
@@ -279,14 +283,24 @@ std::uint64_t Client::Impl::hint(std::span<const TablePull> tables, std::chrono:
       name_rows(*out, table.table_id, table.keys.subspan(begin, n));
     }
   }
+  if (call.requests.empty()) return 0;
   static_cast<void>(run(call).is_ok());
   std::uint64_t taken = 0;
+  const Lock lock(mutex_);
   for (const Outgoing& out : call.requests) {
-    if (!out.request.done || !out.request.status.is_ok()) continue;
-    const auto one = acknowledged(out.request);
-    taken += one.is_ok() ? one.value() : 0;
+    std::uint64_t by_shard = 0;
+    if (out.request.done && out.request.status.is_ok()) {
+      if (const auto count = acknowledged(out.request); count.is_ok()) by_shard = count.value();
+    }
+    hint_paces_[out.request.shard].note_answer(by_shard);
+    taken += by_shard;
   }
   return taken;
+}
+
+bool Client::Impl::takes_hint(std::uint32_t shard) {
+  const Lock lock(mutex_);
+  return hint_paces_[shard].take_turn();
 }
 
 Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,

@@ -6,6 +6,10 @@
 namespace sparserow::rpc {
 
 std::uint64_t HintQueue::take(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
+  if (!store_.waits_for_disk()) {
+    declined_ += keys.size();
+    return 0;
+  }
   std::uint64_t done = 0;
   for (; done < keys.size(); done += std::min(kSlice, keys.size() - done)) {
     const auto slice = keys.subspan(done, std::min(kSlice, keys.size() - done));

@@ -271,6 +271,7 @@ ServerStats Server::Impl::stats() const {
           .rows_written = counters.rows_written,
           .hinted_keys = core_.hints == nullptr ? 0 : core_.hints->taken(),
           .hinted_keys_dropped = core_.hints == nullptr ? 0 : core_.hints->dropped(),
+          .hinted_keys_declined = core_.hints == nullptr ? 0 : core_.hints->declined(),
           .inflight_bytes = core_.inflight.used(),
           .reply_bytes = core_.replies.used(),
           .connections_too_slow = counters.connections_too_slow,

@@ -115,6 +115,7 @@ class RocksdbTier final : public SsdTier {
                     const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) override;
   Status flush() override;
   [[nodiscard]] SsdStats stats() const override;
+  [[nodiscard]] double waited_share() const noexcept override { return counters_.waited_share(); }
 
  private:
   SsdOptions options_;
@@ -200,7 +201,7 @@ Status RocksdbTier::read(std::span<const SsdKey> keys, SsdImages& out) {
   std::vector<rocksdb::Status> outcomes(keys.size());
   const ReadPlan plan = disk_share_ > kDiskShare ? kFromDisk : kCached;
   const std::size_t parts = std::max<std::size_t>(keys.size() / plan.rows, 1);
-  std::atomic<std::uint64_t> blocks{0};
+  std::atomic<std::uint64_t> blocks{0}, waited{0};
   const auto read_part = [&](std::size_t part) {
     rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable);  // of this thread: its counts have no reader
     const std::size_t begin = part * keys.size() / parts;
@@ -208,7 +209,9 @@ Status RocksdbTier::read(std::span<const SsdKey> keys, SsdImages& out) {
     const std::uint64_t before = blocks_read();
     db_->MultiGet({}, db_->DefaultColumnFamily(), count, slices.data() + begin, values.data() + begin,
                   outcomes.data() + begin, /*sorted_input=*/true);
-    blocks += blocks_read() - before;
+    const std::uint64_t read = blocks_read() - before;
+    blocks += read;
+    waited += std::min<std::uint64_t>(read, count);
   };
   readers_.run(parts, plan.helpers, read_part);
   note_blocks(blocks, keys.size());
@@ -227,7 +230,7 @@ Status RocksdbTier::read(std::span<const SsdKey> keys, SsdImages& out) {
     }
   }
   out.assign(std::move(images), owner);
-  counters_.note_read(keys.size(), found, bytes, start);
+  counters_.note_read(keys.size(), found, waited, bytes, start);
   return Status::ok();
 }
 

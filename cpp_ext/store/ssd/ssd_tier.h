@@ -100,6 +100,7 @@ struct SsdStats {
   std::uint64_t memory_bytes = 0;   // of indexes, filters, caches and what is not yet on the disk
   std::uint64_t index_bytes = 0;    // of those, what counts against the memory budget
   std::uint64_t rows_read = 0;      // found by reads
+  std::uint64_t rows_waited = 0;    // of them, those that the disk had to be asked for; rocksdb: at most its 4 KiB blocks
   std::uint64_t rows_absent = 0;    // looked for and not there
   std::uint64_t rows_written = 0;
   std::uint64_t bytes_read = 0;
@@ -135,6 +136,8 @@ class SsdTier {
       const std::function<Status(std::uint64_t key, std::span<const std::byte> image)>& visit) = 0;
   virtual Status flush() = 0;  // what is in memory goes to the disk
   [[nodiscard]] virtual SsdStats stats() const = 0;
+  // Of the rows read lately, the share that the disk had to be asked for; 1 while too few were read to tell.
+  [[nodiscard]] virtual double waited_share() const noexcept = 0;
   // Memory that counts against the store's budget and grows with the rows on the SSD.
   [[nodiscard]] virtual std::uint64_t index_bytes() const noexcept { return 0; }
 };

@@ -57,6 +57,7 @@ class PageLog final : public SsdTier {
                     const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) override;
   Status flush() override;
   [[nodiscard]] SsdStats stats() const override;
+  [[nodiscard]] double waited_share() const noexcept override { return counters_.waited_share(); }
   [[nodiscard]] std::uint64_t index_bytes() const noexcept override { return index_bytes_; }
 
  private:
@@ -130,7 +131,7 @@ class PageLog final : public SsdTier {
   [[nodiscard]] static bool is_whole(std::span<const std::byte> page, const PageHeader& header) noexcept;
 
   // page_reads.cc
-  Status read_records(std::span<const Record> records);
+  Status read_records(std::span<const Record> records, std::uint64_t& waited);
   Status read_late(std::span<const Record* const> records);
   Status read_from_file(const Record& record, PageFile::Wait wait, bool& would_wait) const;
   [[nodiscard]] Status unreadable(Place place, int error) const;

@@ -35,8 +35,8 @@ Status PageLog::read_from_file(const Record& record, PageFile::Wait wait, bool& 
   return got == PageFile::Got::kNotAll ? unreadable(record.place, errno) : Status::ok();
 }
 
-// Those that the disk has to be asked for are read at once, after the others.
-Status PageLog::read_records(std::span<const Record> records) {
+// Those that the disk has to be asked for are counted, and read at once, after the others.
+Status PageLog::read_records(std::span<const Record> records, std::uint64_t& waited) {
   std::vector<const Record*> late;
   for (const Record& record : records) {
     const std::byte* const buffer = segment(record.place.segment()).buffer.load(std::memory_order_acquire);
@@ -48,6 +48,7 @@ Status PageLog::read_records(std::span<const Record> records) {
     SR_RETURN_IF_ERROR(read_from_file(record, PageFile::Wait::kNo, would_wait));
     if (would_wait) late.push_back(&record);
   }
+  waited = late.size();
   return late.empty() ? Status::ok() : read_late(late);
 }
 
@@ -123,7 +124,8 @@ Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
     record.to = next;
     next += aligned_record(record.bytes);
   }
-  SR_RETURN_IF_ERROR(read_records(records));
+  std::uint64_t waited = 0;
+  SR_RETURN_IF_ERROR(read_records(records, waited));
   std::vector<std::span<const std::byte>> images(keys.size());
   std::uint64_t found = 0;
   std::uint64_t found_bytes = 0;
@@ -138,7 +140,7 @@ Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
     found_bytes += record.bytes - kRecordKeyBytes;
   }
   out.assign(std::move(images), buffer);
-  counters_.note_read(keys.size(), found, found_bytes, start);
+  counters_.note_read(keys.size(), found, waited, found_bytes, start);
   return Status::ok();
 }
 
@@ -164,7 +166,8 @@ Status PageLog::visit_slot(std::uint32_t slot, std::uint32_t table_id,
     for (std::size_t i = 0; i < count; ++i) {
       records.push_back({places[begin + i], record_bytes, buffer.data() + i * aligned_record(record_bytes)});
     }
-    SR_RETURN_IF_ERROR(read_records(records));
+    std::uint64_t waited = 0;  // a scan tells nothing of what pulls wait for
+    SR_RETURN_IF_ERROR(read_records(records, waited));
     for (const Record& record : records) {
       const std::uint64_t key = record_key(record.to);
       if (slot_of(row_hash(table_id, key), options_.slot_count) != slot) {
