@@ -273,6 +273,8 @@ class Store:
             refused when it is not this shard's (InvalidArgument) or in use (FailedPrecondition).
         ssd_bytes: of files in it; 0 is what the disk has. ``pages`` needs 8 MiB.
         ssd_engine: ``pages`` or ``rocksdb``, which is refused (FailedPrecondition) in a build without it.
+        ssd_direct_io: whether ``pages`` reads and writes past the system's cache; ``rocksdb`` refuses it
+            (InvalidArgument), and so does a file system without direct I/O (FailedPrecondition).
         cluster_id, shard: whose the folder is.
         change_log_bytes: of what followers have not taken yet; nothing is kept while there is no cursor.
     """
@@ -289,6 +291,7 @@ class Store:
         shard: int = 0,
         change_log_bytes: int = 67108864,
         ssd_engine: str = "pages",
+        ssd_direct_io: bool = False,
     ) -> None: ...
     @property
     def memory_budget_bytes(self) -> int: ...
@@ -824,9 +827,10 @@ class RawSsd:
         path: an empty folder.
         row_bytes: of every value.
         engine: ``pages`` or ``rocksdb``.
+        direct_io: as ``ssd_direct_io`` of a ``Store``.
     """
 
-    def __init__(self, path: str, *, row_bytes: int, engine: str = "pages") -> None: ...
+    def __init__(self, path: str, *, row_bytes: int, engine: str = "pages", direct_io: bool = False) -> None: ...
     def serve(self, reads: NDArray[np.uint64], writes: NDArray[np.uint64], *, are_known: bool) -> int:
         """Reads rows in one batch, writes rows in another; returns how many of the read ones were there.
 

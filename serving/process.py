@@ -137,6 +137,7 @@ class ServeOptions:
         memory_budget: str | None = None,
         ssd_path: str | None = None,
         ssd_engine: str | None = None,
+        ssd_direct_io: bool = False,
         io_threads: int = 2,
         sync_interval: str = SYNC_INTERVAL,
         sync_after_updates: int = 0,
@@ -179,7 +180,9 @@ class ServeOptions:
             data_port=data_port,
             http_port=http_port,
             unix_path=unix_path,
-            memory=RowMemory(parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path, ssd_engine),
+            memory=RowMemory(
+                parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path, ssd_engine, ssd_direct_io
+            ),
             io_threads=io_threads,
             sync_interval_sec=parse_seconds(sync_interval),
             sync_threshold=ThresholdOptions(sync_after_updates, sync_after_move, parse_seconds(sync_max_delay or "5s")),

@@ -25,16 +25,19 @@ class RowMemory:
         budget_bytes: the memory budget for rows and indexes, in bytes; 0: no budget.
         ssd_path: the folder for the rows that exceed the budget; None: rows must not exceed it.
         ssd_engine: the storage of rows there, ``pages`` or ``rocksdb``; None: ``pages``.
+        ssd_direct_io: whether ``pages`` reads and writes there past the system's cache.
 
     Raises:
         InvalidArgument: ``ssd_path`` is given without a budget of at least 16 MiB, or it is not a folder; or
-            ``ssd_engine`` is another word, or is given without ``ssd_path``.
+            ``ssd_engine`` is another word, or is given without ``ssd_path``; or ``ssd_direct_io`` is given without
+            ``ssd_path`` or with ``rocksdb``.
         FailedPrecondition: ``ssd_engine`` is ``rocksdb``, but this build has no RocksDB.
     """
 
     budget_bytes: int = 0
     ssd_path: str | None = None
     ssd_engine: str | None = None
+    ssd_direct_io: bool = False
 
     def __post_init__(self) -> None:
         if self.ssd_engine is not None:
@@ -42,6 +45,10 @@ class RowMemory:
                 raise InvalidArgument("--ssd-engine: it has no effect without --ssd-path")
             if self.ssd_engine not in ("pages", "rocksdb"):
                 raise InvalidArgument(f"--ssd-engine: {self.ssd_engine} is not allowed; allowed: pages, rocksdb")
+        if self.ssd_direct_io and self.ssd_path is None:
+            raise InvalidArgument("--ssd-direct-io: it has no effect without --ssd-path")
+        if self.ssd_direct_io and self.ssd_engine == "rocksdb":
+            raise InvalidArgument("--ssd-direct-io: it is not allowed with --ssd-engine rocksdb; allowed: pages")
         if self.ssd_path is None:
             return
         if self.budget_bytes < LEAST_TIERED_BYTES:
@@ -69,6 +76,7 @@ class RowMemory:
             slot_count=slot_count,
             ssd_path=str(folder),
             ssd_engine=self.ssd_engine or "pages",
+            ssd_direct_io=self.ssd_direct_io,
             cluster_id=cluster_id,
             shard=place.shard,
         )

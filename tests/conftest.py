@@ -42,6 +42,25 @@ def ssd_engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=["pages", "pages by direct I/O", "rocksdb"])
+def ssd_options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The options of a store or a cluster for each way to keep rows on an SSD; one that is not to be had is skipped."""
+    from sparserow.cpp_ext import _server
+
+    engine, is_direct = str(request.param).split()[0], "direct" in request.param
+    if engine == "rocksdb" and not _server.has_rocksdb():
+        pytest.skip("this build has no RocksDB")
+    if is_direct:
+        probe = tmp_path / "probe"
+        try:
+            os.close(os.open(probe, os.O_CREAT | os.O_RDWR | os.O_DIRECT))
+        except OSError:
+            pytest.skip(f"the file system of {tmp_path} has no direct I/O")
+        finally:
+            probe.unlink(missing_ok=True)
+    return {"ssd_engine": engine, "ssd_direct_io": is_direct}
+
+
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     """Starts ``sparserow`` processes; those a test leaves running are stopped."""

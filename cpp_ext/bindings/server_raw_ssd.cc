@@ -22,10 +22,10 @@ constexpr std::uint32_t kTable = 1;
 
 class RawSsd {
  public:
-  RawSsd(const std::string& path, std::size_t row_bytes, SsdEngine engine) : row_(row_bytes) {
+  RawSsd(const std::string& path, std::size_t row_bytes, SsdEngine engine, bool direct_io) : row_(row_bytes) {
     std::uint64_t random = 1;
     for (std::byte& byte : row_) byte = static_cast<std::byte>((random = random * 6364136223846793005ull + 1) >> 56);
-    ssd_ = value_or_raise(open_ssd_tier({.path = path, .engine = engine}));
+    ssd_ = value_or_raise(open_ssd_tier({.path = path, .engine = engine, .direct_io = direct_io}));
   }
 
   // Reads rows in one batch and writes others in one; returns how many were there.
@@ -82,10 +82,11 @@ class RawSsd {
 
 void bind_raw_ssd(py::module_& module) {
   py::class_<RawSsd>(module, "RawSsd")
-      .def(py::init([](const std::string& path, std::size_t row_bytes, const std::string& engine) {
-             return std::make_unique<RawSsd>(path, row_bytes, value_or_raise(ssd_engine_of(engine)));
+      .def(py::init([](const std::string& path, std::size_t row_bytes, const std::string& engine, bool direct_io) {
+             return std::make_unique<RawSsd>(path, row_bytes, value_or_raise(ssd_engine_of(engine)), direct_io);
            }),
-           py::arg("path"), py::kw_only(), py::arg("row_bytes"), py::arg("engine") = "pages")
+           py::arg("path"), py::kw_only(), py::arg("row_bytes"), py::arg("engine") = "pages",
+           py::arg("direct_io") = false)
       .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"), py::kw_only(), py::arg("are_known"))
       .def("stats", &RawSsd::stats);
   module.def("has_rocksdb", &SsdTier::has_rocksdb);

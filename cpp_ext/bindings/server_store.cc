@@ -294,18 +294,22 @@ void bind_store_class(py::module_& module) {
   py::class_<Store, std::shared_ptr<Store>>(module, "Store")
       .def(py::init([](std::uint64_t memory_budget_bytes, std::uint32_t slot_count, std::uint16_t lineage,
                        std::string ssd_path, std::uint64_t ssd_bytes, std::uint64_t cluster_id, std::uint16_t shard,
-                       std::uint64_t change_log_bytes, const std::string& ssd_engine) {
-             return made(
-                 {memory_budget_bytes,
-                  slot_count,
-                  lineage,
-                  change_log_bytes,
-                  {std::move(ssd_path), ssd_bytes, cluster_id, shard, value_or_raise(ssd_engine_of(ssd_engine))}});
+                       std::uint64_t change_log_bytes, const std::string& ssd_engine, bool ssd_direct_io) {
+             return made({.memory_budget_bytes = memory_budget_bytes,
+                          .slot_count = slot_count,
+                          .lineage = lineage,
+                          .change_log_bytes = change_log_bytes,
+                          .ssd = {.path = std::move(ssd_path),
+                                  .max_bytes = ssd_bytes,
+                                  .cluster_id = cluster_id,
+                                  .shard = shard,
+                                  .engine = value_or_raise(ssd_engine_of(ssd_engine)),
+                                  .direct_io = ssd_direct_io}});
            }),
            py::kw_only(), py::arg("memory_budget_bytes") = 0, py::arg("slot_count") = kDefaultSlotCount,
            py::arg("lineage") = 1, py::arg("ssd_path") = "", py::arg("ssd_bytes") = 0, py::arg("cluster_id") = 0,
            py::arg("shard") = 0, py::arg("change_log_bytes") = StoreOptions{}.change_log_bytes,
-           py::arg("ssd_engine") = "pages")
+           py::arg("ssd_engine") = "pages", py::arg("ssd_direct_io") = false)
       .def(
           "create_table", [](Store& store, const TableSchema& schema) { raise_if_error(store.create_table(schema)); },
           py::arg("schema"))

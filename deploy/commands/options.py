@@ -89,6 +89,13 @@ SsdEngine = Annotated[
     str | None,
     typer.Option(help="Storage of rows in --ssd-path: pages, with the least work, or rocksdb. Default: pages."),
 ]
+SsdDirectIo = Annotated[
+    bool,
+    typer.Option(
+        "--ssd-direct-io",
+        help="Let the engine pages read and write --ssd-path past the system's cache. Default: through the cache.",
+    ),
+]
 SweepEvery = Annotated[
     str,
     typer.Option(help="Time between sweeps that remove rows by their table's policy, such as 60s; never: by command."),

@@ -22,6 +22,7 @@ def ps(
     ssd_path: options.SsdPath = None,
     ssd_bytes: options.SsdBytes = None,
     ssd_engine: options.SsdEngine = None,
+    ssd_direct_io: options.SsdDirectIo = False,
     sweep_every: options.SweepEvery = "60s",
     io_threads: options.IoThreads = 2,
     drain: Annotated[
@@ -56,6 +57,7 @@ def ps(
             "ssd_path": ssd_path,
             "ssd_bytes": ssd_bytes,
             **({} if ssd_engine is None else {"ssd_engine": ssd_engine}),
+            **({"ssd_direct_io": True} if ssd_direct_io else {}),
             "sweep_every": options.seconds_or_never(sweep_every),
             "io_threads": io_threads,
         },

@@ -54,6 +54,7 @@ def serve(
         ),
     ] = None,
     ssd_engine: options.SsdEngine = None,
+    ssd_direct_io: options.SsdDirectIo = False,
     io_threads: Annotated[int, typer.Option(help="Number of network threads of the data plane.")] = 2,
     sync_interval: Annotated[
         str,
@@ -133,6 +134,7 @@ def serve(
         memory_budget=memory_budget,
         ssd_path=ssd_path,
         ssd_engine=ssd_engine,
+        ssd_direct_io=ssd_direct_io,
         io_threads=io_threads,
         sync_interval=sync_interval,
         sync_after_updates=sync_after_updates,

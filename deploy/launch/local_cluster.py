@@ -72,6 +72,7 @@ def local_cluster(
     ssd_path: str | os.PathLike[str] | None = None,
     ssd_bytes: int | str | None = None,
     ssd_engine: str | None = None,
+    ssd_direct_io: bool = False,
     sweep_every: float | str | None = 60.0,
     port: int = 0,
     slot_count: int = 16384,
@@ -91,6 +92,7 @@ def local_cluster(
             memory.
         ssd_bytes: the bound on files there per shard, in bytes or as text (``"100GiB"``); None means what the disk has.
         ssd_engine: the storage of rows there, ``pages`` or ``rocksdb``; None means ``pages``.
+        ssd_direct_io: whether ``pages`` reads and writes there past the system's cache.
         sweep_every: the seconds between sweeps of tables whose policy removes rows; None sweeps by command alone.
         port: the port of the coordinator; 0 lets the system choose.
         slot_count: the number of slots, a power of two in [2, 65536].
@@ -118,6 +120,7 @@ def local_cluster(
             "ssd_path": None if ssd_path is None else os.fspath(ssd_path),
             "ssd_bytes": ssd_bytes,
             **({} if ssd_engine is None else {"ssd_engine": ssd_engine}),
+            **({"ssd_direct_io": True} if ssd_direct_io else {}),
             "sweep_every": sweep_every,
             "port": port,
             "slot_count": slot_count,

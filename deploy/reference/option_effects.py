@@ -50,6 +50,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "keys of cluster", "no cluster.address", ("cluster.address=a:1", "cluster.shards=1")),
     OptionEffect("job", "keys of cluster", "model.backend ps", (*_LOCAL, "cluster.shards=1")),
     OptionEffect("job", "cluster.ssd_bytes", "cluster.ssd_path", ("cluster.ssd_bytes=1GiB",)),
+    OptionEffect("job", "cluster.ssd_direct_io", "cluster.ssd_path", ("cluster.ssd_direct_io=true",)),
     OptionEffect("job", "cluster.ssd_engine", "cluster.ssd_path", ("cluster.ssd_engine=rocksdb",)),
     OptionEffect("job", "cluster.ssd_path", "cluster.memory_budget", ("cluster.ssd_path=/s",)),
     OptionEffect("job", "keep", "no publish", ("publish.root=m", "keep=k")),
@@ -147,11 +148,13 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
         "predict", "--delimiter, --list-delimiter, --missing", "--input of CSV", (*_PREDICT, "--delimiter", ";")
     ),
     OptionEffect("predict", "--keep, --only", "an --output that ends in .parquet", (*_PREDICT, "--keep", "a")),
+    OptionEffect("ps", "--ssd-direct-io", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-direct-io")),
     OptionEffect("ps", "--ssd-engine", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-engine", "pages")),
     OptionEffect("ps", "--ssd-bytes", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-bytes", "1GiB")),
     OptionEffect("publish", "--features", "--program", ("m", "--root", "r", "--namespace", "n", "--features", "f")),
     OptionEffect("row", "--model", "--serving", ("a/t", "5", "--model", "m")),
     OptionEffect("serve", "--namespace", "no --root", ("--model", "m", "--root", "r", "--namespace", "n")),
+    OptionEffect("serve", "--ssd-direct-io", "--ssd-path", ("--model", "m", "--root", "r", "--ssd-direct-io")),
     OptionEffect("serve", "--ssd-engine", "--ssd-path", ("--model", "m", "--root", "r", "--ssd-engine", "pages")),
     OptionEffect("serve", "--ssd-path", "--memory-budget", ("--model", "m", "--root", "r", "--ssd-path", "s")),
     OptionEffect(
@@ -188,6 +191,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
         "up", "--serve-root, --serve-namespace, --serve-processes", "--serve", ("--on", "auto", "--serve-root", "r")
     ),
     OptionEffect("up", "--ssd-bytes", "--ssd-path", ("--ssd-bytes", "1GiB")),
+    OptionEffect("up", "--ssd-direct-io", "--ssd-path", ("--ssd-direct-io",)),
     OptionEffect("up", "--ssd-engine", "--ssd-path", ("--ssd-engine", "pages")),
 )
 

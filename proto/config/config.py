@@ -98,6 +98,11 @@ class ClusterConfig(StrictModel):
         "each row there, and the least work. rocksdb: a RocksDB, about 1.5 bytes of memory beside the budget for each "
         "row there, and several times the work.",
     )
+    ssd_direct_io: bool = Field(
+        False,
+        description="Whether the engine pages reads and writes ssd_path past the system's cache, so that the memory "
+        "beside memory_budget stays free for others. A file system without direct I/O is refused at the start.",
+    )
     sweep_every: Seconds | None = Field(
         60.0,
         ge=0.1,
@@ -148,6 +153,13 @@ class ClusterConfig(StrictModel):
             raise InvalidArgument("ssd_bytes has no effect without ssd_path; name a folder or remove it")
         if "ssd_engine" in self.model_fields_set and self.ssd_path is None:
             raise InvalidArgument("ssd_engine has no effect without ssd_path; name a folder or remove it")
+        if self.ssd_direct_io and self.ssd_path is None:
+            raise InvalidArgument("ssd_direct_io has no effect without ssd_path; name a folder or remove it")
+        if self.ssd_direct_io and self.ssd_engine != "pages":
+            raise InvalidArgument(
+                f"ssd_direct_io: true is not allowed with ssd_engine {self.ssd_engine}; allowed: false, or "
+                "ssd_engine pages"
+            )
         if self.ssd_path is not None and (self.memory_budget or 0) < MIN_TIERED_BUDGET:
             raise InvalidArgument(
                 f"memory_budget: {self.memory_budget} is not allowed with ssd_path; allowed: at least "

@@ -48,6 +48,7 @@ class EngineOptions:
         ssd_path: the folder whose folder ``shard-N`` has the rows beyond the budget; None keeps all rows in memory.
         ssd_bytes: the bound on files in it; 0 means what the disk has.
         ssd_engine: the storage of rows in it, ``pages`` or ``rocksdb``.
+        ssd_direct_io: whether the engine ``pages`` reads and writes past the system's cache.
         sweep_every_sec: the time between sweeps of the tables whose policy removes rows; None sweeps by command alone.
         observe: whether requests are timed and their keys sampled.
     """
@@ -60,6 +61,7 @@ class EngineOptions:
     ssd_path: str | None = None
     ssd_bytes: int = 0
     ssd_engine: str = "pages"
+    ssd_direct_io: bool = False
     sweep_every_sec: float | None = None
     observe: bool = True
 
@@ -75,6 +77,7 @@ class EngineOptions:
             ssd_path=cluster.ssd_path,
             ssd_bytes=cluster.ssd_bytes or 0,
             ssd_engine=cluster.ssd_engine,
+            ssd_direct_io=cluster.ssd_direct_io,
             sweep_every_sec=cluster.sweep_every,
             observe=observe,
         )
@@ -92,7 +95,8 @@ class ShardEngine:
     Raises:
         Unavailable: the port is taken.
         InvalidArgument: ``ssd_path`` is missing, cannot be written, or has the rows of another shard.
-        FailedPrecondition: another process uses ``ssd_path``, or this build has no RocksDB and ``ssd_engine`` names it.
+        FailedPrecondition: another process uses ``ssd_path``, or this build has no RocksDB and ``ssd_engine`` names it,
+            or the file system of ``ssd_path`` has no direct I/O and ``ssd_direct_io`` wants it.
     """
 
     def __init__(self, options: EngineOptions, place: Registration) -> None:
@@ -106,6 +110,7 @@ class ShardEngine:
             ssd_path=_ssd_folder(options),
             ssd_bytes=options.ssd_bytes,
             ssd_engine=options.ssd_engine,
+            ssd_direct_io=options.ssd_direct_io,
             cluster_id=place.cluster_id,
             shard=options.shard,
         )

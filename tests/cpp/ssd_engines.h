@@ -1,16 +1,22 @@
-// The engine of the SSD tier that the tests of a file run with; main() runs them once with each that is built.
+// The engine of the SSD tier that the tests of a file run with; main() runs them once with each that is built, and with
+// pages by direct I/O where the folder for temporary files allows it.
 #pragma once
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
+#include <string>
 
 #include "store/ssd/ssd_tier.h"
 
 namespace sparserow {
 
 inline SsdEngine ssd_engine = SsdEngine::kPages;  // NOLINT: main() sets it between runs
+inline bool ssd_direct_io = false;                // NOLINT: the same
 
 // A budget for rows in memory, and for the index that the engine keeps of rows on the SSD.
 inline std::uint64_t with_index(std::uint64_t rows_bytes, std::uint64_t rows_on_ssd) {
@@ -18,12 +24,38 @@ inline std::uint64_t with_index(std::uint64_t rows_bytes, std::uint64_t rows_on_
   return rows_bytes + (ssd_engine == SsdEngine::kPages ? kIndexBytes * rows_on_ssd : 0);
 }
 
+inline bool has_direct_io(const std::filesystem::path& folder) {
+  const std::string path = (folder / ("sparserow-direct-" + std::to_string(::getpid()))).string();
+  const int file = ::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_DIRECT, 0600);
+  if (file >= 0) ::close(file);
+  ::unlink(path.c_str());
+  return file >= 0;
+}
+
+// Takes a file out of the system's cache. False where it cannot.
+inline bool forget_cached(const std::filesystem::path& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool is_done = ::fsync(file) == 0 && ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED) == 0;
+  ::close(file);
+  return is_done;
+}
+
 inline int run_with_each_engine(int argc, char** argv) {
+  struct Variant {
+    const char* name;
+    SsdEngine engine;
+    bool is_direct;
+  };
   int failed = 0;
-  for (const SsdEngine engine : {SsdEngine::kPages, SsdEngine::kRocksdb}) {
-    if (engine == SsdEngine::kRocksdb && !SsdTier::has_rocksdb()) continue;
-    std::cout << "ssd_engine: " << (engine == SsdEngine::kPages ? "pages" : "rocksdb") << std::endl;
-    ssd_engine = engine;
+  for (const Variant& variant :
+       {Variant{"pages", SsdEngine::kPages, false}, Variant{"pages by direct I/O", SsdEngine::kPages, true},
+        Variant{"rocksdb", SsdEngine::kRocksdb, false}}) {
+    if (variant.engine == SsdEngine::kRocksdb && !SsdTier::has_rocksdb()) continue;
+    if (variant.is_direct && !has_direct_io(std::filesystem::temp_directory_path())) continue;
+    std::cout << "ssd_engine: " << variant.name << std::endl;
+    ssd_engine = variant.engine;
+    ssd_direct_io = variant.is_direct;
     doctest::Context context(argc, argv);
     failed |= context.run();
     if (context.shouldExit()) break;

@@ -47,8 +47,11 @@ class Folder {
 };
 
 std::unique_ptr<SsdTier> open(const Folder& folder, std::uint64_t max_bytes = 0, std::uint32_t slots = kSlots) {
-  auto opened =
-      open_ssd_tier({.path = folder.path(), .max_bytes = max_bytes, .engine = ssd_engine, .slot_count = slots});
+  auto opened = open_ssd_tier({.path = folder.path(),
+                               .max_bytes = max_bytes,
+                               .engine = ssd_engine,
+                               .slot_count = slots,
+                               .direct_io = ssd_direct_io});
   INFO(opened.status().message());
   REQUIRE(opened.is_ok());
   return std::move(opened).value();
@@ -382,6 +385,58 @@ TEST_CASE("what waits to be written and the index are what pages have in memory"
   REQUIRE(ssd->erase_table(1, kSlots).is_ok());
   CHECK(ssd->index_bytes() == 0);
   CHECK(ssd->stats().garbage_bytes + ssd->stats().file_bytes < 40 * kSegmentBytes);
+}
+
+TEST_CASE("rows that the system's cache has not are counted as waited, and with direct I/O all are") {
+  if (ssd_engine != SsdEngine::kPages) return;
+  const Folder folder;
+  const auto ssd = open(folder);
+  SsdBatch batch;
+  std::vector<SsdKey> keys;
+  for (std::uint64_t key = 0; key < 20'000; ++key) {
+    batch.put(ssd_key_of({1, key}), image_of({1, key}, 0, 300), SsdBatch::Before::kNothing);
+    if (key % 100 == 0) keys.push_back(ssd_key_of({1, key}));
+  }
+  std::sort(keys.begin(), keys.end());
+  REQUIRE(ssd->write(batch).is_ok());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (ssd->stats().background_jobs > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  CHECK(ssd->waited_share() == 1);  // too few were read to tell
+  const auto waited_of_next = [&] {
+    const std::uint64_t before = ssd->stats().rows_waited;
+    SsdImages images;
+    REQUIRE(ssd->read(keys, images).is_ok());
+    return ssd->stats().rows_waited - before;
+  };
+  REQUIRE(forget_cached(fs::path(folder.path()) / "rows" / "pages"));
+  CHECK(waited_of_next() > keys.size() / 2);  // the others share a unit, or are in memory still
+  const std::uint64_t again = waited_of_next();
+  CHECK((ssd_direct_io ? again > keys.size() / 2 : again == 0));
+  for (int turn = 0; turn < 200; ++turn) static_cast<void>(waited_of_next());
+  CHECK((ssd_direct_io ? ssd->waited_share() > 0.5 : ssd->waited_share() < 0.01));
+}
+
+TEST_CASE("direct I/O is refused by name where the engine or the file system has none") {
+  if (ssd_direct_io) return;
+  const Folder folder;
+  if (ssd_engine == SsdEngine::kRocksdb) {
+    const auto refused = open_ssd_tier({.path = folder.path(), .engine = ssd_engine, .direct_io = true}).status();
+    CHECK(refused.code() == Code::kInvalidArgument);
+    CHECK(refused.message().starts_with("ssd_direct_io: true is not allowed with ssd_engine rocksdb"));
+    return;
+  }
+  const fs::path in_memory = fs::path("/dev/shm") / ("sparserow-direct-" + std::to_string(::getpid()));
+  std::error_code error;
+  if (!fs::create_directory(in_memory, error) || has_direct_io(in_memory)) {
+    MESSAGE("no file system without direct I/O is here");
+  } else {
+    const auto refused = open_ssd_tier({.path = in_memory.string(), .engine = ssd_engine, .direct_io = true}).status();
+    CHECK(refused.code() == Code::kFailedPrecondition);
+    CHECK(refused.message().starts_with("ssd_direct_io: true is not allowed"));
+  }
+  fs::remove_all(in_memory, error);
 }
 
 }  // namespace

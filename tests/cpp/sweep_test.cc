@@ -35,7 +35,7 @@ class Swept {
       REQUIRE(::mkdtemp(name.data()) != nullptr);
       folder_ = name;
       options.memory_budget_bytes = with_index(512u << 10, 20'000);
-      options.ssd = {.path = name, .cluster_id = 1, .engine = ssd_engine};
+      options.ssd = {.path = name, .cluster_id = 1, .engine = ssd_engine, .direct_io = ssd_direct_io};
     }
     auto made = Store::create(options);
     INFO(made.status().message());
@@ -283,8 +283,9 @@ TEST_CASE("a table's part of memory is kept for it, and not exceeded") {
   REQUIRE(::mkdtemp(name.data()) != nullptr);
   {
     constexpr std::uint64_t kBudget = 4u << 20;
-    auto store =
-        Store::create({.memory_budget_bytes = kBudget, .slot_count = 16, .ssd = {.path = name, .engine = ssd_engine}});
+    auto store = Store::create({.memory_budget_bytes = kBudget,
+                                .slot_count = 16,
+                                .ssd = {.path = name, .engine = ssd_engine, .direct_io = ssd_direct_io}});
     REQUIRE(store.is_ok());
     const auto table = [](std::uint32_t id, float share) {
       return TableSchema{.id = id,

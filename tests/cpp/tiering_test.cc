@@ -58,11 +58,14 @@ TableSchema schema_of(std::uint32_t id, OptimizerKind kind = OptimizerKind::kAda
 
 // The index of so many rows has room beside the budget.
 StoreOptions tiered(const Folder& folder, std::uint64_t rows = 20'000, std::uint64_t max_bytes = 0) {
-  return {
-      .memory_budget_bytes = with_index(kBudget, rows),
-      .slot_count = 4,
-      .ssd = {
-          .path = folder.path().string(), .max_bytes = max_bytes, .cluster_id = 7, .shard = 1, .engine = ssd_engine}};
+  return {.memory_budget_bytes = with_index(kBudget, rows),
+          .slot_count = 4,
+          .ssd = {.path = folder.path().string(),
+                  .max_bytes = max_bytes,
+                  .cluster_id = 7,
+                  .shard = 1,
+                  .engine = ssd_engine,
+                  .direct_io = ssd_direct_io}};
 }
 
 std::unique_ptr<Store> open(const StoreOptions& options) {
@@ -357,7 +360,7 @@ TEST_CASE("a folder belongs to one shard of one cluster") {
 }
 
 TEST_CASE("a shard that is started again may have another engine, and its folder is emptied") {
-  if (!SsdTier::has_rocksdb()) return;
+  if (!SsdTier::has_rocksdb() || ssd_direct_io) return;
   const Folder folder;
   StoreOptions options = tiered(folder);
   for (int start = 0; start < 3; ++start) {
@@ -489,7 +492,7 @@ void wait_for_jobs(const SsdTier& ssd) {
 TEST_CASE("garbage on the SSD is collected, and what is none is written once") {
   constexpr std::uint64_t kImage = 8 << 10, kAtOnce = 256, kFresh = 26, kBatches = 128;
   const Folder folder;
-  auto opened = open_ssd_tier({.path = folder.path().string(), .engine = ssd_engine});
+  auto opened = open_ssd_tier({.path = folder.path().string(), .engine = ssd_engine, .direct_io = ssd_direct_io});
   REQUIRE(opened.is_ok());
   SsdTier& ssd = *opened.value();
   const std::vector<std::byte> image(kImage, std::byte{7});
@@ -550,6 +553,37 @@ TEST_CASE("rows with many updates outlast those that were updated once, though n
   const std::uint64_t missed = store->tier_stats()->misses;
   static_cast<void>(pull(*store, 1, often));
   CHECK(store->tier_stats()->misses - missed < often.size() / 10);
+}
+
+TEST_CASE("rows that a hint named stay in memory until their use, and not for good") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 20000);
+  std::vector<std::uint64_t> named(100), others(100);
+  std::iota(named.begin(), named.end(), 0u);
+  std::iota(others.begin(), others.end(), 1000u);
+  const auto gone = [&](const std::vector<std::uint64_t>& keys) {
+    return std::count_if(keys.begin(), keys.end(), [&](std::uint64_t key) { return store->would_block(1, {&key, 1}); });
+  };
+  std::uint64_t next = 0;
+  const auto pass_through_until = [&](const auto& is_enough) {  // each once
+    for (int turn = 0; turn < 500 && !is_enough(); ++turn) {
+      std::vector<std::uint64_t> keys(50);
+      for (std::uint64_t& key : keys) key = next++ % 16'000 + 2000;
+      static_cast<void>(pull(*store, 1, keys));
+    }
+    CHECK(is_enough());
+  };
+  const std::ptrdiff_t half = 50;
+  for (int use = 0; use < 3; ++use) {
+    REQUIRE(store->fetch_to_memory(1, named, Store::FetchCause::kPrefetch).is_ok());
+    REQUIRE(store->fetch_to_memory(1, others, Store::FetchCause::kPull).is_ok());
+    pass_through_until([&] { return gone(others) >= half; });
+    CHECK(gone(named) <= 10);
+    if (use < 2) static_cast<void>(pull(*store, 1, named));
+    pass_through_until([&] { return gone(named) >= half; });  // after its use, and also after a hint that was wrong
+  }
 }
 
 TEST_CASE("a key that a pull waits for is one hit or one miss, also where rows were brought before it") {

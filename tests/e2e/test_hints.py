@@ -1,7 +1,8 @@
-"""Hints: shards with an SSD have the rows of later batches in memory when they are pulled; counts, no times."""
+"""Hints: shards have the rows of later batches in memory where reads of their SSD wait; counts, no times."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,8 +52,22 @@ class Counted:
             yield batch
 
 
-def train(folder: Path, hints: int) -> tuple[int, int, np.ndarray]:
-    """Misses of pulls and commits, keys brought ahead, and the weights at the end."""
+def forget_cached(folder: Path) -> None:
+    """Takes the files of a shard out of the system's cache."""
+    for path in folder.rglob("rows/*"):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+
+def train(folder: Path, hints: int, *, is_cold: bool = True) -> tuple[int, int, np.ndarray]:
+    """Misses of pulls and commits, keys brought ahead, and the weights at the end.
+
+    Hints are waited for where the files are cold, which is where a shard takes them.
+    """
     with (
         local_cluster(shards=1, memory_budget="16MiB", ssd_path=folder) as cluster,
         sr.connect(cluster.address, namespace="n") as session,
@@ -65,12 +80,19 @@ def train(folder: Path, hints: int) -> tuple[int, int, np.ndarray]:
         order = np.random.default_rng(5).permutation(ROWS)[: STEPS * BATCH]
         batches = [torch.from_numpy(part) for part in np.array_split(order, STEPS)]
         assert control.status().shards[0].tables[0].ssd_rows > ROWS // 20
+        if is_cold:
+            forget_cached(folder)
+        else:
+            for part in np.array_split(np.arange(ROWS), 20):  # the cache has the files; now the shard has read them
+                table.pull(part)
         before = tier(control)
         loader = Counted(batches)
         for number, batch in enumerate(sr.prefetch(loader, session, depth=1, hints=hints, ids=ids)):
             model(batch).backward()
             assert session.step()
-            if hints == 0:
+            if is_cold:
+                forget_cached(folder)
+            if hints == 0 or not is_cold:
                 continue
             wanted = min(number + 1 + hints, STEPS)  # what was loaded is known to the shard by now or soon
             wait_until(lambda wanted=wanted: session.stats().rows_hinted >= wanted * BATCH, "the shard takes the hints")
@@ -104,6 +126,13 @@ def test_hinted_rows_are_in_memory_when_they_are_pulled(tmp_path: Path) -> None:
     assert missed_with < missed // 2
     assert ahead_with > missed // 2
     np.testing.assert_array_equal(weights, weights_with)
+
+
+def test_hints_are_declined_where_reads_do_not_wait_for_the_disk(tmp_path: Path) -> None:
+    missed, ahead, _ = train(tmp_path, hints=4, is_cold=False)
+    print(f"misses of {STEPS * BATCH:,} keys: {missed:,}; {ahead:,} ahead")
+    assert missed > STEPS * BATCH // 10
+    assert ahead == 0
 
 
 def test_hints_of_shards_without_an_ssd_are_taken_for_nothing() -> None:

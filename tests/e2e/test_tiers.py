@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +28,11 @@ BUDGET = "16MiB"
 
 
 def test_more_rows_than_memory_are_trained_and_read_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ssd_engine: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ssd_options: dict[str, Any]
 ) -> None:
     rng = np.random.default_rng(3)
     keys = rng.permutation(ROWS)
-    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=tmp_path, ssd_engine=ssd_engine) as cluster:
+    with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=tmp_path, **ssd_options) as cluster:
         session = sr.connect(cluster.address, namespace="n")
         table = session.create_table("t", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
         before = {int(part[0]): table.pull(part) for part in np.array_split(keys, 12)}
@@ -56,6 +58,7 @@ def test_more_rows_than_memory_are_trained_and_read_back(
         shown = capsys.readouterr().out
         assert "evicted" in shown
         assert "ms/write" in shown
+        assert "waited" in shown
         assert "SSD rows" in shown
         session.close()
     left = inspect_folder(tmp_path / "shard-0")
@@ -79,10 +82,15 @@ def test_metrics_tell_what_the_tiers_did(tmp_path: Path) -> None:
         ({"ssd_bytes": "1GiB"}, "ssd_bytes has no effect without ssd_path"),
         ({"ssd_engine": "rocksdb"}, "ssd_engine has no effect without ssd_path"),
         ({"ssd_path": "/nowhere", "memory_budget": BUDGET, "ssd_engine": "leveldb"}, "ssd_engine"),
+        ({"ssd_direct_io": True}, "ssd_direct_io has no effect without ssd_path"),
+        (
+            {"ssd_path": "/nowhere", "memory_budget": BUDGET, "ssd_engine": "rocksdb", "ssd_direct_io": True},
+            "ssd_direct_io: true is not allowed with ssd_engine rocksdb",
+        ),
         ({"ssd_path": "/nowhere", "memory_budget": BUDGET, "ssd_bytes": "1MiB"}, "ssd_bytes"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, str], said: str) -> None:
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said), local_cluster(shards=1, **options):
         pass
 
@@ -105,6 +113,12 @@ def test_a_folder_that_cannot_be_used_is_one_line(launcher: Launcher, tmp_path: 
     assert "remove it if its rows are not needed" in said
     (tmp_path / "shard-0" / "SPARSEROW").write_text("format 9\nhash 1\ncluster 5\nshard 0\n")
     assert "'format 9'" in refusal(launcher, tmp_path)
+
+
+def test_a_file_system_without_direct_io_is_refused_by_name(launcher: Launcher, tmp_path: Path) -> None:
+    with mounted_disk(tmp_path / "disk", kind="ramfs") as folder:
+        said = refusal(launcher, folder, "--ssd-direct-io")
+        assert re.search(r"ssd_direct_io: true is not allowed, since the file system of .* has no direct I/O", said)
 
 
 @pytest.mark.skipif(_server.has_rocksdb(), reason="this build has RocksDB")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,14 +40,16 @@ def schema(table: int) -> _server.TableSchema:
     )
 
 
-def make_stores(folder: Path, budget: int, engine: str, lineage: int = 1) -> tuple[_server.Store, _server.Store]:
+def make_stores(
+    folder: Path, budget: int, options: dict[str, Any], lineage: int = 1
+) -> tuple[_server.Store, _server.Store]:
     _server.set_error_factory(error_of)
     folder.mkdir(exist_ok=True)
     tiered = _server.Store(
         memory_budget_bytes=budget,
         slot_count=SLOTS,
         ssd_path=str(folder),
-        ssd_engine=engine,
+        **options,
         cluster_id=9,
         shard=3,
         lineage=lineage,
@@ -84,9 +87,9 @@ def fill(stores: tuple[_server.Store, ...], keys: np.ndarray, rng: np.random.Gen
 
 
 def started_again(
-    stores: tuple[_server.Store, ...], folder: Path, budget: int, engine: str, lineage: int
+    stores: tuple[_server.Store, ...], folder: Path, budget: int, options: dict[str, Any], lineage: int
 ) -> tuple[_server.Store, _server.Store]:
-    fresh = make_stores(folder, budget, engine, lineage)
+    fresh = make_stores(folder, budget, options, lineage)
     for store, old in zip(fresh, stores, strict=True):
         put_into(store, old)
     return fresh
@@ -105,13 +108,15 @@ def put_into(store: _server.Store, old: _server.Store) -> None:
     go_on_from(store, versions)
 
 
-def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path, ssd_engine):
+def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path, ssd_options):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32)))
     print(f"seed {seed}: {OPERATIONS:,} operations, {ROWS:,} rows")
     rng = np.random.default_rng(seed)
     budget = max(ROWS * ROW_BYTES // 100, 192 << 10)  # 1 % of the rows; below 192 KiB the index alone is more
-    budget += INDEX_BYTES[ssd_engine] * (ROWS + OPERATIONS // 10)  # of rows on the SSD, those that are created too
-    tiered, plain = make_stores(tmp_path / "1", budget, ssd_engine)
+    budget += INDEX_BYTES[ssd_options["ssd_engine"]] * (
+        ROWS + OPERATIONS // 10
+    )  # of rows on the SSD, those that are created too
+    tiered, plain = make_stores(tmp_path / "1", budget, ssd_options)
     keys_of_table = rng.integers(2**63, size=ROWS, dtype=np.uint64)
     fill((tiered, plain), keys_of_table, rng)
     counts: dict[int, dict[int, int]] = {1: dict.fromkeys(keys_of_table.tolist(), 0), 2: {}}
@@ -121,7 +126,7 @@ def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path, ssd_engi
         while restarts and done >= restarts[0]:
             evicted += tiered.tier_stats()["rows_evicted"]
             lineage += 1
-            tiered, plain = started_again((tiered, plain), tmp_path / str(lineage), budget, ssd_engine, lineage)
+            tiered, plain = started_again((tiered, plain), tmp_path / str(lineage), budget, ssd_options, lineage)
             restarts.pop(0)
         table = 1 if rng.random() < 0.8 else 2
         size = int(rng.choice([1, 8, 60, 200]))
@@ -180,13 +185,13 @@ def test_random_operations_equal_a_dict_and_a_store_in_memory(tmp_path, ssd_engi
     print(f"evicted {evicted:,}, of the last start read {stats['ssd_rows_read']:,}, refused {refused} too large")
 
 
-def test_a_restarted_store_begins_empty_in_its_own_folder(tmp_path, ssd_engine):
+def test_a_restarted_store_begins_empty_in_its_own_folder(tmp_path, ssd_options):
     # Rows outlive a process by checkpoints only: what a folder holds is never taken for the rows of today.
-    tiered, plain = make_stores(tmp_path, 256 << 10, ssd_engine)
+    tiered, plain = make_stores(tmp_path, 256 << 10, ssd_options)
     keys = np.arange(5_000, dtype=np.uint64)
     fill((tiered, plain), keys, np.random.default_rng(1))
     assert tiered.stats()[0].ssd_rows > 0
     del tiered
-    again, fresh = make_stores(tmp_path, 256 << 10, ssd_engine)
+    again, fresh = make_stores(tmp_path, 256 << 10, ssd_options)
     assert_same(again.pull(1, keys), fresh.pull(1, keys))
     assert not again.pull(1, keys)[2].any()

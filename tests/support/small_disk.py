@@ -11,12 +11,12 @@ import pytest
 
 
 @contextmanager
-def mounted_disk(folder: Path, mebibytes: int, otherwise: str = "") -> Iterator[Path]:
-    """Mounts it at ``folder``, which is made; where that is not allowed the test is skipped, and ``otherwise`` says
+def mounted_disk(folder: Path, mebibytes: int = 64, otherwise: str = "", kind: str = "tmpfs") -> Iterator[Path]:
+    """Mounts it at ``folder``, which is made; ``ramfs`` has no bound and no direct I/O. Where that is not allowed the test is skipped, and ``otherwise`` says
     what is tested elsewhere.
     """
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "sparserow-test", str(folder)]
+    mount = ["mount", "-t", kind, "-o", f"size={mebibytes}m", "sparserow-test", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("may not mount a file system" + otherwise)
     yield folder

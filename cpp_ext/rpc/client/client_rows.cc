@@ -259,7 +259,8 @@ Status Client::Impl::commit_prepared(const CommitOptions& options) {
   return signal(kType, others, kFramePrepared, {.first = 1});
 }
 
-// Shards are asked together; one that does not know hints, or fails, brings nothing. One that took none is asked seldom.
+// Shards are asked together; one that does not know hints, or fails, brings nothing. One that took none is asked
+// seldom.
 std::uint64_t Client::Impl::hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline) {
   Call call(deadline);
   for (const TablePull& table : tables) {

@@ -76,7 +76,8 @@ class SsdCounters {
   }
 
   RecentWaits recent_;
-  std::atomic<std::uint64_t> rows_read_{0}, rows_waited_{0}, rows_absent_{0}, bytes_read_{0}, reads_{0}, read_nanoseconds_{0};
+  std::atomic<std::uint64_t> rows_read_{0}, rows_waited_{0}, rows_absent_{0}, bytes_read_{0}, reads_{0},
+      read_nanoseconds_{0};
   std::atomic<std::uint64_t> rows_written_{0}, bytes_written_{0}, writes_{0}, write_nanoseconds_{0};
 };
 

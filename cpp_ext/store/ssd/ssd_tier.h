@@ -38,6 +38,7 @@ struct SsdOptions {
   SsdEngine engine = SsdEngine::kPages;
   std::uint32_t slot_count = kDefaultSlotCount;
   std::uint16_t lineage = 0;
+  bool direct_io = false;  // pages alone: files are read and written past the system's cache
 };
 
 // [slot u16 BE | table id u32 BE | key u64 BE], so that a slot of a table is one range.
@@ -100,8 +101,8 @@ struct SsdStats {
   std::uint64_t memory_bytes = 0;   // of indexes, filters, caches and what is not yet on the disk
   std::uint64_t index_bytes = 0;    // of those, what counts against the memory budget
   std::uint64_t rows_read = 0;      // found by reads
-  std::uint64_t rows_waited = 0;    // of them, those that the disk had to be asked for; rocksdb: at most its 4 KiB blocks
-  std::uint64_t rows_absent = 0;    // looked for and not there
+  std::uint64_t rows_waited = 0;  // of them, those that the disk had to be asked for; rocksdb: at most its 4 KiB blocks
+  std::uint64_t rows_absent = 0;  // looked for and not there
   std::uint64_t rows_written = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;

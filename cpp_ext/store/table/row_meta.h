@@ -3,8 +3,8 @@
 //
 // heat (4 bits) counts uses and is halved whenever eviction passes by, so that it holds both how often and how
 // lately a row was used; a row that a scan brings in once has 1 and is among the first to go. pins counts
-// prepared commits, which must not wait for a disk. A row that a hint named is awaited: it is as hot as can be until its
-// first use, so that it does not leave before that, and goes in the end if the hint was wrong.
+// prepared commits, which must not wait for a disk. A row that a hint named is awaited: it is as hot as can be until
+// its first use, so that it does not leave before that, and goes in the end if the hint was wrong.
 //
 // Atomic, so that readers of a row, which share its stripe's lock, can touch and pin it. kChanged and kStored are set
 // and cleared under the exclusive lock only.

@@ -40,8 +40,12 @@ Result<std::unique_ptr<SsdTier>> open_page_log(const SsdOptions& options, std::u
   std::error_code error;
   std::filesystem::create_directory(rows, error);
   if (error) return Status(Code::kInvalidArgument, "ssd_path: " + rows.string() + ": " + error.message());
-  auto file = PageFile::make((rows / "pages").string());
-  if (!file.is_ok()) return Status(file.status().code(), "ssd_path: " + file.status().message());
+  auto file = PageFile::make((rows / "pages").string(), {.is_direct = options.direct_io});
+  if (!file.is_ok()) {
+    const bool is_direct_refused = file.status().code() == Code::kFailedPrecondition;
+    return Status(file.status().code(),
+                  (is_direct_refused ? "ssd_direct_io: " : "ssd_path: ") + file.status().message());
+  }
   return std::unique_ptr<SsdTier>(std::make_unique<PageLog>(options, std::move(folder), std::move(file).value()));
 }
 
