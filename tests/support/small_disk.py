@@ -12,8 +12,8 @@ import pytest
 
 @contextmanager
 def mounted_disk(folder: Path, mebibytes: int = 64, otherwise: str = "", kind: str = "tmpfs") -> Iterator[Path]:
-    """Mounts it at ``folder``, which is made; ``ramfs`` has no bound and no direct I/O. Where that is not allowed the test is skipped, and ``otherwise`` says
-    what is tested elsewhere.
+    """Mounts it at ``folder``, which is made; a ``ramfs`` has no bound and no direct I/O. Where that is not allowed the
+    test is skipped, and ``otherwise`` says what is tested elsewhere.
     """
     folder.mkdir()
     mount = ["mount", "-t", kind, "-o", f"size={mebibytes}m", "sparserow-test", str(folder)]
