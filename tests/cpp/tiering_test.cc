@@ -580,7 +580,7 @@ TEST_CASE("rows that a hint named stay in memory until their use, and not for go
     REQUIRE(store->fetch_to_memory(1, named, Store::FetchCause::kPrefetch).is_ok());
     REQUIRE(store->fetch_to_memory(1, others, Store::FetchCause::kPull).is_ok());
     pass_through_until([&] { return gone(others) >= half; });
-    CHECK(gone(named) <= 10);
+    CHECK(3 * gone(named) < 2 * gone(others));  // alike without the hint; one stripe may be rounds ahead of others
     if (use < 2) static_cast<void>(pull(*store, 1, named));
     pass_through_until([&] { return gone(named) >= half; });  // after its use, and also after a hint that was wrong
   }

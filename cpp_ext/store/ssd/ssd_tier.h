@@ -137,7 +137,7 @@ class SsdTier {
       const std::function<Status(std::uint64_t key, std::span<const std::byte> image)>& visit) = 0;
   virtual Status flush() = 0;  // what is in memory goes to the disk
   [[nodiscard]] virtual SsdStats stats() const = 0;
-  // Of the rows read lately, the share that the disk had to be asked for; 1 while too few were read to tell.
+  // The share of the rows read lately that the disk had to be asked for; 1 while too few were read to tell.
   [[nodiscard]] virtual double waited_share() const noexcept = 0;
   // Memory that counts against the store's budget and grows with the rows on the SSD.
   [[nodiscard]] virtual std::uint64_t index_bytes() const noexcept { return 0; }
