@@ -65,7 +65,7 @@ struct ServerStats {
   std::uint64_t bytes_received = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t rows_pulled = 0;
-  std::uint64_t rows_written = 0;         // committed, assigned or erased
+  std::uint64_t rows_written = 0;          // committed, assigned or erased
   std::uint64_t hinted_keys = 0;           // that hints named and whose rows are brought, or were
   std::uint64_t hinted_keys_dropped = 0;   // because too many were waiting
   std::uint64_t hinted_keys_declined = 0;  // because reads do not wait for the disk
