@@ -62,9 +62,9 @@ test: setup
 	@$(MAKE) --no-print-directory -j2 lint test-cpp
 	@$(MAKE) --no-print-directory test-py
 
-# Four at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
+# Three at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
 test-py: setup build/.stamp-apt-tests
-	@$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder $(ARGS) tests
+	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) tests
 
 # C++ tests under the address and undefined-behaviour sanitizers; FUZZ_FRAMES of broken frames.
 test-cpp: FUZZ_FRAMES ?= 300000

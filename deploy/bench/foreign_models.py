@@ -90,7 +90,7 @@ def din(rows: int) -> Subject:
     return Subject(model, features, binary_cross_entropy)
 
 
-class TwoTower(nn.Module):
+class UserItemTowers(nn.Module):
     """A tower of user columns and one of item columns, in plain torch; the logit is the product of their vectors."""
 
     def __init__(self, rows: int) -> None:
@@ -116,7 +116,7 @@ def _tower(widths: Sequence[int]) -> nn.Sequential:
 
 def two_tower(rows: int) -> Subject:
     """Returns two towers in plain torch, whose batch is a matrix of ids."""
-    return Subject(TwoTower(rows), lambda ids: (ids,), binary_cross_entropy_with_logits)
+    return Subject(UserItemTowers(rows), lambda ids: (ids,), binary_cross_entropy_with_logits)
 
 
 def dlrm(rows: int) -> Subject:

@@ -149,4 +149,4 @@ TEST_CASE("a shard that takes hints gets all of them") {
 }  // namespace
 }  // namespace sparserow
 
-int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv); }
+int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv, sparserow::DirectRun::kAlways); }

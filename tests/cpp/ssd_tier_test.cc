@@ -442,4 +442,4 @@ TEST_CASE("direct I/O is refused by name where the engine or the file system has
 }  // namespace
 }  // namespace sparserow
 
-int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv); }
+int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv, sparserow::DirectRun::kAlways); }

@@ -333,4 +333,4 @@ TEST_CASE("a table's part of memory is kept for it, and not exceeded") {
 }  // namespace
 }  // namespace sparserow
 
-int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv); }
+int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv, sparserow::DirectRun::kLongForm); }

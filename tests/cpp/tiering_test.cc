@@ -647,4 +647,4 @@ TEST_CASE("a table that is dropped while rows of it leave memory leaves none on 
 
 }  // namespace sparserow
 
-int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv); }
+int main(int argc, char** argv) { return sparserow::run_with_each_engine(argc, argv, sparserow::DirectRun::kLongForm); }
