@@ -134,7 +134,6 @@ def grads_of(keys: int, dim: int) -> Any:
 
 @contextmanager
 def _over_the_network(size: PeerSize) -> Iterator[OurSide]:
-
     tables = [BenchTable(f"bench/peers{dim}", dim, size.rows) for dim in size.dims]
     wire = WireSize(table_rows=size.rows, keys=size.keys, dims=size.dims)
     next_keys = batches_of(size.rows, size.keys)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
-from forked_ranks import fork_ranks
+from forked_ranks import fork_cases
 from sparserow.cpp_ext.device.link import HostLink
 from sparserow.deploy.train.placements import placements_of
 from sparserow.proto.checkpoint import manifest
@@ -517,23 +515,7 @@ KILLED = {"lost": (1,)}
 
 def main(address: str, folder: str, only: str = "") -> None:
     """Every case in turn, with as many ranks as it has."""
-    os.environ.pop("TRITON_INTERPRET", None)  # the kernels of lookups have their own tests, and are slow there
-    import sparserow.worker.layers.device_layers  # noqa: F401 -- imported before the forks
-    import torch._dynamo
-
-    torch.set_num_threads(1)
-    for name, (world, case) in CASES.items():
-        if only in name:
-            begin = time.monotonic()
-            path = Path(folder)
-            fork_ranks(
-                world,
-                f"{folder}/meet {name}",
-                functools.partial(case, address=address, folder=path),
-                deadline_sec=60,
-                lost=KILLED.get(name, ()),
-            )
-            (path / name).write_text(f"{time.monotonic() - begin:.1f} s")
+    fork_cases(CASES, address, folder, only, killed=KILLED)
 
 
 @pytest.fixture(scope="module")

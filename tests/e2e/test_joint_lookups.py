@@ -16,7 +16,7 @@ import pytest
 import sparserow as sr
 import torch
 import torch.distributed as dist
-from forked_ranks import fork_ranks
+from forked_ranks import fork_cases
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.layers import joint_lookups
 from sparserow_process import run_ranks
@@ -307,17 +307,7 @@ KILLED = {"the leader dies": (0,), "a follower dies": (1,)}
 
 def main(address: str, folder: str, only: str = "") -> None:
     """Every case in turn, on two ranks."""
-    os.environ.pop("TRITON_INTERPRET", None)  # the kernels of lookups have their own tests, and are slow there
-    import sparserow.worker.layers.device_layers  # noqa: F401 -- imported before the forks
-    import torch._dynamo
-
-    torch.set_num_threads(1)
-    for name, case in CASES.items():
-        if only in name:
-            path = Path(folder)
-            run = functools.partial(case, address=address, folder=path)
-            fork_ranks(2, f"{folder}/meet {name}", run, deadline_sec=60, lost=KILLED.get(name, ()))
-            (path / name).touch()
+    fork_cases({name: (2, case) for name, case in CASES.items()}, address, folder, only, killed=KILLED)
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -46,6 +48,37 @@ def fork_ranks(
         for pid in ranks:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def fork_cases(
+    cases: Mapping[str, tuple[int, Callable[..., None]]],
+    address: str,
+    folder: str,
+    only: str,
+    *,
+    killed: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Runs ``case(rank, address=, folder=)`` in the ranks of each case in turn; leaves a file of its name and its time.
+
+    Args:
+        cases: the number of ranks and the case, by name.
+        address: the address of the cluster.
+        folder: the folder of what the cases leave.
+        only: a part of the names of the cases to run; empty: all.
+        killed: the ranks that are to end by SIGKILL, by name.
+    """
+    os.environ.pop("TRITON_INTERPRET", None)  # the kernels of lookups have their own tests, and are slow there
+    import sparserow.worker.layers.device_layers  # noqa: F401 -- imported before the forks
+    import torch._dynamo
+
+    torch.set_num_threads(1)
+    path = Path(folder)
+    for name, (world, case) in cases.items():
+        if only in name:
+            begin = time.monotonic()
+            run = functools.partial(case, address=address, folder=path)
+            fork_ranks(world, f"{folder}/meet {name}", run, deadline_sec=60, lost=killed.get(name, ()))
+            (path / name).write_text(f"{time.monotonic() - begin:.1f} s")
 
 
 def _forked(rank: int, world: int, meet: str, run: Callable[[int], None], deadline_sec: float) -> int:

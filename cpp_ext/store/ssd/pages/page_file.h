@@ -40,8 +40,7 @@ class PageFile {
   Status reserve(std::uint32_t segment);
   Status write(std::uint32_t segment, std::span<const std::byte> bytes);
   // The bytes at a place of a segment. kWouldWait with Wait::kNo alone: the disk would have to be asked, as always with
-  // direct I/O. kNotAll: errno
-  // says why, and is 0 at the end of the file.
+  // direct I/O. kNotAll: errno says why, and is 0 at the end of the file.
   Got read(std::uint32_t segment, std::size_t at, std::span<std::byte> out, Wait wait) const noexcept;
   // The same for many that the disk has to be asked for, at once: by io_uring, else by the threads of `readers`. Calls
   // failed(index, error) for each that was not read; error is 0 at the end of the file.
