@@ -13,38 +13,16 @@
 #include <thread>
 #include <vector>
 
+#include "temporary_folder.h"
 #include "util/hash.h"
 
 namespace sparserow {
 namespace {
 
-class Folder {
- public:
-  Folder() {
-    std::string made = (std::filesystem::temp_directory_path() / "sparserow-reader-XXXXXX").string();
-    REQUIRE(::mkdtemp(made.data()) != nullptr);
-    path_ = made;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-
-  [[nodiscard]] std::string write(const std::string& name, std::span<const std::byte> bytes) const {
-    const std::string path = path_ / name;
-    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
-    return path;
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-void forget_cached(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  REQUIRE(file >= 0);
-  REQUIRE(::fsync(file) == 0);
-  REQUIRE(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED) == 0);
-  ::close(file);
+std::string write(const Folder& folder, const std::string& name, std::span<const std::byte> bytes) {
+  const std::string path = folder.path() / name;
+  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+  return path;
 }
 
 std::vector<std::byte> random_bytes(std::size_t count, std::mt19937_64& random) {
@@ -66,9 +44,9 @@ TEST_CASE("a file's bytes and hash are what was written, whatever its size, in t
       CAPTURE(around);
       CAPTURE(off);
       const std::vector<std::byte> bytes = random_bytes(around + off, random);
-      const std::string path = folder.write("file", bytes);
+      const std::string path = write(folder, "file", bytes);
       for (const bool is_cached : {true, false}) {
-        if (!is_cached) forget_cached(path);
+        if (!is_cached) REQUIRE(forget_cached(path));
         const auto got = reader.read(path, bytes.size());
         REQUIRE(got.is_ok());
         REQUIRE(got.value().size == bytes.size());
@@ -83,7 +61,7 @@ TEST_CASE("a file of another size gives that size and no bytes") {
   const Folder folder;
   FileReader reader;
   std::mt19937_64 random(1);
-  const std::string path = folder.write("file", random_bytes(5000, random));
+  const std::string path = write(folder, "file", random_bytes(5000, random));
   for (const std::uint64_t asked : {0, 4096, 4999, 5001, 1 << 20}) {
     const auto got = reader.read(path, asked);
     REQUIRE(got.is_ok());
@@ -95,7 +73,7 @@ TEST_CASE("a file of another size gives that size and no bytes") {
 TEST_CASE("what is no file is refused by its name") {
   const Folder folder;
   FileReader reader;
-  const std::string absent = folder.write("file", {}) + ".absent";
+  const std::string absent = write(folder, "file", {}) + ".absent";
   CHECK(reader.read(absent, 1).status().code() == Code::kNotFound);
   CHECK(reader.read(absent, 1).status().message().starts_with(absent));
   CHECK(reader.read(std::filesystem::temp_directory_path(), 1).status().code() == Code::kFailedPrecondition);
@@ -107,8 +85,8 @@ TEST_CASE("a file in use keeps its memory, and memory that is used again has the
   std::mt19937_64 random(2);
   const std::vector<std::byte> large = random_bytes(3 << 20, random);
   const std::vector<std::byte> small = random_bytes(70'000, random);
-  const std::string first = folder.write("large", large);
-  const std::string second = folder.write("small", small);
+  const std::string first = write(folder, "large", large);
+  const std::string second = write(folder, "small", small);
   const std::byte* memory = nullptr;
   {
     const auto held = reader.read(first, large.size());
@@ -146,8 +124,8 @@ TEST_CASE("a file that is cut short or grows while it is read gives another size
   const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
   for (const std::size_t becomes : {std::size_t{0}, std::size_t{4096}, bytes.size() / 2 + 77, bytes.size() + 5}) {
     for (int round = 0; round < 6; ++round) {
-      const std::string path = folder.write("file", bytes);
-      if (round % 2 == 0) forget_cached(path);
+      const std::string path = write(folder, "file", bytes);
+      if (round % 2 == 0) REQUIRE(forget_cached(path));
       std::atomic<bool> begins{false};
       std::thread writer([&] {
         while (!begins.load()) std::this_thread::yield();
@@ -172,7 +150,7 @@ TEST_CASE("threads share a reader") {
   std::vector<std::pair<std::string, std::vector<std::byte>>> files;
   for (int i = 0; i < 6; ++i) {
     files.emplace_back("", random_bytes(random() % (2 << 20) + 1, random));
-    files.back().first = folder.write(std::to_string(i), files.back().second);
+    files.back().first = write(folder, std::to_string(i), files.back().second);
   }
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;

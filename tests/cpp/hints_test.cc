@@ -18,6 +18,7 @@
 #include "rpc/client/hint_pace.h"
 #include "rpc_fixture.h"
 #include "ssd_engines.h"
+#include "temporary_folder.h"
 
 namespace sparserow {
 namespace {
@@ -34,12 +35,10 @@ constexpr std::uint32_t kWideDim = 64;  // a unit of the disk has few rows
 class TieredStore {
  public:
   TieredStore() {
-    std::string name = (fs::temp_directory_path() / "sparserow-hints-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    folder_ = name;
-    auto made = Store::create({.memory_budget_bytes = with_index(4u << 20, kRows),
-                               .slot_count = 16,
-                               .ssd = {.path = name, .engine = ssd_engine, .direct_io = ssd_direct_io}});
+    auto made =
+        Store::create({.memory_budget_bytes = with_index(4u << 20, kRows),
+                       .slot_count = 16,
+                       .ssd = {.path = folder_.path().string(), .engine = ssd_engine, .direct_io = ssd_direct_io}});
     INFO(made.status().message());
     REQUIRE(made.is_ok());
     store_ = std::move(made).value();
@@ -56,10 +55,6 @@ class TieredStore {
   }
   TieredStore(const TieredStore&) = delete;
   TieredStore& operator=(const TieredStore&) = delete;
-  ~TieredStore() {
-    store_.reset();
-    fs::remove_all(folder_);
-  }
   [[nodiscard]] Store& store() { return *store_; }
   void pull(std::size_t count, bool is_cold) {
     std::vector<std::uint64_t> keys(count);
@@ -71,7 +66,7 @@ class TieredStore {
   // Once more, so that the cache has every unit of the files.
   void read_files() const {
     std::vector<char> bytes(1 << 20);
-    for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+    for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
       if (!entry.is_regular_file()) continue;
       std::ifstream file(entry.path(), std::ios::binary);
       while (file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) {
@@ -81,12 +76,12 @@ class TieredStore {
 
  private:
   void forget() const {
-    for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+    for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
       if (entry.is_regular_file()) REQUIRE(forget_cached(entry.path()));
     }
   }
 
-  std::string folder_;
+  const Folder folder_;  // goes after the store
   std::unique_ptr<Store> store_;
   std::mt19937_64 random_{7};
 };

@@ -17,6 +17,7 @@
 
 #include "ssd_engines.h"
 #include "store/ssd/pages/page_format.h"
+#include "temporary_folder.h"
 
 namespace sparserow {
 namespace {

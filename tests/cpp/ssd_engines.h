@@ -34,15 +34,6 @@ inline bool has_direct_io(const std::filesystem::path& folder) {
   return file >= 0;
 }
 
-// Takes a file out of the system's cache. False where it cannot.
-inline bool forget_cached(const std::filesystem::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  const bool is_done = ::fsync(file) == 0 && ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED) == 0;
-  ::close(file);
-  return is_done;
-}
-
 enum class DirectRun : std::uint8_t { kAlways, kLongForm };
 
 inline int run_with_each_engine(int argc, char** argv, DirectRun direct_run) {

@@ -20,6 +20,7 @@
 #include "ssd_engines.h"
 #include "store/open_ssd_tier.h"
 #include "store/ssd/pages/page_format.h"
+#include "temporary_folder.h"
 
 namespace sparserow {
 namespace {
@@ -29,22 +30,6 @@ using Key = std::pair<std::uint32_t, std::uint64_t>;  // table, key
 using Image = std::vector<std::byte>;
 
 constexpr std::uint32_t kSlots = 256;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "sparserow-ssd-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-  [[nodiscard]] std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
 
 std::unique_ptr<SsdTier> open(const Folder& folder, std::uint64_t max_bytes = 0, std::uint32_t slots = kSlots) {
   auto opened = open_ssd_tier({.path = folder.path(),

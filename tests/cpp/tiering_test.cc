@@ -22,6 +22,7 @@
 #include "ssd_engines.h"
 #include "store/open_ssd_tier.h"
 #include "store/store.h"
+#include "temporary_folder.h"
 
 namespace sparserow {
 namespace {
@@ -30,22 +31,6 @@ namespace fs = std::filesystem;
 
 constexpr std::uint32_t kDim = 8;
 constexpr std::uint64_t kBudget = 256u << 10;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "sparserow-tiers-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 TableSchema schema_of(std::uint32_t id, OptimizerKind kind = OptimizerKind::kAdagrad) {
   return {.id = id,
