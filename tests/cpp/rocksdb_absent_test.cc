@@ -1,21 +1,19 @@
 // A build without RocksDB: its engine is refused in one line that says what to install, and pages work.
 #include <doctest/doctest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <numeric>
 #include <vector>
 
 #include "store/store.h"
+#include "temporary_folder.h"
 
 namespace sparserow {
 namespace {
 
 TEST_CASE("a build without RocksDB keeps rows in pages, and refuses the other engine by name") {
   REQUIRE_FALSE(SsdTier::has_rocksdb());
-  std::string name = (std::filesystem::temp_directory_path() / "sparserow-absent-XXXXXX").string();
-  REQUIRE(::mkdtemp(name.data()) != nullptr);
-  StoreOptions options{.memory_budget_bytes = 1 << 20, .slot_count = 16, .ssd = {.path = name}};
+  const Folder folder;
+  StoreOptions options{.memory_budget_bytes = 1 << 20, .slot_count = 16, .ssd = {.path = folder.path().string()}};
   options.ssd.engine = SsdEngine::kRocksdb;
   const auto refused = Store::create(options);
   CHECK(refused.status().code() == Code::kFailedPrecondition);
@@ -39,7 +37,6 @@ TEST_CASE("a build without RocksDB keeps rows in pages, and refuses the other en
     REQUIRE(store.pull(1, keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(rows.data())).is_ok());
     for (const float weight : rows) REQUIRE(weight == -0.5f);
   }
-  std::filesystem::remove_all(name);
 }
 
 TEST_CASE("a store in memory has no SSD tier") {

@@ -1,22 +1,20 @@
 // What sweeps remove, in memory and on the SSD, and what they leave alone.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "ssd_engines.h"
 #include "store/store.h"
+#include "temporary_folder.h"
 
 namespace sparserow {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::uint32_t kDim = 8;
 constexpr std::uint32_t kTable = 3;
@@ -31,11 +29,9 @@ class Swept {
   Swept(const RowPolicy& policy, bool tiered, Dtype dtype = Dtype::kFloat32) {
     StoreOptions options{.slot_count = 16, .unix_seconds = [this] { return seconds.load(); }};
     if (tiered) {
-      std::string name = (fs::temp_directory_path() / "sparserow-sweep-XXXXXX").string();
-      REQUIRE(::mkdtemp(name.data()) != nullptr);
-      folder_ = name;
       options.memory_budget_bytes = with_index(512u << 10, 20'000);
-      options.ssd = {.path = name, .cluster_id = 1, .engine = ssd_engine, .direct_io = ssd_direct_io};
+      options.ssd = {
+          .path = folder_.emplace().path().string(), .cluster_id = 1, .engine = ssd_engine, .direct_io = ssd_direct_io};
     }
     auto made = Store::create(options);
     INFO(made.status().message());
@@ -53,10 +49,7 @@ class Swept {
   }
   Swept(const Swept&) = delete;
   Swept& operator=(const Swept&) = delete;
-  ~Swept() {
-    store = nullptr;
-    if (!folder_.empty()) fs::remove_all(folder_);
-  }
+  ~Swept() { store = nullptr; }
 
   void push(std::uint64_t begin, std::uint64_t end, std::int64_t step = -1, std::uint64_t job = 1) {
     for (; begin < end; begin += 500) {
@@ -92,7 +85,7 @@ class Swept {
   std::atomic<std::uint64_t> seconds{1'000'000};
 
  private:
-  fs::path folder_;
+  std::optional<Folder> folder_;
 };
 
 std::set<std::uint64_t> between(std::uint64_t begin, std::uint64_t end) {
@@ -279,13 +272,13 @@ TEST_CASE("a large stripe is held for a few rows at a time") {
 }
 
 TEST_CASE("a table's part of memory is kept for it, and not exceeded") {
-  std::string name = (fs::temp_directory_path() / "sparserow-share-XXXXXX").string();
-  REQUIRE(::mkdtemp(name.data()) != nullptr);
+  const Folder folder;
   {
     constexpr std::uint64_t kBudget = 4u << 20;
-    auto store = Store::create({.memory_budget_bytes = kBudget,
-                                .slot_count = 16,
-                                .ssd = {.path = name, .engine = ssd_engine, .direct_io = ssd_direct_io}});
+    auto store =
+        Store::create({.memory_budget_bytes = kBudget,
+                       .slot_count = 16,
+                       .ssd = {.path = folder.path().string(), .engine = ssd_engine, .direct_io = ssd_direct_io}});
     REQUIRE(store.is_ok());
     const auto table = [](std::uint32_t id, float share) {
       return TableSchema{.id = id,
@@ -322,7 +315,6 @@ TEST_CASE("a table's part of memory is kept for it, and not exceeded") {
     CHECK(in_memory(1) == before);
     CHECK(store.value()->used_bytes() <= kBudget);
   }
-  fs::remove_all(name);
   auto plain = Store::create({.slot_count = 16});
   CHECK(plain.value()
             ->create_table(
