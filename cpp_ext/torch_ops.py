@@ -16,12 +16,14 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 
 from .. import cpp_ext
+from . import op_shapes
 
 __all__ = ["gather", "gather_all", "gather_bag", "gather_merged", "is_operator", "stage", "stage_all"]
 
 
 def _load() -> None:
     torch.ops.load_library(str(Path(cpp_ext.__file__).parent / "libsparserow_ops.so"))
+    op_shapes.register()
     for op in (
         torch.ops.sparserow.stage.default,
         torch.ops.sparserow.stage_bag.default,

@@ -1,4 +1,5 @@
-// torch.ops.sparserow: schemas, kernels for every device, and what compilers see (meta kernels with SymInt).
+// torch.ops.sparserow: schemas, kernels for every device, and what compilers see of single lookups (meta kernels with
+// SymInt); what they see of several at once is in cpp_ext/op_shapes.py.
 //
 // The anchor is a (1) float32 tensor that requires grad. int64 ids carry no gradient, so it is what makes
 // autograd record a lookup; backward calls `stage`, whose output is the anchor's gradient, so that no compiler
@@ -52,51 +53,6 @@ std::tuple<at::Tensor, at::Tensor> stage_bag_meta(const at::Tensor& grad, const 
   return {at::empty({1}, options), weights_out};
 }
 
-// The shape of each lookup's rows; places of mode max behind them, when they are wanted.
-std::vector<at::Tensor> merged_meta(at::TensorList ids, at::TensorList offsets, at::IntArrayRef options,
-                                    const at::TensorOptions& device, bool with_places) {
-  std::vector<at::Tensor> out;
-  std::vector<at::Tensor> places;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const int64_t* option = options.data() + i * static_cast<std::size_t>(kMergedOptions);
-    std::vector<c10::SymInt> sizes;
-    if (option[kMergedMode] == kRowsOfIds) {
-      sizes = ids[i].sym_sizes().vec();
-    } else if (option[kMergedHasOffsets] != 0) {
-      sizes = {offsets[i].sym_size(0) - option[kMergedIncludesLast]};
-    } else {
-      sizes = {ids[i].sym_size(0)};
-    }
-    sizes.emplace_back(option[kMergedDim]);
-    out.push_back(at::empty_symint(sizes, device.dtype(at::kFloat)));
-    if (with_places && option[kMergedMode] == kBagMax)
-      places.push_back(at::empty_symint(sizes, device.dtype(at::kLong)));
-  }
-  out.insert(out.end(), places.begin(), places.end());
-  return out;
-}
-
-std::vector<at::Tensor> gather_merged_meta(at::TensorList ids, at::TensorList offsets, at::TensorList /*weights*/,
-                                           c10::string_view /*tables*/, at::IntArrayRef options) {
-  return merged_meta(ids, offsets, options, at::TensorOptions().device(ids[0].device()), false);
-}
-
-std::vector<at::Tensor> gather_all_meta(at::TensorList ids, at::TensorList offsets, at::TensorList /*weights*/,
-                                        const at::Tensor& anchor, c10::string_view /*tables*/, at::IntArrayRef options,
-                                        bool /*train*/) {
-  return merged_meta(ids, offsets, options, rows_like(anchor, ids[0]), true);
-}
-
-std::vector<at::Tensor> stage_all_meta(at::TensorList grads, at::TensorList /*ids*/, at::TensorList /*offsets*/,
-                                       at::TensorList weights, at::TensorList /*places*/, c10::string_view /*tables*/,
-                                       at::IntArrayRef /*options*/, at::IntArrayRef wants) {
-  std::vector<at::Tensor> out{at::empty({1}, grads[0].options().dtype(at::kFloat))};
-  for (std::size_t i = 0; i < wants.size(); ++i) {
-    if (wants[i] != 0) out.push_back(at::empty_symint(weights[i].sym_sizes(), weights[i].options()));
-  }
-  return out;
-}
-
 }  // namespace
 
 TORCH_LIBRARY(sparserow, library) {
@@ -138,9 +94,6 @@ TORCH_LIBRARY_IMPL(sparserow, Meta, library) {
   library.impl("stage", &stage_meta);
   library.impl("gather_bag", &gather_bag_meta);
   library.impl("stage_bag", &stage_bag_meta);
-  library.impl("gather_merged", &gather_merged_meta);
-  library.impl("gather_all", &gather_all_meta);
-  library.impl("stage_all", &stage_all_meta);
 }
 
 }  // namespace sparserow::ops

@@ -7,6 +7,7 @@ import sparserow as sr
 import torch
 from sparserow.cpp_ext import torch_ops as ops
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 ROWS, DIM = 40, 4
@@ -128,6 +129,23 @@ def arguments(session: sr.Session) -> tuple[object, ...]:
 def test_it_is_an_operator_as_torch_wants_it() -> None:
     with sr.InProcessCluster(shards=1).connect("checked") as session:
         opcheck(ops.gather_all, arguments(session), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("where", ["cuda", "meta"])
+def test_compilers_see_rows_on_the_device_of_the_anchor_and_ids_on_the_host(where: str) -> None:
+    options = [DIM, -1, -1, 0, 0, 0, DIM, 2, -1, 1, 1, 0]
+    with FakeTensorMode():
+        ids, anchor = torch.empty(7, 3, dtype=torch.int64), torch.empty(1, device=where)
+        flat, offsets = torch.empty(9, dtype=torch.int64), torch.empty(5, dtype=torch.int64)
+        given = ([ids, flat], [ids, offsets], [])
+        rows, bags, places = ops.gather_all(*given, anchor, "one\nmax", options, True)
+        assert [tuple(each.shape) for each in (rows, bags, places)] == [(7, 3, DIM), (4, DIM), (4, DIM)]
+        assert [each.dtype for each in (rows, bags, places)] == [torch.float32, torch.float32, torch.int64]
+        back = ops.stage_all([rows, bags], *given, [places], "one\nmax", options, [0, 0])
+        assert [tuple(each.shape) for each in back] == [(1,)]
+        assert {each.device.type for each in (rows, bags, places, *back)} == {where}
+        there = ops.gather_merged([torch.empty_like(ids, device=where), flat], [ids, offsets], [], "one\nmax", options)
+        assert {each.device.type for each in there} == {where}
 
 
 def test_weights_have_their_gradient_and_unused_outputs_stage_nothing() -> None:
