@@ -237,9 +237,10 @@ def link_of(device: torch.device) -> DeviceLink:
     """The one link of this process to a device.
 
     Raises:
-        ValueError: no link is known for devices of this kind.
+        ValueError: no link is known for devices of this kind, or this machine has no such device.
     """
     if device.type == "cuda":
+        _check_cuda(device)
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     if device not in _LINKS:
         make = _MAKERS.get(device.type)
@@ -247,6 +248,15 @@ def link_of(device: torch.device) -> DeviceLink:
             raise ValueError(f"device: {str(device)!r} is not allowed; allowed: {', '.join(sorted(_MAKERS))}")
         _LINKS[device] = make(device)
     return _LINKS[device]
+
+
+def _check_cuda(device: torch.device) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise ValueError(f"device: {str(device)!r} is not allowed; torch {torch.__version__} finds no CUDA device")
+    if device.index is not None and device.index >= count:
+        allowed = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise ValueError(f"device: {str(device)!r} is not allowed; allowed: {allowed}")
 
 
 def numbers_of(values: Tensor) -> Any:

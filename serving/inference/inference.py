@@ -12,6 +12,7 @@ from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from ...cpp_ext import _client
+from ...cpp_ext.device.link import link_of
 from ...cpp_ext.device.row_store import KeptRows
 from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice, register
@@ -19,7 +20,7 @@ from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
-from ...proto.errors import DataLoss, FailedPrecondition, not_allowed, typed_error
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, not_allowed, typed_error
 from ...proto.published.dense import (
     DenseVersion,
     dense_facts,
@@ -126,7 +127,8 @@ class ServedModel(Closing):
         NotFound: the version was published without a program.
         DataLoss: the program is damaged.
         FailedPrecondition: a table of that name is bound in this process already.
-        InvalidArgument: a value is out of range; for a cache that is too small, the text has the least capacity.
+        InvalidArgument: a value is out of range, or this machine has no such device; for a cache that is too small, the
+            text has the least capacity.
     """
 
     def __init__(
@@ -143,6 +145,11 @@ class ServedModel(Closing):
         if deadline_ms < 1:
             raise not_allowed("ServedModel.deadline_ms", deadline_ms, ">= 1")
         self._device = torch.device("cpu" if device is None else device)
+        if self._device.type != "cpu":
+            try:
+                link_of(self._device)
+            except ValueError as error:
+                raise InvalidArgument(f"ServedModel.{error}") from None
         if device_bytes < 0 or (device_bytes and self._device.type == "cpu"):
             raise not_allowed("ServedModel.device_bytes", device_bytes, ">= 0 with a device, 0 without")
         if device_dtype not in DTYPES or (device_dtype != "float32" and not device_bytes):

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from ...cpp_ext import _client
-from ...proto.errors import FailedPrecondition, not_allowed
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads
 from ..session.tracing import Trace
@@ -68,7 +68,7 @@ def prefetch(
     Raises:
         InvalidArgument: ``depth`` is not positive, or ``hints`` is negative. Or ``exact=False``, and the session's
             staleness is below ``depth``, or below the sum of ``depth`` and the row cache's staleness. Or ``exact=True``
-            with a row cache.
+            with a row cache. Or this machine has no such device.
         FailedPrecondition: the session is closed, or no model was distributed over it.
         Exception: while iterating, the error that the loader or a background thread raised, with its traceback; or
             ``ids`` names a table that the model does not have.
@@ -106,7 +106,10 @@ def prefetch(
         raise not_allowed("prefetch.on_host", "a function", "None, as batches are not copied to a device")
     batches = None
     if there is not None and there.type != "cpu":
-        session.core.on_device.link(there)
+        try:
+            session.core.on_device.link(there)
+        except ValueError as error:
+            raise InvalidArgument(f"prefetch.{error}") from None
         batches = DeviceBatches(there, session.core.on_device.stores, on_host)
     return Prefetch(loader, session, _Settings(depth, exact, plan, batches, hints))
 
