@@ -122,6 +122,7 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
         ("table rows", f"{result.rows:,}"),
         ("parameter servers", str(result.shards)),
         ("workers", str(result.workers)),
+        ("device", result.device),
         ("bad lines skipped", str(result.bad_lines)),
     ]
     if result.staleness:

@@ -248,6 +248,7 @@ class Trainer:
             commits_lost=lost,
             best_epoch=None if kept is None else kept.epoch,
             best_checkpoint=None if kept is None else kept.name,
+            device=str(self._group.device),
         )
 
     def _best_model(self) -> BestModel | None:

@@ -68,6 +68,7 @@ class TrainResult:
         best_checkpoint: the name of its checkpoint; else None.
         quorum: with ``train.quorum``, counts over all workers: refused_steps had their quorum when a worker was done
             with them, and missed_steps were over before it began them. {} without.
+        device: the device of the first worker's tower, such as "cpu" or "cuda:0".
     """
 
     test_auc: float
@@ -93,6 +94,7 @@ class TrainResult:
     best_epoch: int | None = None
     best_checkpoint: str | None = None
     quorum: dict[str, int] = field(default_factory=dict)
+    device: str = "cpu"
 
     @property
     def metrics(self) -> dict[str, float]:
