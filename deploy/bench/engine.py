@@ -7,6 +7,7 @@
 - push: ``Store.apply`` with Adagrad, against a C++ loop with prefetching that does Adagrad in place on flat arrays
   of the same size (``cpp_ext/bindings/server_reference.h``), with keys drawn the same way and the same gradients.
 - births, overhead and restore: ``engine_filling.py``.
+- several threads, each on a core of its own: ``engine_cores.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _server
+from .engine_cores import CORES, cores_figures, cores_of_machine
 from .engine_filling import EPS, LR, TABLE, Filling, births_figures, overhead_figures, restore_figures
 from .harness import MIN_REPETITIONS, Contender, Figure, median, pinned_to_one_cpu, time_in_turns
 
@@ -72,12 +74,15 @@ def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
     filling = Filling(keys, size.dim, size.fill_step)
     store = _server.Store()  # before this thread is pinned: the store's own thread is not
     narrow_stores = {dim: _server.Store() for dim in size.narrow_dims}
+    cores = cores_of_machine()
     with pinned_to_one_cpu():
         figures = births_figures(store, filling)
         draw = _Draw(keys, size.batch, random)
         figures += _pull_figures(store, draw, size, size.dim, is_cold=True)
         figures += _pull_figures(store, draw, size, size.dim)
         figures += _push_figures(store, draw, size, random)
+        if len(cores) >= CORES:
+            figures += cores_figures(store, keys, size.dim, size.batch, cores[:CORES])
         del store
         for dim in size.narrow_dims:
             narrow = narrow_stores.pop(dim)

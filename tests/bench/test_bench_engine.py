@@ -3,8 +3,11 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from sparserow.deploy.bench import engine, harness
+from sparserow.cpp_ext import _server
+from sparserow.deploy.bench import engine, engine_cores, harness
+from sparserow.deploy.bench.engine_filling import Filling
 from sparserow.deploy.cli import main
 
 
@@ -23,6 +26,33 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     # There is no overhead where memory at hand had room for these few rows.
     assert all(row["value"] > 0 for row in rows if "overhead" not in row["metric"])
     assert all(row["limit"] is None for row in rows)  # the quick form judges nothing
+
+
+def test_threads_on_cores_of_their_own_do_all_of_their_work():
+    keys = np.arange(2_000, dtype=np.uint64)
+    store, filling = _server.Store(), Filling(keys, 8, 500)
+    filling.make_table(store)
+    for _ in filling.fill(store):
+        pass
+    cpus = engine_cores.cores_of_machine()[:2]
+    figures = engine_cores.cores_figures(store, keys, 8, 100, cpus)
+    assert [figure.metric.split(" x ")[0] for figure in figures] == [
+        "reference: " + name for name in engine_cores.WORKS
+    ]
+    assert all(figure.value > 0 and figure.ratio > 0 for figure in figures)
+    (stats,) = store.stats()
+    assert stats.rows == len(keys)
+
+
+def test_cores_are_counted_once_however_many_cpus_they_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 5})
+    for cpu, siblings in enumerate(("0,4", "1,5", "2", "3")):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    (tmp_path / "cpu5" / "topology").mkdir(parents=True)
+    (tmp_path / "cpu5" / "topology" / "thread_siblings_list").write_text("1,5\n")
+    assert engine_cores.cores_of_machine(tmp_path) == [0, 1, 2, 3]
 
 
 def test_a_missing_folder_is_one_line(tmp_path, capsys):
