@@ -471,22 +471,26 @@ class LookupPack:
     @property
     def floats_of_sums(self) -> int: ...
     @property
-    def groups(self) -> list[tuple[str, int, int, int]]:
-        """(binding, unique rows, dim, first byte of the rows)."""
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(unique rows, dim, first byte of the rows or of the plan) of all groups of one width."""
+
+    @property
+    def groups(self) -> list[tuple[int, int, int]]:
+        """(run, first of its rows in the run, unique rows)."""
 
     def plan(self) -> None:
         """Asks which rows the device has; before ``bytes`` is read and ``write``."""
 
     @property
     def plans(self) -> list[tuple[int, int, int, int, int] | None]:
-        """(sent, kept, put, number of the dtype, generation of the stores) of each group.
+        """(sent, kept, put, number of the dtype, generation of the stores) of each run.
 
-        None is a group of which the device keeps no rows. The numbers of dtypes are those of cpp_ext/util/dtype.h.
+        None is a run of which the device keeps no rows. The numbers of dtypes are those of cpp_ext/util/dtype.h.
         """
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:
-        """(group, number of ids, first byte of the positions)."""
+        """(group, number of ids, first byte of the positions in the group's run)."""
 
     def write(self, to: int) -> None: ...
     def find(self, name: str, ids: _BatchTensor) -> int:
@@ -495,7 +499,7 @@ class LookupPack:
     def position_of(self, part: int, id: int) -> int: ...  # noqa: A002 - the native name
     @property
     def fresh(self) -> tuple[list[tuple[int, int, int, int]], int]:
-        """((group, first byte of the places, first byte of the rows, number of rows), bytes of all)."""
+        """((run, first byte of the places, first byte of the rows, number of rows), bytes of all)."""
 
     def write_fresh(self, to: int) -> None: ...
     def stage(self, parts: Sequence[tuple[int, int]], sums: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .device import lookup_math as math
-from .device_pack import PackGradient
+from .device_pack import DevicePack, PackGradient
 from .device_step import FoundLookup, step_of
 
 _ROWS_OF_IDS = -1  # the mode of a lookup without bags (cpp_ext/ops/merged_lookups.h)
@@ -100,24 +100,39 @@ def gather_all(
     names, device = tables.split("\n"), anchor.device
     step = step_of(names[0])
     found = step.find(names, ids, device, train=train, with_gradient=anchor.numel() > 0)
-    out, places = [], []
-    for i, (each, lookup) in enumerate(zip(found, _options_of(options, len(ids)), strict=True)):
-        rows, positions = each.pack.rows(each.pack.group_of(each.part)), each.pack.positions(each.part)
+    lookups = _options_of(options, len(ids))
+    out = _rows_of_ids(found, lookups, ids)
+    places = []
+    for i, (each, lookup) in enumerate(zip(found, lookups, strict=True)):
         if lookup.mode == _ROWS_OF_IDS:
-            out.append(math.gather(rows, positions).view(*ids[i].shape, lookup.dim))
             continue
         pooled, place = math.pool(
-            rows,
-            positions,
+            each.pack.rows(each.pack.run_of(each.part)),
+            each.pack.positions(each.part),
             _bags_of(lookup, ids[i], offsets[i] if lookup.has_offsets else ids[i], device),
             mode=lookup.mode,
             weights=weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None,
             padding=_padding_position(each, lookup),
         )
-        out.append(pooled)
+        out[i] = pooled
         if place is not None:
             places.append(place)
-    return out + places
+    return [out[i] for i in range(len(ids))] + places
+
+
+def _rows_of_ids(found: list[FoundLookup], lookups: list[_Options], ids: list[Tensor]) -> dict[int, Tensor]:
+    """The rows of the lookups without bags, by their number; those of one width of one pack are gathered together."""
+    together: dict[tuple[DevicePack, int], list[int]] = {}
+    for i, (each, lookup) in enumerate(zip(found, lookups, strict=True)):
+        if lookup.mode == _ROWS_OF_IDS:
+            together.setdefault((each.pack, each.pack.run_of(each.part)), []).append(i)
+    out = {}
+    for (pack, run), numbers in together.items():
+        rows = math.gather(pack.rows(run), math.joined([pack.positions(found[i].part) for i in numbers]))
+        parts = rows.split([ids[i].numel() for i in numbers]) if len(numbers) > 1 else [rows]
+        for i, part in zip(numbers, parts, strict=True):
+            out[i] = part.view(*ids[i].shape, lookups[i].dim)
+    return out
 
 
 def gather_merged(
@@ -153,13 +168,14 @@ def stage_all(
                 out.append(torch.zeros_like(weights[i]))
             continue
         found = step.recall(names[i], ids[i], device)
-        group, padding = found.pack.group_of(found.part), _padding_position(found, lookup)
-        rows, positions, grad = found.pack.size(group), found.pack.positions(found.part), grads[i].float()
+        run, padding = found.pack.run_of(found.part), _padding_position(found, lookup)
+        rows, positions, grad = found.pack.runs[run][0], found.pack.positions(found.part), grads[i].float()
         if lookup.mode == _ROWS_OF_IDS:
             grad = grad.reshape(-1, lookup.dim)
             entries = math.entries_of_rows(grad.contiguous(), positions, rows=rows, padding=padding)
         elif place is not None:
-            entries = math.entries_of_max(grad.contiguous(), positions, place, rows=rows)
+            first, own = found.pack.own_rows_of(found.part)
+            entries = math.entries_of_max(grad.contiguous(), positions - first, place, rows=own)
         else:
             bags = _bags_of(lookup, ids[i], offsets[i] if lookup.has_offsets else ids[i], device)
             flat = weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None
@@ -167,8 +183,8 @@ def stage_all(
                 grad.contiguous(), positions, bags, rows=rows, mode=lookup.mode, weights=flat, padding=padding
             )
             if wants[i]:
-                made = math.weights_gradient(grad, found.pack.rows(group), positions, bags, padding=padding)
+                made = math.weights_gradient(grad, found.pack.rows(run), positions, bags, padding=padding)
                 out.append(made.view(weights[i].shape).to(weights[i]))
-        gradient = PackGradient(found.part, group, lookup.padding, entries, is_by_column=place is not None)
+        gradient = PackGradient(found.part, lookup.padding, entries, is_by_column=place is not None)
         step.note_gradient(found, gradient)
     return out

@@ -25,31 +25,42 @@ Described: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 
 @dataclass
 class PackGradient:
-    """What one lookup adds to the sums of its group."""
+    """What one lookup adds to the sums of its run, or of its group where they are by column.
+
+    Attributes:
+        part: of the pack.
+        padding_idx: the id that adds nothing; negative: none.
+        entries: of the part's run; by column, of its group.
+        is_by_column: whether an entry is a column of a row.
+    """
 
     part: int
-    group: int
     padding_idx: int
     entries: math.Entries
     is_by_column: bool
 
 
 class DevicePack:
-    """Rows of several lookups on a device.
+    """Rows of several lookups on a device; tables of one width make a run, and are served together.
 
     Args:
         native: the pack of the native session; it was written to the bytes that were sent.
         link: to the device.
         sent: the pack's bytes, from the first on; other tensors may follow them.
         keeps: what must live as long as the pack.
+
+    Attributes:
+        runs: (unique rows, dim, first byte) of each run.
+        gradients: what backward has brought.
     """
 
     def __init__(self, native: _client.LookupPack, link: DeviceLink, sent: Sent, keeps: object = None) -> None:
         self.native = native
         self._link, self._sent, self._keeps = link, sent, keeps
-        self._groups, self._parts = native.groups, native.parts
+        self.runs, self._groups, self._parts = native.runs, native.groups, native.parts
         self._buffer: Tensor | None = None
         self._fresh: Sent | None = None
+        self._rows: dict[int, Tensor] = {}
         self.gradients: list[PackGradient] = []
 
     def send_fresh(self) -> None:
@@ -66,38 +77,37 @@ class DevicePack:
             self._buffer = self._link.receive(self._sent)
             if self._fresh is not None:
                 fresh = self._link.receive(self._fresh)
-                for group, places_at, rows_at, n in self.native.fresh[0]:
+                for run, places_at, rows_at, n in self.native.fresh[0]:
                     places = view_of(fresh, places_at, torch.int32, (n,))
-                    values = view_of(fresh, rows_at, torch.float32, (n, self.dim(group)))
-                    self._rows(group, self._buffer).index_copy_(0, places.to(torch.int64), values)
+                    values = view_of(fresh, rows_at, torch.float32, (n, self.runs[run][1]))
+                    self.rows(run).index_copy_(0, places.to(torch.int64), values)
         return self._buffer
 
-    def dim(self, group: int) -> int:
-        """Columns of a group's rows."""
-        return self._groups[group][2]
+    def run_of(self, part: int) -> int:
+        """The run whose rows a part reads."""
+        return self._groups[self._parts[part][0]][0]
 
-    def size(self, group: int) -> int:
-        """Unique rows of a group."""
-        return self._groups[group][1]
+    def own_rows_of(self, part: int) -> tuple[int, int]:
+        """The first row of a part's table among those of its run, and how many it has."""
+        _, first, size = self._groups[self._parts[part][0]]
+        return first, size
 
-    def group_of(self, part: int) -> int:
-        """The group whose rows a part reads."""
-        return self._parts[part][0]
-
-    def rows(self, group: int) -> Tensor:
+    def rows(self, run: int) -> Tensor:
         """(unique rows, dim) float32 on the device."""
-        return self._rows(group, self.buffer())
+        if self._sent.made:  # the rows came together on the way
+            return self._sent.made[run]
+        if run not in self._rows:
+            n, dim, begin = self.runs[run]
+            self._rows[run] = view_of(self.buffer(), begin, torch.float32, (n, dim))
+        return self._rows[run]
 
     def positions(self, part: int) -> Tensor:
-        """(n) int32 on the device: the row of each id of a lookup."""
+        """(n) int32 on the device: the row of each id of a lookup, in the rows of its run.
+
+        Those of a run's parts lie one behind the other.
+        """
         _, n, begin = self._parts[part]
         return view_of(self.buffer(), begin, torch.int32, (n,))
-
-    def _rows(self, group: int, buffer: Tensor) -> Tensor:
-        if self._sent.made:  # the rows came together on the way
-            return self._sent.made[group]
-        _, n, dim, begin = self._groups[group]
-        return view_of(buffer, begin, torch.float32, (n, dim))
 
 
 def make_pack(
@@ -136,7 +146,7 @@ def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
     """What brings the rows of a planned pack together on the device; nothing for a pack without a plan."""
     plans = [
         None if plan is None else (RowPlan(n, dim, begin, *plan[:3], DTYPES[plan[3]]), plan[4])
-        for plan, (_, n, dim, begin) in zip(native.plans, native.groups, strict=True)
+        for plan, (n, dim, begin) in zip(native.plans, native.runs, strict=True)
     ]
 
     def prepare(pack: Tensor) -> tuple[Tensor, ...]:
@@ -151,22 +161,21 @@ def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
 
 
 def sum_pack(pack: DevicePack, sums: Tensor, at: int) -> int:
-    """Writes the sums of a pack's groups to ``sums`` from ``at`` on; where they end."""
-    for group in range(len(pack.native.groups)):
-        size, dim = pack.size(group), pack.dim(group)
-        out = sums[at : at + size * dim]
-        mine = [each for each in pack.gradients if each.group == group]
+    """Writes the sums of a pack's runs to ``sums`` from ``at`` on; where they end."""
+    for run, (size, dim, _) in enumerate(pack.runs):
+        out = sums[at : at + size * dim].view(size, dim)
+        mine = [each for each in pack.gradients if pack.run_of(each.part) == run]
         plain = [each.entries for each in mine if not each.is_by_column]
-        by_column = [each.entries for each in mine if each.is_by_column]
         if plain:
-            math.sum_entries(plain, size, out.view(size, dim))
-        if by_column:
-            columns = torch.empty(size * dim, 1, device=sums.device)
-            math.sum_entries(by_column, size * dim, columns)
-            if plain:
-                out.add_(columns.view(-1))
-            else:
-                out.copy_(columns.view(-1))
+            math.sum_entries(plain, size, out)
+        else:
+            out.zero_()
+        for each in mine:
+            if each.is_by_column:
+                first, own = pack.own_rows_of(each.part)
+                columns = torch.empty(own * dim, 1, device=sums.device)
+                math.sum_entries([each.entries], own * dim, columns)
+                out[first : first + own].add_(columns.view(own, dim))
         at += size * dim
     return at
 

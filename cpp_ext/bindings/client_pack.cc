@@ -39,26 +39,45 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + LookupPack::kAlign - 1) / LookupPack::kAlign * LookupPack::kAlign;
 }
 
-// (group, first byte of the places, first byte of the rows, number of rows) of each group that has fresh rows, and the
-// bytes of all.
-std::pair<std::vector<std::array<std::size_t, 4>>, std::size_t> fresh_layout(LookupPack& pack) {
-  std::vector<std::array<std::size_t, 4>> out;
+// The fresh rows of one run: the groups' lists one after another, places first.
+struct FreshRun {
+  std::size_t run = 0, places = 0, rows = 0, count = 0;  // places, rows: first bytes
+};
+
+// Of each run that has fresh rows; and the bytes of all.
+std::pair<std::vector<FreshRun>, std::size_t> fresh_layout(LookupPack& pack) {
+  std::vector<FreshRun> out;
   std::size_t at = 0;
-  for (const LookupPack::Fresh& fresh : pack.fresh()) {
-    const std::size_t places = at;
-    const std::size_t rows = places + aligned(fresh.places.size() * sizeof(std::int32_t));
-    out.push_back({fresh.group, places, rows, fresh.places.size()});
-    at = rows + aligned(fresh.rows.size() * sizeof(float));
+  for (std::size_t r = 0; r < pack.runs().size(); ++r) {
+    FreshRun mine;
+    mine.run = r;
+    for (const LookupPack::Fresh& fresh : pack.fresh()) {
+      if (pack.groups()[fresh.group].run == r) mine.count += fresh.places.size();
+    }
+    if (mine.count == 0) continue;
+    mine.places = at;
+    mine.rows = at + aligned(mine.count * sizeof(std::int32_t));
+    at = mine.rows + aligned(mine.count * pack.runs()[r].dim * sizeof(float));
+    out.push_back(mine);
   }
   return {std::move(out), at};
 }
 
 void write_fresh(LookupPack& pack, std::byte* to) {
-  const auto layout = fresh_layout(pack).first;
-  for (std::size_t i = 0; i < layout.size(); ++i) {
-    const LookupPack::Fresh& fresh = pack.fresh()[i];
-    std::memcpy(to + layout[i][1], fresh.places.data(), fresh.places.size() * sizeof(std::int32_t));
-    std::memcpy(to + layout[i][2], fresh.rows.data(), fresh.rows.size() * sizeof(float));
+  for (const FreshRun& run : fresh_layout(pack).first) {
+    std::byte* places = to + run.places;
+    std::byte* rows = to + run.rows;
+    for (const LookupPack::Fresh& fresh : pack.fresh()) {
+      const LookupPack::Group& group = pack.groups()[fresh.group];
+      if (group.run != run.run || fresh.places.empty()) continue;
+      for (const std::int32_t place : fresh.places) {
+        const std::int32_t shifted = place + static_cast<std::int32_t>(group.first);
+        std::memcpy(places, &shifted, sizeof(shifted));
+        places += sizeof(shifted);
+      }
+      std::memcpy(rows, fresh.rows.data(), fresh.rows.size() * sizeof(float));
+      rows += fresh.rows.size() * sizeof(float);
+    }
   }
 }
 
@@ -76,23 +95,29 @@ void bind_pack(py::module_& module) {
           "plans",
           [](const LookupPack& pack) {
             std::vector<std::optional<std::array<std::size_t, 5>>> out;
-            for (const LookupPack::Group& group : pack.groups()) {
-              const auto& plan = group.plan;
-              if (!plan) {
+            for (const LookupPack::Run& run : pack.runs()) {
+              if (!run.planned) {
                 out.emplace_back(std::nullopt);
-              } else {
-                out.push_back(std::array<std::size_t, 5>{plan->sent.size(), plan->kept.size(), plan->put.size(),
-                                                         static_cast<std::size_t>(plan->dtype), plan->generation});
+                continue;
               }
+              const auto& [sent, kept, put, generation, dtype] = *run.planned;
+              out.push_back(std::array<std::size_t, 5>{sent, kept, put, static_cast<std::size_t>(dtype), generation});
             }
             return out;
           })
+      .def_property_readonly("runs",
+                             [](const LookupPack& pack) {
+                               std::vector<std::array<std::size_t, 3>> out;
+                               for (const LookupPack::Run& run : pack.runs()) {
+                                 out.push_back({run.rows, run.dim, run.begin});
+                               }
+                               return out;
+                             })
       .def_property_readonly("groups",
                              [](const LookupPack& pack) {
-                               std::vector<std::tuple<std::string, std::size_t, std::uint32_t, std::size_t>> out;
+                               std::vector<std::array<std::size_t, 3>> out;
                                for (const LookupPack::Group& group : pack.groups()) {
-                                 const BindingSpec& spec = group.binding->spec();
-                                 out.emplace_back(spec.name, group.keys.size(), spec.dim, group.begin);
+                                 out.push_back({group.run, group.first, group.keys.size()});
                                }
                                return out;
                              })
@@ -119,7 +144,14 @@ void bind_pack(py::module_& module) {
           },
           Unlocked(), py::arg("name"), py::arg("ids"))
       .def("position_of", &LookupPack::position_of, py::arg("part"), py::arg("id"))
-      .def_property_readonly("fresh", &fresh_layout)
+      .def_property_readonly("fresh",
+                             [](LookupPack& pack) {
+                               const auto [runs, bytes] = fresh_layout(pack);
+                               std::vector<std::array<std::size_t, 4>> out;
+                               for (const FreshRun& run : runs)
+                                 out.push_back({run.run, run.places, run.rows, run.count});
+                               return std::make_pair(out, bytes);
+                             })
       .def(
           "write_fresh",
           [](LookupPack& pack, std::uintptr_t to) { write_fresh(pack, reinterpret_cast<std::byte*>(to)); }, Unlocked(),

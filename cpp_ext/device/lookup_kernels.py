@@ -74,10 +74,14 @@ def pool_max_kernel(rows, positions, begins, out, places, padding, n, dim, BLOCK
 
 
 @triton.jit
-def sum_entries_kernel(order, begins, sources, scales, grads, sums, dim, SCALED: tl.constexpr, BLOCK_D: tl.constexpr):
+def sum_entries_kernel(
+    order, begins, sources, scales, grads, sums, dim, SOURCED: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """One program a position and BLOCK_D columns: its entries are order[begins[p]:begins[p + 1]], added in order.
 
-    An entry adds grads[sources[entry]], times scales[entry] where SCALED. A position without an entry gets 0.
+    An entry adds grads[sources[entry]], or grads[entry] unless SOURCED, times scales[entry] where SCALED. A position
+    without an entry gets 0.
     """
     position = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -86,7 +90,8 @@ def sum_entries_kernel(order, begins, sources, scales, grads, sums, dim, SCALED:
     total = tl.zeros([BLOCK_D], dtype=tl.float32)
     for i in range(begin, end):
         entry = tl.load(order + i)
-        grad = tl.load(grads + tl.load(sources + entry).to(tl.int64) * dim + column, mask=mask, other=0.0)
+        source = tl.load(sources + entry).to(tl.int64) if SOURCED else entry.to(tl.int64)
+        grad = tl.load(grads + source * dim + column, mask=mask, other=0.0)
         if SCALED:
             grad = tl.load(scales + entry) * grad
         total = tl.where(i == begin, grad, total + grad)

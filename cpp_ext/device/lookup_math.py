@@ -184,13 +184,13 @@ class Entries:
     Attributes:
         grads: (m, dim) float32.
         positions: (n) int32: the row that an entry is added to; ids that do not count have the number of rows.
-        sources: (n) int64: the row of ``grads`` that is added.
+        sources: (n) int64: the row of ``grads`` that is added; None: entry i adds row i.
         scales: (n) float32: what it is multiplied by; None: 1.
     """
 
     grads: Tensor
     positions: Tensor
-    sources: Tensor
+    sources: Tensor | None = None
     scales: Tensor | None = None
 
 
@@ -204,7 +204,7 @@ def entries_of_rows(grads: Tensor, positions: Tensor, *, rows: int, padding: int
         padding: ids at this position add nothing; -1: none.
     """
     kept = positions if padding < 0 else torch.where(positions == padding, rows, positions)
-    return Entries(grads, kept, torch.arange(positions.shape[0], device=grads.device))
+    return Entries(grads, kept)
 
 
 def entries_of_bags(
@@ -253,8 +253,7 @@ def entries_of_max(grads: Tensor, positions: Tensor, places: Tensor, *, rows: in
     else:
         at = positions.index_select(0, torch.clamp(places, min=0).reshape(-1)).to(torch.int64)
         cells = torch.where(places.reshape(-1) >= 0, at * dim + columns.reshape(-1), rows * dim)
-    sources = torch.arange(places.numel(), device=grads.device)
-    return Entries(grads.reshape(-1, 1), cells, sources)
+    return Entries(grads.reshape(-1, 1), cells)
 
 
 def sum_entries(entries: list[Entries], rows: int, out: Tensor) -> None:
@@ -265,21 +264,15 @@ def sum_entries(entries: list[Entries], rows: int, out: Tensor) -> None:
         rows: positions of ``rows`` and above are left out.
         out: (rows, dim) float32; is written, with 0 where a position has no entry.
     """
-    grads, positions = _joined([one.grads for one in entries]), _joined([one.positions for one in entries])
-    firsts = [0]
-    for one in entries[:-1]:
-        firsts.append(firsts[-1] + one.grads.shape[0])
-    sources = _joined(
-        [one.sources + first if first else one.sources for one, first in zip(entries, firsts, strict=True)]
-    )
-    scales = None
+    grads, positions = joined([one.grads for one in entries]), joined([one.positions for one in entries])
+    sources, scales = _joined_sources(entries), None
     if any(one.scales is not None for one in entries):
-        scales = _joined([
+        scales = joined([
             torch.ones(one.positions.shape[0], device=grads.device) if one.scales is None else one.scales
             for one in entries
         ])  # fmt: skip
     if not runs_kernels(out.device):
-        values = grads.index_select(0, sources)
+        values = grads if sources is None else grads.index_select(0, sources)
         values = values if scales is None else scales.unsqueeze(1) * values
         out.copy_(torch.zeros(rows + 1, out.shape[1], device=out.device).index_add_(0, positions, values)[:rows])
         return
@@ -294,11 +287,12 @@ def sum_entries(entries: list[Entries], rows: int, out: Tensor) -> None:
         sum_entries_kernel[(rows, triton.cdiv(dim, columns))](
             order,
             begins,
-            sources,
+            order if sources is None else sources,
             grads if scales is None else scales,
             grads,
             out,
             dim,
+            SOURCED=sources is not None,
             SCALED=scales is not None,
             BLOCK_D=columns,
         )
@@ -321,8 +315,35 @@ def weights_gradient(grads: Tensor, rows: Tensor, positions: Tensor, bags: Bags,
     return torch.where((positions != padding) & _is_within(bags), products, 0.0)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
+def _joined_sources(entries: list[Entries]) -> Tensor | None:
+    """The row of the joined gradients that each entry adds; None: entry i adds row i."""
+    if all(one.sources is None for one in entries):
+        return None
+    sources, first = [], 0
+    for one in entries:
+        n, device = one.positions.shape[0], one.grads.device
+        if one.sources is None:
+            sources.append(torch.arange(first, first + n, device=device))
+        else:
+            sources.append(one.sources + first if first else one.sources)
+        first += one.grads.shape[0]
+    return joined(sources)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Tensors one behind the other along their first dimension; nothing is copied where they lie so in memory."""
+    first, end = parts[0], 0
+    if len(parts) > 1:
+        memory = first.untyped_storage()._cdata
+        for part in parts:
+            if part.untyped_storage()._cdata != memory or not part.is_contiguous():
+                return torch.cat(parts)
+            if end and part.storage_offset() != end:
+                return torch.cat(parts)
+            end = part.storage_offset() + part.numel()
+        n = sum(part.shape[0] for part in parts)
+        return first.as_strided((n, *first.shape[1:]), first.stride(), first.storage_offset())
+    return first.contiguous()
 
 
 def _columns(dim: int) -> int:

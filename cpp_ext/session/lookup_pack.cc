@@ -16,8 +16,23 @@ std::size_t aligned(std::size_t bytes) {
 
 std::uint32_t dim_of(const LookupPack::Group& group) { return group.binding->spec().dim; }
 
-std::array<const std::vector<std::int32_t>*, 5> numbers_of(const DeviceDirectory::Plan& plan) {
-  return {&plan.sent, &plan.kept, &plan.kept_at, &plan.put, &plan.put_at};
+// The numbers of a plan in the order in which they are sent, and whether each counts rows of the group.
+struct Numbers {
+  const std::vector<std::int32_t> DeviceDirectory::Plan::* list;
+  bool are_rows;
+};
+constexpr std::array<Numbers, 5> kNumbers{{{&DeviceDirectory::Plan::sent, true},
+                                           {&DeviceDirectory::Plan::kept, true},
+                                           {&DeviceDirectory::Plan::kept_at, false},
+                                           {&DeviceDirectory::Plan::put, true},
+                                           {&DeviceDirectory::Plan::put_at, false}}};
+
+void write_shifted(std::span<const std::int32_t> numbers, std::size_t by, std::byte* to) {
+  const auto first = static_cast<std::int32_t>(by);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const std::int32_t shifted = numbers[i] + first;
+    std::memcpy(to + i * sizeof(shifted), &shifted, sizeof(shifted));
+  }
 }
 
 }  // namespace
@@ -35,7 +50,7 @@ void LookupPack::add(const std::shared_ptr<Binding>& binding, std::span<const st
     return group.binding == binding && group.rows.rows() == lookup.rows();
   });
   if (found == groups_.end()) {
-    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, {}, std::nullopt, 0});
+    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, {}, std::nullopt, 0, 0});
     places_.emplace_back();
   }
   Part part;
@@ -57,19 +72,45 @@ void LookupPack::add(const std::shared_ptr<Binding>& binding, std::span<const st
 }
 
 void LookupPack::lay_out() {
+  runs_.clear();
   bytes_ = 0;
-  for (Group& group : groups_) {
-    group.begin = bytes_;
-    if (!group.plan) {
-      bytes_ += aligned(group.keys.size() * row_bytes(Dtype::kFloat32, dim_of(group)));
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    auto run = std::find_if(runs_.begin(), runs_.end(), [&](const Run& each) { return each.dim == dim_of(group); });
+    if (run == runs_.end()) {
+      run = runs_.emplace(runs_.end());
+      run->dim = dim_of(group);
+    }
+    group.run = static_cast<std::size_t>(run - runs_.begin());
+    group.first = run->rows;
+    run->groups.push_back(g);
+    run->rows += group.keys.size();
+    if (!group.plan) continue;
+    if (!run->planned) run->planned.emplace();
+    run->planned->sent += group.plan->sent.size();
+    run->planned->kept += group.plan->kept.size();
+    run->planned->put += group.plan->put.size();
+    run->planned->generation = group.plan->generation;
+    run->planned->dtype = group.plan->dtype;
+  }
+  for (Run& run : runs_) {
+    run.begin = bytes_;
+    if (!run.planned) {
+      bytes_ += aligned(run.rows * row_bytes(Dtype::kFloat32, run.dim));
       continue;
     }
-    for (const auto* numbers : numbers_of(*group.plan)) bytes_ += aligned(numbers->size() * sizeof(std::int32_t));
-    bytes_ += aligned(group.plan->sent.size() * row_bytes(group.plan->dtype, dim_of(group)));
+    const auto& [sent, kept, put, generation, dtype] = *run.planned;
+    for (const std::size_t n : {sent, kept, kept, put, put}) bytes_ += aligned(n * sizeof(std::int32_t));
+    bytes_ += aligned(sent * row_bytes(dtype, run.dim));
   }
-  for (Part& one : parts_) {
-    one.begin = bytes_;
-    bytes_ += aligned(one.positions.size() * sizeof(std::int32_t));
+  for (std::size_t r = 0; r < runs_.size(); ++r) {
+    runs_[r].positions = bytes_;
+    for (Part& one : parts_) {
+      if (groups_[one.group].run != r) continue;
+      one.begin = bytes_;
+      bytes_ += one.positions.size() * sizeof(std::int32_t);
+    }
+    bytes_ = aligned(bytes_);
   }
 }
 
@@ -95,30 +136,42 @@ std::size_t LookupPack::floats_of_sums() const noexcept {
   return floats;
 }
 
-void LookupPack::write(std::byte* to) {
-  for (Group& group : groups_) {
-    const Dtype dtype = group.plan ? group.plan->dtype : Dtype::kFloat32;
-    const float* rows = group.rows.rows();
-    std::byte* at = to + group.begin;
-    const auto write_row = [&](std::size_t i) {
-      convert_from_float(dtype, rows + std::size_t{group.indexes[i]} * dim_of(group), at, dim_of(group));
-      at += row_bytes(dtype, dim_of(group));
-    };
-    if (!group.plan) {
-      for (std::size_t i = 0; i < group.indexes.size(); ++i) write_row(i);
-    } else {
-      for (const auto* numbers : numbers_of(*group.plan)) {
-        if (!numbers->empty()) std::memcpy(at, numbers->data(), numbers->size() * sizeof(std::int32_t));
-        at += aligned(numbers->size() * sizeof(std::int32_t));
-      }
-      for (const std::int32_t i : group.plan->sent) write_row(static_cast<std::size_t>(i));
+void LookupPack::write_plan(const Run& run, std::byte* to) const {
+  for (const Numbers& numbers : kNumbers) {
+    std::byte* at = to;
+    for (const std::size_t g : run.groups) {
+      const std::vector<std::int32_t>& list = (*groups_[g].plan).*numbers.list;
+      write_shifted(list, numbers.are_rows ? groups_[g].first : 0, at);
+      at += list.size() * sizeof(std::int32_t);
     }
-    group.rows = Lookup();
+    to += aligned(static_cast<std::size_t>(at - to));
   }
-  for (const Part& part : parts_) {
-    if (part.positions.empty()) continue;
-    std::memcpy(to + part.begin, part.positions.data(), part.positions.size() * sizeof(std::int32_t));
+  const Dtype dtype = run.planned->dtype;
+  for (const std::size_t g : run.groups) {
+    const Group& group = groups_[g];
+    for (const std::int32_t i : group.plan->sent) {
+      const float* row = group.rows.rows() + std::size_t{group.indexes[static_cast<std::size_t>(i)]} * run.dim;
+      convert_from_float(dtype, row, to, run.dim);
+      to += row_bytes(dtype, run.dim);
+    }
   }
+}
+
+void LookupPack::write(std::byte* to) {
+  for (const Run& run : runs_) {
+    if (run.planned) write_plan(run, to + run.begin);
+    const std::size_t bytes = row_bytes(Dtype::kFloat32, run.dim);
+    for (const std::size_t g : run.groups) {
+      Group& group = groups_[g];
+      std::byte* at = to + run.begin + group.first * bytes;
+      const float* rows = group.rows.rows();
+      for (std::size_t i = 0; !run.planned && i < group.indexes.size(); ++i, at += bytes) {
+        std::memcpy(at, rows + std::size_t{group.indexes[i]} * run.dim, bytes);
+      }
+      group.rows = Lookup();
+    }
+  }
+  for (const Part& part : parts_) write_shifted(part.positions, groups_[part.group].first, to + part.begin);
   places_.clear();
 }
 
@@ -137,32 +190,39 @@ std::optional<std::size_t> LookupPack::find(const Binding& binding, std::span<co
   return std::nullopt;
 }
 
-std::int32_t LookupPack::position_of(std::size_t part, std::int64_t id) const noexcept {
-  const Group& group = groups_[parts_[part].group];
-  for (const std::int32_t position : parts_[part].positions) {
+std::int32_t LookupPack::position_in_group(const Part& part, std::int64_t id) const noexcept {
+  const Group& group = groups_[part.group];
+  for (const std::int32_t position : part.positions) {
     if (group.keys[static_cast<std::size_t>(position)] == static_cast<std::uint64_t>(id)) return position;
   }
   return -1;
 }
 
+std::int32_t LookupPack::position_of(std::size_t part, std::int64_t id) const noexcept {
+  const std::int32_t position = position_in_group(parts_[part], id);
+  return position < 0 ? -1 : position + static_cast<std::int32_t>(groups_[parts_[part].group].first);
+}
+
 Status LookupPack::stage(std::span<const StagedPart> staged, std::span<const float> sums) const {
-  std::size_t begin = 0;
+  std::vector<std::size_t> begins(runs_.size(), 0);
+  for (std::size_t r = 1; r < runs_.size(); ++r) begins[r] = begins[r - 1] + runs_[r - 1].rows * runs_[r - 1].dim;
   std::vector<std::uint8_t> marks;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
-    const std::size_t floats = group.keys.size() * dim_of(group);
     marks.assign(group.keys.size(), 0);
     bool any = false;
     for (const StagedPart& one : staged) {
-      if (parts_[one.part].group != g) continue;
+      const Part& part = parts_[one.part];
+      if (part.group != g) continue;
       any = true;
-      const std::int32_t padding = one.padding_idx < 0 ? -1 : position_of(one.part, one.padding_idx);
-      for (const std::int32_t position : parts_[one.part].positions) {
+      const std::int32_t padding = one.padding_idx < 0 ? -1 : position_in_group(part, one.padding_idx);
+      for (const std::int32_t position : part.positions) {
         if (position != padding) marks[static_cast<std::size_t>(position)] = 1;
       }
     }
-    if (any) SR_RETURN_IF_ERROR(group.binding->stage_sums(group.keys, marks, sums.subspan(begin, floats)));
-    begin += floats;
+    const std::size_t dim = dim_of(group);
+    const auto own = sums.subspan(begins[group.run] + group.first * dim, group.keys.size() * dim);
+    if (any) SR_RETURN_IF_ERROR(group.binding->stage_sums(group.keys, marks, own));
   }
   return Status::ok();
 }

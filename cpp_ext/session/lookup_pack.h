@@ -1,13 +1,14 @@
 // The rows of several lookups and the position of each id among them, in one run of bytes that a device can be sent.
 //
-//   pack = (rows of group 0, rows of group 1, ... positions of lookup 0, positions of lookup 1, ...)
-//   rows       (unique keys, dim) float32; of a planned group: (sent) int32, (kept) int32, (kept) int32, (put) int32,
+//   pack = (rows of run 0, rows of run 1, ... positions of run 0, positions of run 1, ...)
+//   rows       (unique keys, dim) float32; of a planned run: (sent) int32, (kept) int32, (kept) int32, (put) int32,
 //              (put) int32, (sent, dim) of the plan's dtype, as DeviceDirectory::Plan names them
-//   positions  (ids) int32, below the number of unique keys of the lookup's group
-//   Each part begins at a multiple of kAlign bytes.
+//   positions  (ids) int32, below the number of unique keys of the run; lookups one after another without gaps
+//   Rows, positions and each of a plan's numbers begin at a multiple of kAlign bytes.
 //
-// A group holds the unique rows of one table. The device sums gradients by position, so what comes back is one sum for
-// each unique key: a group's sums are (unique keys, dim) float32, groups one after another without gaps.
+// A group holds the unique rows of one table, and a run the groups of one width, one after another: the device does for
+// a run at once what it would do for each table. It sums gradients by position, so what comes back is one sum for each
+// unique key: a run's sums are (unique keys, dim) float32, runs one after another without gaps.
 //
 // Not thread-safe. Lookups keep the rows that they were given readable, so a pack may be written later.
 #pragma once
@@ -38,11 +39,25 @@ class LookupPack {
     Lookup rows;                         // whose rows these are
     std::vector<std::uint8_t> skips;     // (u), or empty: 1 where the row is not known yet and comes with fresh()
     std::optional<DeviceDirectory::Plan> plan;  // set by plan(), where the session's device keeps rows
-    std::size_t begin = 0;                      // the first byte in the pack
+    std::size_t run = 0;
+    std::size_t first = 0;  // the group's first row among those of its run
+  };
+  struct Run {
+    std::uint32_t dim = 0;
+    std::vector<std::size_t> groups;
+    std::size_t rows = 0;       // unique keys of all groups
+    std::size_t begin = 0;      // the first byte of the rows, or of the plan, in the pack
+    std::size_t positions = 0;  // the first byte of the positions
+    struct Planned {            // what the plans of the groups say together
+      std::size_t sent = 0, kept = 0, put = 0;
+      std::uint64_t generation = 0;
+      Dtype dtype = Dtype::kFloat32;
+    };
+    std::optional<Planned> planned;
   };
   struct Part {
     std::size_t group = 0;
-    std::vector<std::int32_t> positions;  // (n)
+    std::vector<std::int32_t> positions;  // (n) in the group
     std::size_t begin = 0;                // the first byte of the positions in the pack
   };
   // Rows of a group that changed after the pack was written.
@@ -59,6 +74,7 @@ class LookupPack {
   void add(const std::shared_ptr<Binding>& binding, std::span<const std::int64_t> ids, const Lookup& lookup);
 
   [[nodiscard]] const std::vector<Group>& groups() const noexcept { return groups_; }
+  [[nodiscard]] const std::vector<Run>& runs() const noexcept { return runs_; }
   [[nodiscard]] const std::vector<Part>& parts() const noexcept { return parts_; }
   [[nodiscard]] std::vector<Fresh>& fresh() noexcept { return fresh_; }
   [[nodiscard]] std::vector<Group>& mutable_groups() noexcept { return groups_; }
@@ -72,7 +88,7 @@ class LookupPack {
   void write(std::byte* to);
   // The part of a binding whose ids are these; nullopt when there is none. Every id is compared.
   [[nodiscard]] std::optional<std::size_t> find(const Binding& binding, std::span<const std::int64_t> ids) const;
-  // The position of a key in a part's group; -1 when none of its ids is the key.
+  // The position of a key in a part's run; -1 when none of the part's ids is the key.
   [[nodiscard]] std::int32_t position_of(std::size_t part, std::int64_t id) const noexcept;
 
   // What a part adds to the step: the sums of its positions but that of padding_idx.
@@ -85,12 +101,16 @@ class LookupPack {
 
  private:
   std::vector<Group> groups_;
+  std::vector<Run> runs_;
   std::vector<Part> parts_;
   std::vector<Fresh> fresh_;
   std::vector<std::vector<std::uint32_t>> places_;  // by group: the place of each row of the Lookup, plus 1
-  void lay_out();
-
   std::size_t bytes_ = 0;
+
+  void lay_out();
+  void write_plan(const Run& run, std::byte* to) const;
+  // The position in the part's group; -1 when none of its ids is the key.
+  [[nodiscard]] std::int32_t position_in_group(const Part& part, std::int64_t id) const noexcept;
 };
 
 }  // namespace sparserow

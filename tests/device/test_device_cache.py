@@ -230,7 +230,7 @@ def test_random_plans_agree_with_a_dict() -> None:
                 expected.update({int(key): row for key, row in zip(keys, rows, strict=True)})
             ids = torch.tensor(draw.choices(range(80), k=draw.choice([1, 7, 60])))
             (found,) = step.find(["plans/one"], [ids], device(), train=False, with_gradient=False)
-            rows = found.pack.rows(found.pack.group_of(found.part)).cpu()
+            rows = found.pack.rows(found.pack.run_of(found.part)).cpu()
             got = rows[found.pack.positions(found.part).cpu().long()].numpy()
             for key, row in zip(ids.tolist(), got, strict=True):
                 if key in expected:

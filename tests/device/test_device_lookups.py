@@ -8,6 +8,7 @@ import pytest
 import sparserow as sr
 import torch
 from counting_device import COUNTS, device
+from sparserow.cpp_ext.device import lookup_math
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -174,3 +175,72 @@ def test_a_lookup_that_no_gradient_reaches_creates_no_row(cluster: sr.InProcessC
         used.sum().backward()
         session.step()
         assert [sum(len(keys) for keys, _ in session.table(name).scan()) for name in ("0", "1")] == [2, 0]
+
+
+class Widths(nn.Module):
+    """Tables of two widths in turns, of bags too; the model changes rows that it was given in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.Embedding(ROWS, 4 + 2 * (i % 2), padding_idx=3 if i == 2 else None) for i in range(5)
+        )
+        self.max, self.mean = nn.EmbeddingBag(ROWS, 6, mode="max"), nn.EmbeddingBag(ROWS, 4, mode="mean")
+        self.head = nn.Linear(38, 1)
+
+    def forward(self, ids: Tensor, backwards: bool) -> Tensor:
+        numbers = [4, 3, 2, 1, 0] if backwards else [0, 1, 2, 3, 4]
+        rows = {i: self.tables[i](ids[:, i % 4]).mul_(2.0).relu_() for i in numbers}
+        parts = [rows[i] for i in range(5)] + [self.tables[0](ids[:, 1]).neg_(), self.max(ids), self.mean(ids)]
+        return self.head(torch.tanh(torch.cat(parts, 1))).squeeze(1)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["sent", "kept on the device"])
+def test_tables_of_several_widths_whose_rows_are_changed_in_place(cluster: sr.InProcessCluster, kept: bool) -> None:
+    ends = []
+    for number, where in enumerate((torch.device("cpu"), device())):
+        torch.manual_seed(0)
+        cache = sr.RowCache(1 << 20, storage="auto" if kept else "host")
+        with cluster.connect(f"widths-{kept}-{number}", cache=cache if kept else None) as session:
+            model = sr.distribute(Widths(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
+            model = model.to(where)
+            dense, outs = torch.optim.SGD(model.parameters(), lr=0.1), []
+            for seed in range(10):
+                out = model(batch(seed)[0], seed % 3 == 2)
+                outs.append(out.detach().cpu())
+                out.square().mean().backward()
+                session.step(dense)
+            ends.append(outs)
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=0)
+
+
+class Squares(nn.Module):
+    """Twelve tables of two widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(ROWS, 4 + 2 * (i % 2)) for i in range(12))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.stack([table(ids[:, i % 4]).square().sum() for i, table in enumerate(self.tables)]).sum()
+
+
+def test_a_forward_gathers_and_a_step_sums_once_a_width(
+    cluster: sr.InProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = {"gather": 0, "sum_entries": 0}
+    for name in called:
+        plain = getattr(lookup_math, name)
+
+        def counted(*args: Any, name: str = name, plain: Any = plain, **kwargs: Any) -> Any:
+            called[name] += 1
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(lookup_math, name, counted)
+    with cluster.connect("once") as session:
+        model = sr.distribute(Squares(), session, optimizer=sr.SGD(lr=0.1), min_rows=1).to(device())
+        for seed in range(4):
+            ids, before = batch(seed)[0].to(device()), dict(called)
+            model(ids).backward()
+            session.step()
+        assert {name: count - before[name] for name, count in called.items()} == {"gather": 2, "sum_entries": 2}
