@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::uint8_t kMostUses = 255;
 constexpr std::uint8_t kHalveEvery = 64;  // replacements of a set
+constexpr std::size_t kTogether = 32;     // rows whose memory is fetched ahead at a time
+constexpr std::size_t kLine = 64;         // bytes
 
 }  // namespace
 
@@ -29,9 +31,8 @@ void DeviceDirectory::make_pools() {
     const auto alike = static_cast<std::uint64_t>(std::count_if(tables_.begin(), tables_.end(), is_alike));
     Pool pool;
     pool.dim = table.dim;
-    pool.sets = std::min<std::uint64_t>(rows * alike, INT32_MAX) / kWays;
-    pool.entries.resize(pool.sets * kWays);
-    pool.replaced.resize(pool.sets);
+    pool.sets.resize(std::min<std::uint64_t>(rows * alike, INT32_MAX) / kWays);
+    pool.rows.resize(pool.sets.size() * kWays);
     pools_.push_back(std::move(pool));
   }
   ++generation_;
@@ -40,7 +41,7 @@ void DeviceDirectory::make_pools() {
 std::vector<DeviceDirectory::Store> DeviceDirectory::stores() const {
   const std::lock_guard lock(mutex_);
   std::vector<Store> out;
-  for (const Pool& pool : pools_) out.push_back({pool.dim, pool.sets * kWays});
+  for (const Pool& pool : pools_) out.push_back({pool.dim, pool.rows.size()});
   return out;
 }
 
@@ -55,30 +56,46 @@ DeviceDirectory::Pool* DeviceDirectory::pool_of(std::uint32_t table_id) noexcept
   if (table == tables_.end()) return nullptr;
   const auto pool =
       std::find_if(pools_.begin(), pools_.end(), [&table](const Pool& one) { return one.dim == table->dim; });
-  return pool == pools_.end() || pool->sets == 0 ? nullptr : &*pool;
+  return pool == pools_.end() || pool->sets.empty() ? nullptr : &*pool;
 }
 
-std::uint64_t DeviceDirectory::set_of(const Pool& pool, std::uint32_t table_id, std::uint64_t key) noexcept {
-  return ((row_hash(table_id, key) >> 32) * pool.sets) >> 32;
+DeviceDirectory::Spot DeviceDirectory::spot_of(const Pool& pool, std::uint32_t table_id, std::uint64_t key) noexcept {
+  const std::uint64_t hash = row_hash(table_id, key);
+  return {((hash >> 32) * pool.sets.size()) >> 32, static_cast<std::uint32_t>(hash) | 1u};
 }
 
-std::int64_t DeviceDirectory::make_room(Pool& pool, std::uint64_t set) const noexcept {
-  std::int64_t best = -1;
-  for (std::uint64_t place = set * kWays; place < (set + 1) * kWays; ++place) {
-    const Entry& entry = pool.entries[place];
-    if (entry.table_id == 0) return static_cast<std::int64_t>(place);
-    if (entry.used == plan_) continue;
-    const Entry* other = best < 0 ? nullptr : &pool.entries[static_cast<std::size_t>(best)];
-    if (other == nullptr || entry.uses < other->uses || (entry.uses == other->uses && entry.used < other->used)) {
-      best = static_cast<std::int64_t>(place);
+std::uint32_t DeviceDirectory::way_of(const Pool& pool, Spot spot, std::uint32_t table_id, std::uint64_t key) noexcept {
+  for (std::uint32_t way = 0; way < kWays; ++way) {
+    if (pool.sets[spot.set].tags[way] != spot.tag) continue;
+    const Row& row = pool.rows[spot.set * kWays + way];
+    if (row.key == key && row.table_id == table_id) return way;
+  }
+  return kWays;
+}
+
+std::uint32_t DeviceDirectory::make_room(Set& set) const noexcept {
+  const auto age_of = [&](std::uint32_t way) { return static_cast<std::uint16_t>(plan_bits() - set.used[way]); };
+  std::uint32_t best = kWays;
+  for (std::uint32_t way = 0; way < kWays; ++way) {
+    if (set.tags[way] == 0) return way;
+    if (set.used[way] == plan_bits()) continue;
+    if (best == kWays || set.uses[way] < set.uses[best] ||
+        (set.uses[way] == set.uses[best] && age_of(way) > age_of(best))) {
+      best = way;
     }
   }
-  if (best >= 0 && ++pool.replaced[set] == kHalveEvery) {
-    pool.replaced[set] = 0;
-    for (std::uint64_t place = set * kWays; place < (set + 1) * kWays; ++place) pool.entries[place].uses /= 2;
+  if (best < kWays && ++set.replaced == kHalveEvery) {
+    set.replaced = 0;
+    for (std::uint8_t& uses : set.uses) uses /= 2;
   }
   return best;
 }
+
+struct DeviceDirectory::Planning::Unknown {
+  std::int32_t row;
+  Spot spot;
+  XXH128_hash_t hash;
+};
 
 DeviceDirectory::Planning::Planning(DeviceDirectory& directory) : directory_(directory), lock_(directory.mutex_) {
   ++directory_.plan_;
@@ -92,42 +109,62 @@ DeviceDirectory::Plan DeviceDirectory::Planning::table(std::uint32_t table_id, s
   plan.dtype = directory_.dtype_;
   Pool* pool = directory_.pool_of(table_id);
   const auto is_skipped = [&skips](std::size_t i) { return !skips.empty() && skips[i] != 0; };
-  std::vector<std::int32_t> unknown;
-  std::vector<XXH128_hash_t> hashes(pool == nullptr ? 0 : keys.size());
-  std::vector<std::byte> converted(pool == nullptr ? 0 : row_bytes(plan.dtype, pool->dim));
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const auto row = static_cast<std::int32_t>(i);
-    if (is_skipped(i)) continue;
-    if (pool == nullptr) {
-      plan.sent.push_back(row);
-      continue;
+  if (pool == nullptr) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (!is_skipped(i)) plan.sent.push_back(static_cast<std::int32_t>(i));
     }
-    convert_from_float(plan.dtype, rows + std::size_t{indexes[i]} * pool->dim, converted.data(), pool->dim);
-    hashes[i] = XXH3_128bits(converted.data(), converted.size());
-    Entry* const first = pool->entries.data() + set_of(*pool, table_id, keys[i]) * kWays;
-    Entry* const entry = std::find_if(first, first + kWays,
-                                      [&](const Entry& one) { return one.key == keys[i] && one.table_id == table_id; });
-    if (entry == first + kWays) {
-      unknown.push_back(row);
-      plan.sent.push_back(row);
-      continue;
-    }
-    const auto place = static_cast<std::int32_t>(entry - pool->entries.data());
-    const bool is_same = entry->hash_low == hashes[i].low64 && entry->hash_high == hashes[i].high64;
-    (is_same ? plan.kept : plan.put).push_back(row);
-    (is_same ? plan.kept_at : plan.put_at).push_back(place);
-    if (!is_same) plan.sent.push_back(row);
-    entry->hash_low = hashes[i].low64;
-    entry->hash_high = hashes[i].high64;
-    entry->used = directory_.plan_;
-    entry->uses = static_cast<std::uint8_t>(std::min<unsigned>(entry->uses + 1u, kMostUses));
+    return plan;
   }
-  for (const std::int32_t row : unknown) {
-    const auto i = static_cast<std::size_t>(row);
-    const std::int64_t place = directory_.make_room(*pool, set_of(*pool, table_id, keys[i]));
-    if (place < 0) continue;
-    pool->entries[static_cast<std::size_t>(place)] = {keys[i],  hashes[i].low64,  hashes[i].high64,
-                                                      table_id, directory_.plan_, 0};
+  std::vector<Unknown> unknown;
+  std::vector<std::byte> converted(row_bytes(plan.dtype, pool->dim));
+  std::array<Spot, kTogether> spots;
+  for (std::size_t begin = 0; begin < keys.size(); begin += kTogether) {
+    const std::size_t count = std::min(kTogether, keys.size() - begin);
+    for (std::size_t j = 0; j < count; ++j) {
+      spots[j] = spot_of(*pool, table_id, keys[begin + j]);
+      __builtin_prefetch(&pool->sets[spots[j].set]);
+      const auto* row = reinterpret_cast<const std::byte*>(rows + std::size_t{indexes[begin + j]} * pool->dim);
+      for (std::size_t at = 0; at < pool->dim * sizeof(float); at += kLine) __builtin_prefetch(row + at);
+    }
+    for (std::size_t j = 0; j < count; ++j) {
+      const auto& tags = pool->sets[spots[j].set].tags;
+      const auto way = static_cast<std::size_t>(std::find(tags.begin(), tags.end(), spots[j].tag) - tags.begin());
+      if (way < kWays) __builtin_prefetch(&pool->rows[spots[j].set * kWays + way]);
+    }
+    for (std::size_t j = 0; j < count; ++j) {
+      const std::size_t i = begin + j;
+      if (is_skipped(i)) continue;
+      const auto row = static_cast<std::int32_t>(i);
+      convert_from_float(plan.dtype, rows + std::size_t{indexes[i]} * pool->dim, converted.data(), pool->dim);
+      const XXH128_hash_t hash = XXH3_128bits(converted.data(), converted.size());
+      Set& set = pool->sets[spots[j].set];
+      const std::uint32_t way = way_of(*pool, spots[j], table_id, keys[i]);
+      if (way == kWays) {
+        unknown.push_back({row, spots[j], hash});
+        plan.sent.push_back(row);
+        continue;
+      }
+      const std::size_t place = spots[j].set * kWays + way;
+      Row& known = pool->rows[place];
+      const bool is_same = known.hash_low == hash.low64 && known.hash_high == hash.high64;
+      (is_same ? plan.kept : plan.put).push_back(row);
+      (is_same ? plan.kept_at : plan.put_at).push_back(static_cast<std::int32_t>(place));
+      if (!is_same) plan.sent.push_back(row);
+      known.hash_low = hash.low64;
+      known.hash_high = hash.high64;
+      set.used[way] = directory_.plan_bits();
+      set.uses[way] = static_cast<std::uint8_t>(std::min<unsigned>(set.uses[way] + 1u, kMostUses));
+    }
+  }
+  for (const auto& [row, spot, hash] : unknown) {
+    Set& set = pool->sets[spot.set];
+    const std::uint32_t way = directory_.make_room(set);
+    if (way == kWays) continue;
+    const std::size_t place = spot.set * kWays + way;
+    pool->rows[place] = {keys[static_cast<std::size_t>(row)], hash.low64, hash.high64, table_id};
+    set.tags[way] = spot.tag;
+    set.used[way] = directory_.plan_bits();
+    set.uses[way] = 0;
     plan.put.push_back(row);
     plan.put_at.push_back(static_cast<std::int32_t>(place));
   }

@@ -15,6 +15,7 @@
 // unused; uses are halved now and then, as in row_cache.h. Thread-safe.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -63,24 +64,30 @@ class DeviceDirectory {
                const float* rows, std::span<const std::uint8_t> skips);
 
    private:
+    struct Unknown;  // a row that is at no place yet
+
     DeviceDirectory& directory_;
     std::unique_lock<std::mutex> lock_;
   };
 
  private:
-  struct Entry {
+  // What decides which of a set's places a row is at, and which makes room: one cache line.
+  struct alignas(64) Set {
+    std::array<std::uint32_t, kWays> tags{};  // of table and key; 0: the place is empty
+    std::array<std::uint16_t, kWays> used{};  // the plan that used it last, its lower bits
+    std::array<std::uint8_t, kWays> uses{};
+    std::uint8_t replaced = 0;  // since the last halving
+  };
+  struct Row {
     std::uint64_t key = 0;
     std::uint64_t hash_low = 0;
     std::uint64_t hash_high = 0;
-    std::uint32_t table_id = 0;  // 0: the place is empty
-    std::uint32_t used = 0;      // the plan that used it last
-    std::uint8_t uses = 0;
+    std::uint32_t table_id = 0;
   };
   struct Pool {
     std::uint32_t dim = 0;
-    std::uint64_t sets = 0;
-    std::vector<Entry> entries;          // (sets * kWays)
-    std::vector<std::uint8_t> replaced;  // (sets) since the last halving
+    std::vector<Set> sets;
+    std::vector<Row> rows;  // (sets * kWays)
   };
   struct Table {
     std::uint32_t id = 0;
@@ -89,9 +96,17 @@ class DeviceDirectory {
 
   void make_pools();
   [[nodiscard]] Pool* pool_of(std::uint32_t table_id) noexcept;
-  static std::uint64_t set_of(const Pool& pool, std::uint32_t table_id, std::uint64_t key) noexcept;
-  // A place of the set that this plan has not used; -1 when it has used all.
-  std::int64_t make_room(Pool& pool, std::uint64_t set) const noexcept;
+  // Where a key's row would be: its set, and its tag there, which is never 0.
+  struct Spot {
+    std::size_t set = 0;
+    std::uint32_t tag = 0;
+  };
+  static Spot spot_of(const Pool& pool, std::uint32_t table_id, std::uint64_t key) noexcept;
+  // The way of the set that holds the row; kWays where none does.
+  static std::uint32_t way_of(const Pool& pool, Spot spot, std::uint32_t table_id, std::uint64_t key) noexcept;
+  // A way of the set that this plan has not used; kWays when it has used all.
+  std::uint32_t make_room(Set& set) const noexcept;
+  [[nodiscard]] std::uint16_t plan_bits() const noexcept { return static_cast<std::uint16_t>(plan_); }
 
   const std::uint64_t bytes_;
   const Dtype dtype_;
