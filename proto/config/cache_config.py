@@ -23,9 +23,10 @@ class CacheConfig(StrictModel):
         "train.staleness. 0: each use asks whether the row has changed.",
     )
     storage: Literal["auto", "host", "device"] = Field(
-        "auto",
-        description="Where rows are kept. device: the model's device keeps as many bytes of rows as well, and a row "
-        "that it has unchanged does not cross to it again. host: in the worker's memory alone. auto: device with CUDA.",
+        "host",
+        description="Where rows are kept. host: in the worker's memory. device: the model's device keeps as many bytes "
+        "of rows as well, and a row that it has unchanged does not cross to it again, which spares the bus and costs "
+        "the host. auto: device with CUDA.",
     )
     own_commits: Literal["exact", "bounded"] = Field(
         "exact",

@@ -78,7 +78,9 @@ def test_a_device_that_keeps_rows_changes_no_bit(kept: int) -> None:
 def test_prefetched_batches_find_rows_that_the_device_has() -> None:
     """Rows are pulled ahead within the staleness, and packs reach the device in the order of their plans."""
     given = batches(60, 4)
-    with sr.InProcessCluster(shards=2).connect("ahead", staleness=3, cache=sr.RowCache(1 << 14)) as session:
+    with sr.InProcessCluster(shards=2).connect(
+        "ahead", staleness=3, cache=sr.RowCache(1 << 14, storage="auto")
+    ) as session:
         model = model_on(session, device())
         losses = train(session, model, given, device(), 2)
         session.flush()
@@ -125,7 +127,7 @@ def test_rows_of_16_bits_cross_in_half_of_the_bytes(dtype: Any) -> None:
     given = batches(1, 3)[0]
     sent, exact, seen = {}, {}, {}
     for kept in ("float32", dtype):
-        cache = sr.RowCache(1 << 20, staleness=3, own_commits="bounded", dtype=kept)
+        cache = sr.RowCache(1 << 20, storage="auto", staleness=3, own_commits="bounded", dtype=kept)
         with sr.InProcessCluster(shards=2).connect("halved", staleness=3, cache=cache) as session:
             model = model_on(session, device())
             model.eval()
@@ -148,7 +150,7 @@ def test_rows_of_16_bits_cross_in_half_of_the_bytes(dtype: Any) -> None:
 def test_16_bits_hold_twice_the_rows() -> None:
     places = {}
     for kept in ("float32", "bfloat16"):
-        cache = sr.RowCache(1 << 14, staleness=1, dtype=kept)
+        cache = sr.RowCache(1 << 14, storage="auto", staleness=1, dtype=kept)
         with sr.InProcessCluster().connect("places", staleness=1, cache=cache) as session:
             model_on(session, device())(batches(1, 0)[0])
             places[kept] = sum(count for _, count in session.core.native.device_stores)
@@ -159,7 +161,7 @@ def test_16_bits_hold_twice_the_rows() -> None:
 def test_rows_of_bounded_staleness_do_not_cross_while_they_serve() -> None:
     """own_commits="bounded": a row serves four steps, so that it crosses once in them."""
     given = [batches(1, 3)[0]] * 12
-    cache = sr.RowCache(1 << 20, staleness=4, own_commits="bounded")
+    cache = sr.RowCache(1 << 20, storage="auto", staleness=4, own_commits="bounded")
     with sr.InProcessCluster(shards=1).connect("bounded", staleness=4, cache=cache) as session:
         train(session, model_on(session, device()), given, device(), 0)
         stats = session.stats()
@@ -170,7 +172,7 @@ def test_rows_of_bounded_staleness_do_not_cross_while_they_serve() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bytes_over_the_bus_are_those_of_the_plan(dtype: Any) -> None:
     rows, dim, lookups, staleness = 4_000, 32, 500, 6
-    cache = sr.RowCache(1 << 18, staleness=staleness, own_commits="bounded", dtype=dtype)
+    cache = sr.RowCache(1 << 18, storage="auto", staleness=staleness, own_commits="bounded", dtype=dtype)
     expected = plan(
         PlannedTable(rows, dim), Load(lookups), budget_bytes=1 << 30, has_ssd=False,
         cache=PlannedCache(cache.bytes, staleness, dtype),
@@ -206,7 +208,7 @@ def test_more_rows_than_the_device_has_room_for_are_refused(monkeypatch: pytest.
     from counting_device import CountingLink
 
     monkeypatch.setattr(CountingLink, "free_bytes", lambda _: 1000)
-    with sr.InProcessCluster().connect("large", cache=sr.RowCache(1 << 20)) as session:
+    with sr.InProcessCluster().connect("large", cache=sr.RowCache(1 << 20, storage="auto")) as session:
         model = model_on(session, device(), carry=False)
         with pytest.raises(sr.InvalidArgument, match=r"cache\.bytes: 1048576 is not .* 1 to 1000, .*host"):
             model(batches(1, 0)[0])

@@ -32,7 +32,9 @@ class RowCache:
             sees its own steps. "bounded": the session sees its own steps within ``staleness``, like those of others.
         storage: "device": the model's device keeps ``bytes`` of rows as well, and a row that it has unchanged does not
             cross to it again. "host": rows are in the host's memory alone, and cross at each step that uses them.
-            "auto": "device" for a model whose lookups give their rows on a device, else "host".
+            "auto": "device" for a model whose lookups give their rows on a device, else "host". A row that stays
+            saves the bus and costs the host a hash and a search, which took longer where it was measured
+            (docs/measurements/gpu.md).
         dtype: the dtype in which rows are kept, and in which they cross to a device that keeps rows: "float32",
             "bfloat16" or "float16". With 16 bits a row is rounded when it is kept, so that as many bytes hold about
             twice the rows; they need a ``staleness`` of at least 1, as 0 promises the bits of the shards. The shards'
@@ -42,7 +44,7 @@ class RowCache:
     bytes: int
     staleness: int = 0
     own_commits: OwnCommits = "exact"
-    storage: Storage = "auto"
+    storage: Storage = "host"
     dtype: Dtype = "float32"
 
 
