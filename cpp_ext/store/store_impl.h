@@ -77,6 +77,29 @@ class Store::Impl {
     return versions.of_sequence(stripes[slot % slots.stripe_count()].sequences[slot / slots.stripe_count()]);
   }
 
+  // Calls write(stripe), which gives a Status, once for each of the stripes, under its lock. A stripe that another
+  // thread has now is left for later: else writers of many rows follow each other from stripe to stripe, each waiting
+  // for the one before it.
+  template <class Write>
+  Status write_each(std::vector<std::uint32_t> left, Write&& write) const {
+    while (!left.empty()) {
+      std::size_t kept = 0;
+      for (std::size_t i = 0; i < left.size(); ++i) {
+        const std::uint32_t stripe = left[i];
+        std::unique_lock lock(stripes[stripe].mutex, std::try_to_lock);
+        const bool none_was_free = kept == i && i + 1 == left.size();
+        if (!lock.owns_lock() && none_was_free) lock.lock();
+        if (lock.owns_lock()) {
+          SR_RETURN_IF_ERROR(write(stripe));
+        } else {
+          left[kept++] = stripe;
+        }
+      }
+      left.resize(kept);
+    }
+    return Status::ok();
+  }
+
   using StripeCounts = std::array<std::uint64_t, kStripes>;
   [[nodiscard]] StripeCounts count_absent(const Table& table, std::span<const std::uint64_t> keys) const;
   void fetch_rows(const Table& table, const BatchOrder& order) const;

@@ -36,6 +36,15 @@ class UpdateGroup {
   std::size_t count_ = 0;
 };
 
+// The stripes of a part that have keys.
+std::vector<std::uint32_t> stripes_of(const BatchOrder& order, const ApplyOptions& options) {
+  std::vector<std::uint32_t> out;
+  for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
+    if (!order.positions(stripe).empty()) out.push_back(stripe);
+  }
+  return out;
+}
+
 }  // namespace
 
 // Returns the stamp of a row that changes now.
@@ -131,10 +140,8 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       SR_RETURN_IF_ERROR(
           find_absent(*table, order, block, options.part, options.parts, *options.reservation, absences));
     }
-    for (std::uint32_t stripe = options.part; stripe < kStripes; stripe += options.parts) {
-      if (order.positions(stripe).empty()) continue;
+    SR_RETURN_IF_ERROR(impl_->write_each(stripes_of(order, options), [&](std::uint32_t stripe) -> Status {
       if (options.has_changed != nullptr) *options.has_changed = true;
-      const std::unique_lock lock(impl_->stripes[stripe].mutex);
       UpdateGroup group(*table->optimizer, options, dim);
       const auto taken =
           write_stripe(*table, stripe, order, block, write, tiered, [&](RowRef row, std::uint16_t position) {
@@ -146,7 +153,8 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       group.flush();
       if (!taken) return out_of_memory(*table);
       if (options.reservation != nullptr) options.reservation->consume(*taken);
-    }
+      return Status::ok();
+    }));
     impl_->pools.collapse_huge_pages();
     for (const std::uint16_t position : std::exchange(absences.deferred, {})) {
       ApplyOptions alone = options;
