@@ -3,11 +3,12 @@
 A pass has three threads. *load* asks the loader for batches. *dedup* reduces the ids of a batch to unique keys by
 shard. *pull* asks the shards for their rows, and sends batch and rows to the device. The training thread takes a batch
 and hands its rows to the session's step, where lookups find them. When exact, it first asks again for rows that have
-changed.
+changed. Where that costs more than it hides, the threads only load (``ahead_or_aside.py``).
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -21,6 +22,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads
 from ..session.tracing import Trace
+from .ahead_or_aside import AheadOrAside, pace_of
 from .device_batches import DeviceBatches, SentBatch
 from .id_plan import Guess, IdPlan, IdsOf, LearntIds, NamedIds, NoIds
 from .pipeline import Pipeline
@@ -38,6 +40,7 @@ def prefetch(
     device: torch.device | str | None = None,
     on_host: Callable[[Any], Sequence[torch.Tensor]] | None = None,
     hints: int = 0,
+    always: bool = False,
 ) -> Prefetch[Batch]:
     """Yields the loader's batches; background threads load them and pull their rows ahead of the training loop.
 
@@ -60,6 +63,9 @@ def prefetch(
             which then need not cross. None: every tensor is copied.
         hints: the number of batches beyond ``depth`` that are loaded as well. Shards with an SSD get their keys, so
             that their rows are in memory when they are pulled. A late or wrong hint only costs reads.
+        always: whether rows are pulled ahead even where that makes steps slower. False: both ways are tried in turns,
+            and the faster one is kept (``session.stats().batches_aside``). With ``device`` or ``hints`` rows are always
+            pulled ahead.
 
     Returns:
         An iterable; each ``iter()`` is one pass over the loader, with threads of its own. Its position can be saved and
@@ -111,7 +117,10 @@ def prefetch(
         except ValueError as error:
             raise InvalidArgument(f"prefetch.{error}") from None
         batches = DeviceBatches(there, session.core.on_device.stores, on_host)
-    return Prefetch(loader, session, _Settings(depth, exact, plan, batches, hints))
+    pace = None
+    if not always and batches is None and hints == 0 and leads(session):
+        pace = pace_of(session, (depth, exact, torch.is_grad_enabled()))
+    return Prefetch(loader, session, _Settings(depth, exact, plan, batches, hints, pace))
 
 
 @runtime_checkable
@@ -159,6 +168,7 @@ class _Settings:
     plan: IdPlan
     device: DeviceBatches | None
     hints: int
+    pace: AheadOrAside | None  # None: rows are always pulled ahead
 
 
 @dataclass
@@ -170,6 +180,7 @@ class _Item:
     guess: Guess | None = None  # the ids that the rows are for, until they are packed for a device
     owner: Any = None  # keeps the tensors of the guess alive
     sent: SentBatch | None = None  # None: the batch stays where it is
+    is_ahead: bool = True  # whether its rows were to be pulled ahead
 
 
 class Prefetch(Generic[Batch]):
@@ -280,7 +291,11 @@ class PrefetchIterator(Generic[Batch]):
         stages = [("dedup", self._work.index), ("pull", self._work.pull)]
         if settings.hints:
             stages.insert(1, ("hint", self._work.hint))
-        self._pipeline = Pipeline(self._work.load(source), stages, depth=settings.depth, ahead=settings.hints)
+        if settings.pace is not None:
+            settings.pace.begin()
+        self._pipeline = Pipeline(
+            self._work.load(source), stages, depth=settings.depth, ahead=settings.hints, skips=self._work.skips
+        )
         # Threads hold no reference to this object, so that they end when the training loop drops it.
         self._finalizer = weakref.finalize(self, _end, settings.plan, self._pipeline, self._progress)
         session.core.follow(self)
@@ -294,6 +309,9 @@ class PrefetchIterator(Generic[Batch]):
         try:
             with self._session.core.trace.span("wait for batch", step=self._session.current_step):
                 item = self._take()
+            if self._settings.pace is not None:
+                self._settings.pace.note(item.is_ahead, time.perf_counter())
+                self._session.core.batches_aside += not item.is_ahead
             with self._session.core.trace.span("hand over", step=self._session.current_step):
                 batch = self._hand_over(item)
         except BaseException:
@@ -353,10 +371,17 @@ class _Work:
                 except StopIteration:
                     return
                 position = source.state()
-            yield _Item(number, batch, position)
+            is_ahead = self._settings.pace is None or self._settings.pace.is_ahead
+            yield _Item(number, batch, position, is_ahead=is_ahead)
             number += 1
 
+    @staticmethod
+    def skips(item: _Item) -> bool:
+        return not item.is_ahead
+
     def index(self, item: _Item) -> _Item:
+        if not item.is_ahead:
+            return item
         with self._trace.span("dedup", step=self._latest_step(item.number)):
             item.guess, item.owner = self._settings.plan.guess(item.number, item.host)
             if item.guess is not None:

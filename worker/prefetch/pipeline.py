@@ -35,12 +35,14 @@ class Pipeline(Generic[Item]):
      2. At most ``depth`` items have entered the last stage and were not taken.
      3. At most ``ahead`` more items have left the source.
      4. After an error or the end nothing more comes out.
+     5. An item that skips the stages goes from the source to ``take``, unless items before it are in a stage.
 
     Args:
         source: yields the items; its ``next`` runs in the first thread.
         stages: (name, work) of each stage; the next stage gets the item that work returns.
         depth: see invariant 2; at least 1.
         ahead: see invariant 3; at least 0.
+        skips: whether an item needs no stage; it runs in the first thread. None: every item needs them.
     """
 
     def __init__(
@@ -50,7 +52,12 @@ class Pipeline(Generic[Item]):
         *,
         depth: int,
         ahead: int = 0,
+        skips: Callable[[Item], bool] | None = None,
     ) -> None:
+        self._skips = skips
+        self._entered = self._left = (
+            0  # items that the first thread gave to the stages, and that the last one is done with
+        )
         self._permits = threading.Semaphore(depth + ahead)
         self._last_permits = threading.Semaphore(depth)
         self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(len(stages) + 1)]
@@ -113,7 +120,14 @@ class Pipeline(Generic[Item]):
             if self._stopped.is_set():
                 return
             try:
-                out.put(next(source))
+                item = next(source)
+                # The last stage puts an item out before it counts it, so the order is kept.
+                if self._skips is not None and self._entered == self._left and self._skips(item):
+                    self._last_permits.acquire()
+                    self._queues[-1].put(item)
+                    continue
+                self._entered += 1
+                out.put(item)
             except StopIteration:
                 out.put(_End())
                 return
@@ -142,3 +156,5 @@ class Pipeline(Generic[Item]):
             except BaseException as error:
                 out.put(_Failure(error))
                 return
+            if permits is not None:
+                self._left += 1

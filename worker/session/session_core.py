@@ -57,6 +57,7 @@ class SessionCore(SessionTables):
         trace_requests: modules that want the forwards of the session's models traced, such as a prefetch that learns
             which ids its batches hold.
         tensor_group: the ranks that share this worker; None: this rank is a worker by itself.
+        batches_aside: the batches of prefetches whose rows were left to their forward.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class SessionCore(SessionTables):
         self._watch = StepWatch(native)
         self.trace_requests = TraceRequests()
         self.tensor_group: TensorGroup | None = None
+        self.batches_aside = 0
         close_at_exit(self, is_connected=on_close is not None)
 
     @property
@@ -278,6 +280,7 @@ class SessionCore(SessionTables):
     def stats(self) -> SessionStats:
         """Returns the counters since the session was made."""
         counted = {**dict.fromkeys(SessionStats.gauges(), 0), **self.native.stats()}
+        counted["batches_aside"] = self.batches_aside
         for name, more in ({} if self.device_tables is None else self.device_tables.stats()).items():
             counted[name] += more
         return SessionStats(**counted)

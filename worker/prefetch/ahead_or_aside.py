@@ -1,0 +1,88 @@
+"""Decides whether a prefetch pulls the rows of batches ahead, or steps aside and leaves them to the forward.
+
+    ahead ── a block of steps ──> aside ── a block of steps ──> the faster way, until the next trial
+
+Pulling ahead hides the wait for the shards. It costs hand-overs between threads, and rows that a step before changes
+are asked for again. Where steps are short and most rows change, it costs more than it hides. So both ways are tried in
+turns and the faster one is kept. Results never depend on it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import weakref
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+_BLOCK = 12  # steps whose median stands for a way
+_FIRST_PERIOD = 64  # steps until the next trial; each trial in vain doubles them
+_LONGEST_PERIOD = 8192
+
+
+class AheadOrAside:
+    """The way of one loop's batches. The training thread notes each step; the dedup thread reads ``is_ahead``.
+
+    Args:
+        depth: the most batches that are ahead of the training loop. So many steps after a change of the way, and two
+            more, belong to neither way.
+
+    Attributes:
+        is_ahead: whether rows of later batches are to be pulled ahead.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.is_ahead = True
+        self._settling = depth + 2
+        self._recent: deque[float] = deque(maxlen=_BLOCK)
+        self._left, self._period = _BLOCK, _FIRST_PERIOD
+        self._before: float | None = None  # seconds of a step of the other way, during a trial
+        self._began: float | None = None
+        self._run = 0  # batches in a row that came the present way
+
+    def begin(self) -> None:
+        """Is called when a pass begins: its first steps are not measured."""
+        self._began, self._run = None, 0
+
+    def note(self, is_ahead: bool, now: float) -> None:
+        """Is called when the training loop takes a batch.
+
+        Args:
+            is_ahead: whether the rows of this batch were to be pulled ahead.
+            now: the time, in seconds.
+        """
+        began, self._began = self._began, now
+        self._run = self._run + 1 if is_ahead == self.is_ahead else 0
+        if began is None or self._run <= self._settling:
+            return
+        self._recent.append(now - began)
+        self._left -= 1
+        if self._left > 0:
+            return
+        seconds, before = statistics.median(self._recent), self._before
+        self._recent.clear()
+        if before is None:
+            self._before, self._left = seconds, _BLOCK
+            self._change()
+            return
+        self._period = _FIRST_PERIOD if seconds < before else min(2 * self._period, _LONGEST_PERIOD)
+        self._before, self._left = None, self._period
+        if seconds >= before:
+            self._change()
+
+    def _change(self) -> None:
+        self.is_ahead, self._run = not self.is_ahead, 0
+
+
+# A loop may make a prefetch for each epoch, and goes on with what the one before has found.
+_paces: weakref.WeakKeyDictionary[Any, dict[Hashable, AheadOrAside]] = weakref.WeakKeyDictionary()
+
+
+def pace_of(session: Any, options: tuple[int, bool, bool]) -> AheadOrAside:
+    """Returns the pace of a session's loops with these options.
+
+    Args:
+        session: the session.
+        options: the depth of the prefetch, whether it is exact, and whether the loop makes gradients.
+    """
+    return _paces.setdefault(session, {}).setdefault(options, AheadOrAside(options[0]))
