@@ -316,6 +316,6 @@ def test_the_op_alone_refuses_ids_that_were_changed(session: sr.Session) -> None
 def test_ids_on_another_device_than_expected_are_looked_up_by_the_layer(session: sr.Session) -> None:
     model, _ = pair(session, all_of_them)
     ids = batch(0)[0][:, 0]
-    made = rows_ahead.MadeRows([model.one], [ids], [None], [torch.zeros(6, DIM)], lambda: 0)
+    made = rows_ahead.MadeRows({model.one: [0]}, [ids], None, [torch.zeros(6, DIM)], lambda: 0)
     assert made.rows(model.one, torch.empty(6, dtype=torch.int64, device="meta"), None, has_weights=False) is None
     assert made.rows(model.one, ids.clone(), None, has_weights=False) is not None

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, typed_error
 from ..session.tensor_group import TensorGroup
-from .rows_ahead import rows_made_ahead
+from .rows_ahead import LayerChanges, rows_made_ahead
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
 ROWS_OF_IDS = -1  # the mode of a lookup that is not a bag (cpp_ext/ops/merged_lookups.h)
+
+_STATE = frozenset({"training", "is_frozen", "tensor_group", "anchor"})  # decides whether rows can be made ahead
 
 
 class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - names are the taxonomy's
@@ -73,6 +75,11 @@ class DistributedLayer(nn.Module):
         self.anchor = torch.zeros(1, requires_grad=True)
         self.tensor_group: TensorGroup | None = None
         self.is_frozen = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _STATE and self.__dict__.get(name) is not value:
+            LayerChanges.count += 1
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":

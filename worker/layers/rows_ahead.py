@@ -15,25 +15,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...cpp_ext import torch_ops as ops
-from ..data.batch_tensors import Path, id_tensors, tensor_at
+from ..data.batch_tensors import id_tensors, tensor_at
+from .lookup_parts import LEAST_LOOKUPS, LookupParts, PlannedLookup
 
 if TYPE_CHECKING:
     from ..id_trace.id_expressions import IdSources
     from .embedding import DistributedLayer
     from .joint_lookups import JointForward
 
-_LEAST_LOOKUPS = 2
-_Made: TypeAlias = tuple[Tensor, int, Tensor | None, int, Tensor]  # ids and offsets with their versions, and rows
 INFERENCE = -1  # the version of an inference tensor, whose changes torch does not count
 
 
@@ -43,7 +41,18 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
+_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _top_hooks: Callable[[bool], object | None] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class LayerChanges:
+    """Counts the changes of what decides whether a layer's rows can be made ahead, over all layers of the process.
+
+    Attributes:
+        count: the number of changes so far; ``DistributedLayer`` adds to it.
+    """
+
+    count = 0
 
 
 class Forward(Protocol):
@@ -120,48 +129,22 @@ class LookupRecord:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """A lookup to make ahead: its layer, the part of the batch that its ids are, and where its offsets are."""
+class _Whole:
+    """All planned lookups, as long as no layer of the process changes.
 
-    layer: weakref.ref[DistributedLayer]
-    root: int
-    kind: str
-    dim: int
-    start: int
-    length: int
-    offsets: Path | None
+    Attributes:
+        changes: the value of ``LayerChanges.count`` for which this holds.
+        places: the planned lookups of each layer.
+        anchor: the anchor of the first layer.
+        tables: the names of the tables, as ``gather_all`` takes them.
+        options: the options of the lookups, as ``gather_all`` takes them.
+    """
 
-    def ids_of(self, root: Tensor) -> Tensor:
-        if self.kind == "whole":
-            return root
-        if self.kind == "select":
-            return root.select(self.dim, self.start)
-        return root.narrow(self.dim, self.start, self.length)
-
-
-class _Parts:
-    """The parts of one batch's tensors. Where lookups select most places of a dimension, one call makes all of them."""
-
-    def __init__(self, planned: Sequence[_Planned]) -> None:
-        self._selects = Counter((each.root, each.dim) for each in planned if each.kind == "select")
-
-    def of(self, planned: _Planned, root: Tensor, made: dict[tuple[int, int], Sequence[Tensor]]) -> Tensor:
-        """Returns the ids of a lookup.
-
-        Args:
-            planned: the lookup.
-            root: the tensor that it takes a part of.
-            made: what one call has made of this batch's tensors so far; more of it is added.
-        """
-        if planned.kind != "select":
-            return planned.ids_of(root)
-        place = planned.root, planned.dim
-        parts = made.get(place)
-        if parts is None:
-            size = root.size(planned.dim)
-            is_worth_it = size <= 2 * self._selects[place]
-            made[place] = parts = root.unbind(planned.dim) if is_worth_it else ()
-        return parts[planned.start] if parts else planned.ids_of(root)
+    changes: int
+    places: dict[DistributedLayer, list[int]]
+    anchor: Tensor
+    tables: str
+    options: list[int]
 
 
 class RowsAhead:
@@ -185,8 +168,9 @@ class RowsAhead:
     ) -> None:
         self._step_of = step_of
         self._all: tuple[str, list[int]] | None = None  # of all planned lookups
+        self._whole: _Whole | None = None
         offsets = [(path, tensor) for path, tensor in id_tensors(batch)]
-        self._planned: list[_Planned] = []
+        self._planned: list[PlannedLookup] = []
         for call in calls:
             path = None
             if call.offsets is not None:
@@ -194,12 +178,12 @@ class RowsAhead:
                 if path is None:
                     continue
             for binding, root, kind, dim, start, length in sources.plan.parts:
-                planned = _Planned(weakref.ref(call.layer), root, kind, dim, start, length, path)
+                planned = PlannedLookup(weakref.ref(call.layer), root, kind, dim, start, length, path)
                 tensor = roots[root]
                 if binding == call.layer.binding and tensor is not None and _fits(planned, tensor, call.ids):
                     self._planned.append(planned)
                     break
-        self._parts = _Parts(self._planned)
+        self._parts = LookupParts(self._planned)
 
     def make(self, roots: Sequence[tuple[Tensor | None, Tensor | None]], batch: Any) -> MadeRows | None:
         """Makes the rows for a batch; returns None where they are fewer than two lookups, or a lookup has an error.
@@ -208,8 +192,25 @@ class RowsAhead:
             roots: for each root of the plan, the tensor as the lookups see it, first of a pair.
             batch: the batch.
         """
-        if len(self._planned) < _LEAST_LOOKUPS or not torch.is_grad_enabled() or is_transformed():
+        if len(self._planned) < LEAST_LOOKUPS or not torch.is_grad_enabled() or is_transformed():
             return None
+        whole = self._whole
+        if whole is not None and whole.changes == LayerChanges.count:
+            ids = self._parts.all_of(roots)
+            if ids is not None:
+                return self._make_whole(whole, ids)
+        return self._make_each(roots, batch)
+
+    def _make_whole(self, whole: _Whole, ids: list[Tensor]) -> MadeRows | None:
+        """Makes the rows of all planned lookups, none of which has offsets; nothing is done for each layer."""
+        try:
+            rows = ops.gather_all(ids, (), (), whole.anchor, whole.tables, whole.options, True)
+        except (RuntimeError, ValueError):  # the layer whose lookup fails tells it
+            return None
+        return MadeRows(whole.places, ids, None, rows, self._step_of)
+
+    def _make_each(self, roots: Sequence[tuple[Tensor | None, Tensor | None]], batch: Any) -> MadeRows | None:
+        """Makes the rows of those planned lookups that fit the batch and the present state of their layers."""
         layers: list[DistributedLayer] = []
         ids: list[Tensor] = []
         offsets: list[Tensor | None] = []
@@ -232,20 +233,18 @@ class RowsAhead:
                 continue
             layers.append(layer)
             offsets.append(bags)
-        if len(ids) < _LEAST_LOOKUPS:
+        if len(ids) < LEAST_LOOKUPS:
             return None
+        tables, options = self._described(layers, offsets)
+        places = places_of(layers)
+        bags_of = self._offsets_of(ids, offsets)
+        if len(layers) == len(self._planned) and not bags_of:
+            self._whole = _Whole(LayerChanges.count, places, layers[0].anchor, tables, options)
         try:
-            rows = ops.gather_all(
-                ids,
-                self._offsets_of(ids, offsets),
-                (),  # no lookup has weights
-                layers[0].anchor,
-                *self._described(layers, offsets),
-                True,
-            )
+            rows = ops.gather_all(ids, bags_of, (), layers[0].anchor, tables, options, True)  # no lookup has weights
         except (RuntimeError, ValueError):  # the layer whose lookup fails tells it
             return None
-        return MadeRows(layers, ids, offsets, rows, self._step_of)
+        return MadeRows(places, ids, offsets if bags_of else None, rows, self._step_of)
 
     @staticmethod
     def _offsets_of(ids: Sequence[Tensor], offsets: Sequence[Tensor | None]) -> Sequence[Tensor]:
@@ -267,31 +266,40 @@ class RowsAhead:
         return described
 
 
+def places_of(layers: Sequence[DistributedLayer]) -> dict[DistributedLayer, list[int]]:
+    """Returns the places of each layer in a sequence of lookups."""
+    places: dict[DistributedLayer, list[int]] = {}
+    for place, layer in enumerate(layers):
+        places.setdefault(layer, []).append(place)
+    return places
+
+
 class MadeRows:
     """The rows of a forward, each handed out once.
 
     Args:
-        layers: the layer of each lookup.
+        places: the lookups of each layer.
         ids: the ids of each lookup.
-        offsets: the offsets of the bags of each lookup; None where it has none.
+        offsets: the offsets of the bags of each lookup, None where it has none; None: no lookup has them.
         rows: the rows of each lookup, and maybe more behind them.
         step_of: returns the number of the session's step; rows of an earlier step are not handed out.
     """
 
     def __init__(
         self,
-        layers: Sequence[DistributedLayer],
+        places: Mapping[DistributedLayer, Sequence[int]],
         ids: Sequence[Tensor],
-        offsets: Sequence[Tensor | None],
+        offsets: Sequence[Tensor | None] | None,
         rows: Sequence[Tensor],
         step_of: Callable[[], int],
     ) -> None:
         self._step_of, self._step = step_of, step_of()
-        self._rows: dict[DistributedLayer, list[_Made]] = {}
-        for layer, given, bags, made in zip(layers, ids, offsets, rows):  # noqa: B905
-            version = INFERENCE if given.is_inference() else given._version
-            bags_version = INFERENCE if bags is None or bags.is_inference() else bags._version
-            self._rows.setdefault(layer, []).append((given, version, bags, bags_version, made))
+        self._places, self._ids, self._offsets = places, ids, offsets
+        self._rows: list[Tensor | None] = list(rows)
+        self._versions = [INFERENCE if each.is_inference() else each._version for each in ids]
+        self._bag_versions = [
+            INFERENCE if bags is None or bags.is_inference() else bags._version for bags in offsets or ()
+        ]
 
     def rows(self, layer: DistributedLayer, ids: Tensor, offsets: Tensor | None, *, has_weights: bool) -> Tensor | None:
         """Returns the rows of a lookup; None when none were made for it, or its state differs.
@@ -299,16 +307,20 @@ class MadeRows:
         Under hooks of saved tensors, such as those of activation checkpointing, a part of the forward may be computed
         again in the backward. So the layer looks its rows up itself, both times.
         """
-        left = self._rows.get(layer)
-        if not left or has_weights or not layer.training or not torch.is_grad_enabled():
+        places = self._places.get(layer)
+        if places is None or has_weights or not layer.training or not _is_grad_enabled():
             return None
         if _top_hooks(True) is not None or self._step_of() != self._step:
             return None
-        for place, (made_of, version, bags, bags_version, rows) in enumerate(left):
-            if not holds(ids, made_of, version) or (offsets is None) != (bags is None):
+        for place in places:
+            rows = self._rows[place]
+            if rows is None or not holds(ids, self._ids[place], self._versions[place]):
                 continue
-            if offsets is None or bags is None or holds(offsets, bags, bags_version):
-                del left[place]
+            bags = None if self._offsets is None else self._offsets[place]
+            if (offsets is None) != (bags is None):
+                continue
+            if offsets is None or bags is None or holds(offsets, bags, self._bag_versions[place]):
+                self._rows[place] = None
                 return rows
         return None
 
@@ -335,7 +347,7 @@ def is_transformed() -> bool:
     return is_transformed or has_hooks()
 
 
-def _fits(planned: _Planned, root: Tensor, ids: Tensor) -> bool:
+def _fits(planned: PlannedLookup, root: Tensor, ids: Tensor) -> bool:
     try:
         return _is_same(planned.ids_of(root), ids)
     except (RuntimeError, IndexError):
