@@ -19,6 +19,14 @@ def set_trace(trace_id: bytes = b"", span_id: bytes = b"") -> None:
     shards; without them: none. Raises InvalidArgument for another length.
     """
 
+def are_finite(parts: Sequence[tuple[int, int]]) -> bool:
+    """Returns whether all values are finite.
+
+    Args:
+        parts: the address of each block of float32 on the host, and the number of its values; the caller keeps the
+            blocks alive.
+    """
+
 def learn_merge(trace: LookupTrace, roots: Sequence[_BatchTensor]) -> MergePlan: ...
 def id_of_name(name: str) -> int:
     """32-bit table id of ``namespace/name``; never 0."""

@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings/client_schema.h"
 #include "bindings/shared_arrays.h"
 #include "bindings/shared_errors.h"
@@ -118,6 +120,15 @@ void bind_flat_rows(py::module_& module) {
           },
           py::arg("blocks"), py::kw_only(), py::arg("workers"), py::arg("grad_sum"), py::arg("lr"), py::arg("weights"),
           py::arg("state"), py::arg("update_counts"));
+  module.def(
+      "are_finite",
+      [](const std::vector<std::pair<std::uintptr_t, std::size_t>>& parts) {
+        const py::gil_scoped_release unlocked;
+        return std::all_of(parts.begin(), parts.end(), [](const auto& part) {
+          return all_finite(reinterpret_cast<const float*>(part.first), part.second);
+        });
+      },
+      py::arg("parts"));
   module.def("seal_rows", &seal_rows, py::arg("grads"), py::kw_only(), py::arg("scale"), py::arg("clip_row_norm"));
 }
 

@@ -45,3 +45,13 @@ def test_sparse_missing_and_empty_gradients() -> None:
     sparse = torch.sparse_coo_tensor([[2, 2]], values, (3, 5), check_invariants=True)
     assert has_nonfinite(optimizer_with([sparse, None, None]))
     assert not has_nonfinite(optimizer_with([torch.zeros(3, 5).to_sparse(), None, torch.tensor(1.0)]))
+
+
+def test_gradients_that_are_not_contiguous_are_judged_by_their_own_values() -> None:
+    around = torch.full((5, 3), math.nan)
+    around[:, 0] = 1.0
+    one = nn.Parameter(torch.zeros(5))
+    one.grad = around[:, 0]
+    assert not has_nonfinite(torch.optim.SGD([one], lr=1.0))
+    around[4, 0] = math.inf
+    assert has_nonfinite(torch.optim.SGD([one], lr=1.0))
