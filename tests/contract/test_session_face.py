@@ -26,5 +26,5 @@ def test_a_session_adds_its_core_alone() -> None:
 def test_each_counter_has_a_sentence_with_its_unit() -> None:
     sentences = sr.SessionStats.describe()
     with sr.InProcessCluster().connect("face") as session:
-        assert set(session.core.native.stats()) | sr.SessionStats.gauges() == set(sentences)
+        assert set(session.core.native.stats()) | sr.SessionStats.of_python() == set(sentences)
     assert all(text.endswith(("(count).", "(bytes).")) for text in sentences.values())

@@ -279,7 +279,7 @@ class SessionCore(SessionTables):
 
     def stats(self) -> SessionStats:
         """Returns the counters since the session was made."""
-        counted = {**dict.fromkeys(SessionStats.gauges(), 0), **self.native.stats()}
+        counted = {**dict.fromkeys(SessionStats.of_python(), 0), **self.native.stats()}
         counted["batches_aside"] = self.batches_aside
         for name, more in ({} if self.device_tables is None else self.device_tables.stats()).items():
             counted[name] += more

@@ -11,8 +11,13 @@ def _counter(text: str) -> int:
 
 
 def _gauge(text: str) -> int:
-    measured: int = field(metadata={"text": text, "is_gauge": True})
+    measured: int = field(metadata={"text": text, "is_gauge": True, "is_of_python": True})
     return measured
+
+
+def _counter_of_python(text: str) -> int:
+    counted: int = field(metadata={"text": text, "is_of_python": True})
+    return counted
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class SessionStats:
     nonfinite_rows: int = _counter("Summed gradients of rows with NaN or Inf (count).")
     clipped_rows: int = _counter("Summed gradients of rows that ``clip_row_norm`` shortened (count).")
     rows_prefetched: int = _counter("Unique rows that were pulled before their step began (count).")
-    batches_aside: int = _counter("Batches of a prefetch whose rows were left to their forward (count).")
+    batches_aside: int = _counter_of_python("Batches of a prefetch whose rows were left to their forward (count).")
     rows_hinted: int = _counter("Unique rows that shards with an SSD were told of before they were pulled (count).")
     rows_deferred: int = _counter("Rows of exact prefetch that were left for their step, which changes them (count).")
     rows_revalidated: int = _counter("Prefetched rows that were asked about again at their step (count).")
@@ -59,6 +64,11 @@ class SessionStats:
     def gauges(cls) -> frozenset[str]:
         """Returns the names of those counters that say how much there is now, and may fall."""
         return frozenset(each.name for each in fields(cls) if each.metadata.get("is_gauge"))
+
+    @classmethod
+    def of_python(cls) -> frozenset[str]:
+        """Returns the names of those counters that the native half of a session does not keep."""
+        return frozenset(each.name for each in fields(cls) if each.metadata.get("is_of_python"))
 
     def cache(self) -> dict[str, int]:
         """Returns the row cache's counters: hits, misses, revalidated, refreshed, bytes_saved."""
