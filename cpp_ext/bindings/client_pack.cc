@@ -44,7 +44,7 @@ struct FreshRun {
   std::size_t run = 0, places = 0, rows = 0, count = 0;  // places, rows: first bytes
 };
 
-// Of each run that has fresh rows; and the bytes of all.
+// Returns the runs that have fresh rows, and the bytes of all.
 std::pair<std::vector<FreshRun>, std::size_t> fresh_layout(LookupPack& pack) {
   std::vector<FreshRun> out;
   std::size_t at = 0;

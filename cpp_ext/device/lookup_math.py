@@ -340,7 +340,7 @@ def joined(parts: list[Tensor]) -> Tensor:
                 return torch.cat(parts)
             if end and part.storage_offset() != end:
                 return torch.cat(parts)
-            end = part.storage_offset() + part.numel()
+            end = int(part.storage_offset()) + part.numel()
         n = sum(part.shape[0] for part in parts)
         return first.as_strided((n, *first.shape[1:]), first.stride(), first.storage_offset())
     return first.contiguous()

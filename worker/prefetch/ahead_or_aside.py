@@ -4,8 +4,7 @@
 
 Pulling ahead hides the wait for the shards. It costs hand-overs between threads, and rows that a step before changes
 are asked for again. Where steps are short and most rows change, it costs more than it hides. So both ways are tried in
-turns and the faster one is kept. Exact rows are the same either
-way; others are at most as old as they would be.
+turns and the faster one is kept. Exact rows are the same either way; others are at most as old as they would be.
 """
 
 from __future__ import annotations
