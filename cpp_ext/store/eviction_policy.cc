@@ -1,5 +1,6 @@
 // Which rows leave memory: first where they are coldest, then which of a stripe. See tiering.h.
 #include <algorithm>
+#include <limits>
 
 #include "store/tiering.h"
 #include "util/random.h"
@@ -8,9 +9,15 @@ namespace sparserow {
 namespace {
 
 constexpr int kLooks = 64;         // at rows of a segment, to tell how warm they are
-constexpr int kPasses = 6;         // of a clock hand over one stripe: the hottest row has cooled down after five
+constexpr int kPasses = 8;         // of a clock hand over one stripe: the hottest row has cooled down after four
 constexpr int kChoosyPasses = 2;   // of them; after that it takes any row without heat
 constexpr std::uint64_t kFew = 8;  // one row of so many goes at a time, so that those left are worth more
+// docs/measurements/tiers.md has what other numbers give.
+constexpr std::uint64_t kProbation = 40;       // one row of so many is on probation
+constexpr std::uint64_t kWaiting = 3;          // one row of so many may wait for its push beyond that
+constexpr std::uint64_t kWaitingOfPulls = 16;  // the same where few pushes come
+constexpr double kSoon = 1.2;  // a row is back soon when so many times the rows of memory were updated since
+constexpr std::uint32_t kMostUpdates = 8;  // that count, so that what has gone out of use does not stay for them
 
 }  // namespace
 
@@ -56,16 +63,112 @@ double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
     suffix = stripe_rows->index.visit_range(suffix, [&](std::uint64_t, std::uint32_t row) {
       const RowMeta meta = stripe_rows->slab.meta(row);
       if (looked_at++ >= kLooks || meta.is_pinned()) return;
-      sum += meta.is_awaited() ? 1 : meta.heat();  // a hint is no use
+      sum += meta.warmth();
       ++rows;
     });
   }
   return rows == 0 ? -1 : sum / rows;
 }
 
+// The policy is S3-FIFO (Yang et al., SOSP 2023) without its queues. In a segment of the index, rows on probation
+// beyond their share leave, eldest first, and those that were used again are kept. Where probation is within its share,
+// the rows that are kept cool, and those that are worth least leave. A row's version stands for the ghost queue: it
+// tells how long the row was away (is_back_soon).
+//
+// A row that came and was not pushed yet has the version of an earlier push, which says nothing of its age. It counts as
+// young while it waits for its push (row_meta.h), and as the eldest when the clock hand has passed it too often. Where
+// pulls alone bring rows, as in an evaluation, that is one pass, and few rows may wait.
+
+// Finds the rows of a segment that may leave, except those in `taken`; the first to leave have the least worth.
+void Store::Tiering::sort_out(const Table& table, std::uint32_t stripe, const RowIndex::Range& range,
+                              const std::unordered_set<std::uint64_t>& taken, SegmentRows& out) const {
+  constexpr float kEldest = -std::numeric_limits<float>::max();
+  const TableStripe& rows = *table.stripes[stripe];
+  out.probation.clear();
+  out.main.clear();
+  for (const RowIndex::Entry& entry : range.entries) {
+    RowMeta meta = rows.slab.meta(entry.row);
+    if (meta.is_pinned() || taken.contains(entry.suffix)) continue;
+    if (meta.is_awaited() && meta.heat() > 0) {
+      meta.cool();
+      continue;
+    }
+    if (!meta.is_main() || meta.heat() == 0) {
+      __builtin_prefetch(rows.slab.data(entry.row) + table.layout.data_bytes);
+    }
+    (meta.is_main() ? out.main : out.probation).push_back({entry.suffix, entry.row, 0});
+  }
+  for (Cold& row : out.probation) {
+    const RowMeta meta = rows.slab.meta(row.row);
+    if (const int waits = meta.waits(); waits > 0 && !meta.is_awaited()) {
+      row.worth = static_cast<float>(waits);
+    } else {
+      row.worth = meta.is_changed() ? -static_cast<float>(age_of(stripe, row.suffix, rows.slab.at(row.row))) : kEldest;
+    }
+  }
+  std::sort(out.probation.begin(), out.probation.end(),
+            [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
+}
+
+// Takes at most `most` rows of a segment that are on probation, of the `beyond` eldest. Returns how many of these stay
+// because they wait for their push, at most `most_waiting`.
+std::uint64_t Store::Tiering::end_probation(Table& table, std::uint32_t stripe, const SegmentRows& segment,
+                                            std::uint64_t beyond, std::uint64_t most, std::uint64_t most_waiting,
+                                            Eviction& out) {
+  std::uint64_t waiting = 0;
+  std::uint64_t left = beyond;
+  for (const Cold& row : std::span(segment.probation).first(beyond)) {
+    --left;
+    RowMeta meta = table.stripes[stripe]->slab.meta(row.row);
+    const bool is_used = !meta.is_awaited() && meta.is_used_again();
+    if (row.worth > 0 && (is_used || left < most_waiting)) {
+      meta.wait_less();
+      ++waiting;
+    } else if (is_used) {
+      meta.keep();
+    } else if (most > 0) {
+      --most;
+      add_victim(table, stripe, row, out);
+    }
+  }
+  for (const Cold& row : std::span(segment.probation).subspan(beyond)) {
+    if (row.worth > 0) table.stripes[stripe]->slab.meta(row.row).wait_less();
+  }
+  return waiting;
+}
+
+// Takes at most `most` of a segment's rows that are kept and have no heat, those that are worth least. The others cool.
+void Store::Tiering::end_stay(Table& table, std::uint32_t stripe, SegmentRows& segment, std::uint64_t most,
+                              Eviction& out) {
+  const TableStripe& rows = *table.stripes[stripe];
+  std::erase_if(segment.main, [&](const Cold& row) {
+    RowMeta meta = rows.slab.meta(row.row);
+    const bool is_warm = meta.heat() > 0;
+    if (is_warm) meta.cool();
+    return is_warm;
+  });
+  for (Cold& row : segment.main) row.worth = worth_of(stripe, row.suffix, rows.slab.at(row.row));
+  const auto count = static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(most, segment.main.size()));
+  std::nth_element(segment.main.begin(), segment.main.begin() + count, segment.main.end(),
+                   [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
+  for (const Cold& row : std::span(segment.main).first(static_cast<std::size_t>(count))) {
+    add_victim(table, stripe, row, out);
+  }
+}
+
+void Store::Tiering::add_victim(Table& table, std::uint32_t stripe, const Cold& cold, Eviction& out) {
+  const TableStripe& rows = *table.stripes[stripe];
+  const RowRef row = rows.slab.at(cold.row);
+  const RowMeta meta = rows.slab.meta(cold.row);
+  const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, cold.suffix));
+  out.victims.push_back({key, cold.suffix, row.version(), static_cast<std::uint16_t>(stripe), meta.is_changed()});
+  if (!meta.is_changed()) return;
+  table.codec.encode(key, row, out.image.data());
+  out.batch.put(key_of(table, key), out.image, before_of(meta));
+}
+
 // Appends `want` rows that no request needs in memory; fewer where there are not so many, or a few more. A clock hand
-// goes over the stripe, a segment of its index at a time: it halves the heat of the rows that have some, and of the
-// others it takes the few that are worth least.
+// goes over the stripe, a segment of its index at a time.
 void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out) {
   out.image.resize(table.codec.bytes());
   const std::shared_lock lock(store_.stripes[stripe].mutex);
@@ -75,54 +178,60 @@ void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t w
   want = std::min(want, rows);
   std::uint64_t& clock_hand = table.clock_hands[stripe];
   std::unordered_set<std::uint64_t> taken;  // suffixes, since the clock hand may come round
-  std::vector<Cold> cold;
+  SegmentRows segment;
   for (std::uint64_t passed = 0; taken.size() < want && passed < kPasses * rows;) {
     const RowIndex::Range range = stripe_rows->index.range_at(clock_hand);
     clock_hand = range.next;
-    cold.clear();
-    for (const RowIndex::Entry& entry : range.entries) {
-      RowMeta meta = stripe_rows->slab.meta(entry.row);
-      if (meta.is_pinned() || taken.contains(entry.suffix)) continue;
-      if (meta.heat() > 0) {
-        meta.cool();
-        continue;
-      }
-      __builtin_prefetch(stripe_rows->slab.data(entry.row) + table.layout.data_bytes);
-      cold.push_back({entry.suffix, entry.row, 0});
-    }
-    for (Cold& row : cold) row.worth = worth_of(stripe, row.suffix, stripe_rows->slab.at(row.row));
+    sort_out(table, stripe, range, taken, segment);
     // While it is choosy the same part goes of every segment, also where that is more than is wanted: if a segment were
     // passed for a row or two, rows would lose their heat faster than others leave.
     const bool is_choosy = passed < kChoosyPasses * rows;
     const std::uint64_t most =
         is_choosy ? range.entries.size() * std::max(rows / kFew, 2 * want) / rows + 1 : want - taken.size();
-    const std::uint64_t count = std::min(most, std::uint64_t{cold.size()});
-    std::nth_element(cold.begin(), cold.begin() + static_cast<std::ptrdiff_t>(count), cold.end(),
-                     [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
-    for (std::size_t i = 0; i < count; ++i) {
-      const RowRef row = stripe_rows->slab.at(cold[i].row);
-      const RowMeta meta = stripe_rows->slab.meta(cold[i].row);
-      const bool is_changed = meta.is_changed();
-      const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, cold[i].suffix));
-      taken.insert(cold[i].suffix);
-      out.victims.push_back({key, cold[i].suffix, row.version(), static_cast<std::uint16_t>(stripe), is_changed});
-      if (!is_changed) continue;
-      table.codec.encode(key, row, out.image.data());
-      out.batch.put(key_of(table, key), out.image, before_of(meta));
-    }
+    const std::uint64_t spared = is_choosy ? range.entries.size() / kProbation : 0;
+    const std::uint64_t beyond = segment.probation.size() - std::min<std::uint64_t>(spared, segment.probation.size());
+    const std::size_t before = out.victims.size();
+    const std::uint64_t most_waiting =
+        is_choosy ? range.entries.size() / (table.brought[stripe].are_pushed() ? kWaiting : kWaitingOfPulls) : 0;
+    const std::uint64_t waiting = end_probation(table, stripe, segment, beyond, most, most_waiting, out);
+    const std::uint64_t rest = most - (out.victims.size() - before);
+    // Rows that wait for their push take the place of kept ones.
+    const std::uint64_t share = beyond == 0 || !is_choosy ? rest : std::min(rest, waiting);
+    if (share > 0) end_stay(table, stripe, segment, share, out);
+    for (const Victim& victim : std::span(out.victims).subspan(before)) taken.insert(victim.suffix);
     passed += range.entries.size();
   }
 }
 
-// How much a row is worth keeping: its updates, squared, by the updates of its slot since its last one. The count
-// tells rows apart that are used less often than the clock hand comes round (which heat cannot), and what has gone out
-// of use has less and less of it.
-float Store::Tiering::worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept {
+// The updates of the row's slot since its own last one.
+std::uint64_t Store::Tiering::age_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept {
+  return updates_since(stripe, suffix, row.version());
+}
+
+std::uint64_t Store::Tiering::updates_since(std::uint32_t stripe, std::uint64_t suffix,
+                                            std::uint64_t version) const noexcept {
   constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
   const std::uint64_t now = store_.stripes[stripe].sequences[store_.slots.slot_in_stripe(suffix)];
-  const std::uint64_t then = row.version() & kSequence;
-  const float uses = 1.0f + static_cast<float>(row.update_count());
-  return uses * uses / (1.0f + static_cast<float>(now - std::min(now, then)));
+  return now - std::min(now, version & kSequence);
+}
+
+// How much a row is worth keeping: its updates, squared, by its age. The count tells rows apart that are used less
+// often than the clock hand comes round (which heat cannot).
+float Store::Tiering::worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept {
+  const float uses = 1.0f + static_cast<float>(std::min(row.update_count(), kMostUpdates));
+  return uses * uses / (1.0f + static_cast<float>(age_of(stripe, suffix, row)));
+}
+
+// Whether a row that came back was away for a short time only, so that it is kept at once.
+bool Store::Tiering::is_back_soon(const Table& table, const Miss& miss, const RowImage& image) const noexcept {
+  return static_cast<double>(updates_since(miss.stripe, miss.suffix, image.version)) < soon(table);
+}
+
+// Updates of a slot during which about as many rows come to memory as it has room for.
+double Store::Tiering::soon(const Table& table) const noexcept {
+  const double row_bytes = table.layout.data_bytes + RowLayout::kHeadBytes;
+  const double rows = static_cast<double>(store_.options.memory_budget_bytes) / row_bytes;
+  return kSoon * rows / static_cast<double>(store_.options.slot_count);
 }
 
 }  // namespace sparserow

@@ -135,6 +135,7 @@ Status Store::fetch_to_memory(std::uint32_t table_id, std::span<const std::uint6
   const auto visit = [&](const Tiering::Miss& miss, std::uint32_t id, const RowImage*) {
     if (id == RowIndex::kNone) return;
     await(miss.stripe, miss.suffix, id);
+    if (!is_hint) table->stripes[miss.stripe]->slab.meta(id).expect_pull();
     counted.fetch_add(1, std::memory_order_relaxed);
   };
   return each_missing<Tiering::Miss>(*table, impl_->slots, impl_->stripes, keys, await,

@@ -141,11 +141,7 @@ std::optional<std::uint64_t> Store::write_stripe(Table& table, std::uint32_t str
     }
     row.set_version(impl_->written(locked, suffix, table, block[position], row.version()));
     std::copy_n(write.last_push.values.begin(), write.last_push.count, row.stamps(table.layout));
-    if (absences != nullptr) {
-      RowMeta meta = table.stripes[stripe]->slab.meta(id);
-      meta.set_changed();
-      meta.touch();
-    }
+    if (absences != nullptr && table.stripes[stripe]->slab.meta(id).push()) table.brought[stripe].add_pushed();
     visit(row, position);
   });
   if (!has_memory) return std::nullopt;

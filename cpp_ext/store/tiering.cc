@@ -101,7 +101,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
         continue;
       }
       if (id == RowIndex::kNone && image != nullptr && (has_room || must_install)) {
-        id = table.install(stripe, miss.suffix, *image);
+        id = table.install(stripe, miss.suffix, *image, is_back_soon(table, miss, *image));
         if (id != RowIndex::kNone) --table.ssd_rows[stripe];
       }
       visit(miss, id, id == RowIndex::kNone ? image : nullptr);

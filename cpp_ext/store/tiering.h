@@ -6,10 +6,10 @@
 // raises one of its stripe's *tokens*: what was read from the SSD holds, under the stripe's lock, as long as the token
 // has not moved since before the read; else it is read again.
 //
-// Rows leave coldest first, by stripe: a clock hand goes round each stripe of each table, cools the rows that were used
-// since it last came (row_meta.h), and takes those of the others that have had fewest updates for their age. Where one
-// table grows while another is colder, the colder one's rows go, and what is left is moved together, so that memory
-// moves.
+// Rows leave by stripe: a clock hand goes round each stripe of each table. Of a segment it takes the rows that came
+// last and were not used again, eldest first; where these are few, it cools the others (row_meta.h) and takes the
+// coldest that have had fewest updates for their age (eviction_policy.cc). Where one table grows while another is
+// colder, the colder one's rows go, and what is left is moved together, so that memory moves.
 //
 // Rows leave ahead of those that come: after some have come a thread of its own makes as much room again, so that a
 // request finds room and only reads. Where it does not keep up (its priority is low), requests make what they need.
@@ -101,10 +101,14 @@ class Store::Tiering {
     std::uint16_t stripe = 0;
     bool is_changed = false;
   };
-  struct Cold {  // a row without heat
+  struct Cold {  // a row that may leave
     std::uint64_t suffix = 0;
     std::uint32_t row = 0;
     float worth = 0;
+  };
+  struct SegmentRows {            // of the index, that may leave
+    std::vector<Cold> probation;  // the first to leave first
+    std::vector<Cold> main;       // without heat or with
   };
   struct Eviction {
     std::vector<Victim> victims;  // by stripe
@@ -147,6 +151,17 @@ class Store::Tiering {
   [[nodiscard]] std::uint64_t excess_of_share(const Table& table, std::uint64_t more) const;
   [[nodiscard]] Place coldest_place(const Table& wanting, bool own_only = false);
   [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
+  [[nodiscard]] bool is_back_soon(const Table& table, const Miss& miss, const RowImage& image) const noexcept;
+  [[nodiscard]] std::uint64_t updates_since(std::uint32_t stripe, std::uint64_t suffix,
+                                            std::uint64_t version) const noexcept;
+  [[nodiscard]] double soon(const Table& table) const noexcept;
+  [[nodiscard]] std::uint64_t age_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept;
+  void sort_out(const Table& table, std::uint32_t stripe, const RowIndex::Range& range,
+                const std::unordered_set<std::uint64_t>& taken, SegmentRows& out) const;
+  std::uint64_t end_probation(Table& table, std::uint32_t stripe, const SegmentRows& segment, std::uint64_t beyond,
+                              std::uint64_t most, std::uint64_t most_waiting, Eviction& out);
+  void end_stay(Table& table, std::uint32_t stripe, SegmentRows& segment, std::uint64_t most, Eviction& out);
+  void add_victim(Table& table, std::uint32_t stripe, const Cold& row, Eviction& out);
   void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
   [[nodiscard]] float worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept;
   Status write_to_ssd(SsdBatch& batch);

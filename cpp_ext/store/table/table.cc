@@ -58,18 +58,19 @@ std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t suffix, std::uint64
   }
   optimizer->init_state(row.weights(), row.state(layout));
   std::fill_n(row.stamps(layout), schema.policy.stamps(), 0u);
-  if (is_tiered) stripes[stripe]->slab.meta(id).reset(RowMeta::kChanged);
+  if (is_tiered) stripes[stripe]->slab.meta(id).reset(0);  // the push that adds it changes it
   return id;
 }
 
-std::uint32_t Table::install(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image) {
+std::uint32_t Table::install(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image, bool is_back_soon) {
   const std::uint32_t id = add_place(stripe, suffix);
   if (id == RowIndex::kNone) return id;
   RowRef row = stripes[stripe]->slab.at(id);
   std::memcpy(row.weights(), image.data, layout.data_bytes);
   row.set_version(image.version);
   row.set_update_count(image.update_count);
-  stripes[stripe]->slab.meta(id).reset(RowMeta::kStored | 1);
+  stripes[stripe]->slab.meta(id).bring(brought[stripe].are_pushed(), is_back_soon);
+  brought[stripe].add_brought();
   return id;
 }
 

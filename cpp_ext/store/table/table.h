@@ -45,6 +45,25 @@ struct StorePools {
   std::atomic<std::uint64_t> ssd_index{0};  // bytes of the index of rows on the SSD (ssd/ssd_tier.h)
 };
 
+// Whether pushes follow the pulls that bring rows of a stripe from the SSD, or pulls alone bring them, as those of an
+// evaluation do. Guarded by the stripe's exclusive lock.
+class BroughtRows {
+ public:
+  void add_brought() noexcept {
+    if (++brought_ < kMany) return;
+    brought_ /= 2;
+    pushed_ /= 2;
+  }
+  void add_pushed() noexcept { pushed_ = std::min(pushed_ + 1, kMany); }
+  // At least a third of those that came lately were pushed. A row that leaves before its push comes twice for it.
+  [[nodiscard]] bool are_pushed() const noexcept { return 3 * pushed_ + kMany / 8 >= brought_; }
+
+ private:
+  static constexpr std::uint32_t kMany = 64;
+  std::uint32_t brought_ = 0;
+  std::uint32_t pushed_ = 0;
+};
+
 struct TableStripe {
   TableStripe(StorePools& pools, std::size_t data_bytes, bool has_meta)
       : slab(pools.rows, data_bytes, has_meta), index(pools.indexes) {}
@@ -96,8 +115,9 @@ class Table {
   // RowIndex::kNone when the system has no memory. scratch: (dim); null: they are zeros, and the caller sets
   // them.
   [[nodiscard]] std::uint32_t add(std::uint32_t stripe, std::uint64_t suffix, std::uint64_t key, float* scratch);
-  // Adds an absent row as the SSD has it. RowIndex::kNone when the system has no memory.
-  [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image);
+  // Adds an absent row as the SSD has it; is_back_soon is for its meta. RowIndex::kNone when the system has no memory.
+  [[nodiscard]] std::uint32_t install(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image,
+                                      bool is_back_soon);
   // True when the row existed.
   bool remove(std::uint32_t stripe, std::uint64_t suffix);
   // Moves rows together, a part of the stripe's at a time, so that chunks beyond `spare_rows` free places give their
@@ -135,6 +155,7 @@ class Table {
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
   // Rows that are on the SSD alone; written under the stripe's exclusive lock.
   std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
+  std::array<BroughtRows, kStripes> brought{};
   std::atomic<std::uint64_t> rows_since_wakeup{
       0};  // rows, since others were last asked to leave ahead of the next ones
   // Where eviction goes on in each stripe. Guarded by the eviction's lock (tiering.h).
