@@ -796,6 +796,9 @@ class Server:
     def stop(self) -> None:
         """Closes all connections and ends the threads."""
 
+def has_io_uring() -> bool:
+    """Whether the kernel allows io_uring to this process."""
+
 def has_rocksdb() -> bool:
     """Whether this build has the SSD engine ``rocksdb``."""
 
@@ -828,9 +831,18 @@ class RawSsd:
         row_bytes: of every value.
         engine: ``pages`` or ``rocksdb``.
         direct_io: as ``ssd_direct_io`` of a ``Store``.
+        with_uring: whether reads that wait for the disk may go by io_uring; otherwise threads read.
     """
 
-    def __init__(self, path: str, *, row_bytes: int, engine: str = "pages", direct_io: bool = False) -> None: ...
+    def __init__(
+        self,
+        path: str,
+        *,
+        row_bytes: int,
+        engine: str = "pages",
+        direct_io: bool = False,
+        with_uring: bool = True,
+    ) -> None: ...
     def serve(self, reads: NDArray[np.uint64], writes: NDArray[np.uint64], *, are_known: bool) -> int:
         """Reads rows in one batch, writes rows in another; returns how many of the read ones were there.
 

@@ -11,6 +11,7 @@
 #include "shared_arrays.h"
 #include "shared_errors.h"
 #include "store/open_ssd_tier.h"
+#include "store/ssd/pages/uring_reads.h"
 #include "util/hash.h"
 
 namespace py = pybind11;
@@ -22,10 +23,12 @@ constexpr std::uint32_t kTable = 1;
 
 class RawSsd {
  public:
-  RawSsd(const std::string& path, std::size_t row_bytes, SsdEngine engine, bool direct_io) : row_(row_bytes) {
+  RawSsd(const std::string& path, std::size_t row_bytes, SsdEngine engine, bool direct_io, bool with_uring)
+      : row_(row_bytes) {
     std::uint64_t random = 1;
     for (std::byte& byte : row_) byte = static_cast<std::byte>((random = random * 6364136223846793005ull + 1) >> 56);
-    ssd_ = value_or_raise(open_ssd_tier({.path = path, .engine = engine, .direct_io = direct_io}));
+    ssd_ = value_or_raise(
+        open_ssd_tier({.path = path, .engine = engine, .direct_io = direct_io, .with_uring = with_uring}));
   }
 
   // Reads rows in one batch and writes others in one; returns how many were there.
@@ -82,13 +85,16 @@ class RawSsd {
 
 void bind_raw_ssd(py::module_& module) {
   py::class_<RawSsd>(module, "RawSsd")
-      .def(py::init([](const std::string& path, std::size_t row_bytes, const std::string& engine, bool direct_io) {
-             return std::make_unique<RawSsd>(path, row_bytes, value_or_raise(ssd_engine_of(engine)), direct_io);
+      .def(py::init([](const std::string& path, std::size_t row_bytes, const std::string& engine, bool direct_io,
+                       bool with_uring) {
+             return std::make_unique<RawSsd>(path, row_bytes, value_or_raise(ssd_engine_of(engine)), direct_io,
+                                             with_uring);
            }),
            py::arg("path"), py::kw_only(), py::arg("row_bytes"), py::arg("engine") = "pages",
-           py::arg("direct_io") = false)
+           py::arg("direct_io") = false, py::arg("with_uring") = true)
       .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"), py::kw_only(), py::arg("are_known"))
       .def("stats", &RawSsd::stats);
+  module.def("has_io_uring", [] { return UringReads::open() != nullptr; });
   module.def("has_rocksdb", &SsdTier::has_rocksdb);
 }
 

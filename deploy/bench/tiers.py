@@ -44,6 +44,7 @@ from ...proto.errors import DeadlineExceeded
 from .eviction_policies import POLICIES, hit_share
 from .harness import MIN_REPETITIONS, Figure
 from .processes import SLOT_COUNT
+from .ssd_access import AccessSize, access_figures
 from .tiered_training import TrainingSize, measure_training
 
 MEMORY_LIMIT = 0.2
@@ -73,6 +74,7 @@ class TiersSize:
         block: the number of batches of one turn.
         exponent: the exponent of the Zipf law by which keys are drawn.
         training: the sizes of the training of the DLRM.
+        access: the sizes of the engine alone by the way in which it reads its file.
     """
 
     rows: int
@@ -83,6 +85,7 @@ class TiersSize:
     repetitions: int
     block: int
     training: TrainingSize
+    access: AccessSize
     exponent: float = 1.05
 
 
@@ -95,6 +98,7 @@ FULL = TiersSize(
     repetitions=150,
     block=30,
     training=TrainingSize(batch=2048, features=26, blocks=4, steps=20, hints=4),
+    access=AccessSize(rows=600_000, batch=4096, turns=6, batches=12),
 )
 QUICK = TiersSize(
     rows=100_000,
@@ -105,6 +109,7 @@ QUICK = TiersSize(
     repetitions=MIN_REPETITIONS,
     block=5,
     training=TrainingSize(batch=64, features=4, blocks=1, steps=3, hints=2),
+    access=AccessSize(rows=20_000, batch=512, turns=2, batches=2),
 )
 
 Keys = NDArray[np.uint64]
@@ -118,7 +123,8 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
         seed: the seed of keys and gradients.
 
     Yields:
-        Figures with Zipf-distributed and with uniform keys, then of training; each set when it is complete.
+        Figures with Zipf-distributed and with uniform keys, then of training, each set when it is complete. At the end
+        come those of ``pages`` alone, through the system's cache and past it (``ssd_access.py``).
     """
     random = np.random.default_rng(seed)
     ids = random.permutation(size.rows).astype(np.uint64)
@@ -127,6 +133,7 @@ def run_tiers(size: TiersSize, *, seed: int = 0) -> Iterator[Figure]:
     for engine in ("pages", "rocksdb"):
         if engine == "pages" or _server.has_rocksdb():
             yield from _engine_figures(engine, plain, ids, size, random)
+    yield from access_figures(size.access, _HEAD_BYTES + 2 * size.dim * 4, random)
 
 
 def _engine_figures(

@@ -17,7 +17,12 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     assert ended.value.code == 0
     rows = json.loads(path.read_text())
     engines = 2 if _server.has_rocksdb() else 1
-    assert len(rows) == 1 + 34 * engines + 2  # what pages write to the disk is counted
+    accesses = [row for row in rows if "pages alone" in row["metric"]]
+    assert {row["metric"].rsplit(", ", 1)[-1] for row in accesses} >= {"through the cache"}
+    assert len(accesses) % 2 == 0  # wall and CPU time of each way
+    assert ("io_uring" in str(accesses)) == (_server.has_io_uring() and "reader threads" in str(accesses))
+    assert all(row["value"] > 0 for row in accesses)
+    assert len(rows) - len(accesses) == 1 + 34 * engines + 2  # what pages write to the disk is counted
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio", "higher_is_better"} for row in rows)
     shares = [row["value"] for row in rows if row["unit"] == "share"]
     simulated = [row["value"] for row in rows if row["unit"] == "simulated share"]

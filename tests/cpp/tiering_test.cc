@@ -571,6 +571,36 @@ TEST_CASE("rows that a hint named stay in memory until their use, and not for go
   }
 }
 
+TEST_CASE("rows that a prefetched pull brought stay in memory until their push") {
+  const Folder folder;
+  constexpr std::uint64_t kRows = 100'000;
+  StoreOptions options = tiered(folder);
+  options.memory_budget_bytes = with_index(8 * kBudget, kRows);
+  const auto store = open(options);
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, kRows);
+  REQUIRE(store->write_back().is_ok());  // from now on the SSD's index takes no more memory
+  constexpr std::size_t kAhead = 3, kKeys = 1000;
+  std::mt19937_64 random(5);
+  std::vector<std::vector<std::uint64_t>> batches;
+  std::uint64_t missed = 0, pushed = 0;
+  for (int turn = 0; turn < 120; ++turn) {
+    std::set<std::uint64_t> keys;  // of which most are on the SSD
+    while (keys.size() < kKeys) keys.insert(random() % kRows);
+    batches.emplace_back(keys.begin(), keys.end());
+    static_cast<void>(pull(*store, 1, batches.back()));
+    if (batches.size() <= kAhead) continue;
+    const auto& batch = batches[batches.size() - 1 - kAhead];
+    const std::uint64_t before = store->tier_stats()->misses;
+    const std::vector<float> grads(batch.size() * kDim, 1.0f);
+    REQUIRE(store->apply(1, batch, grads.data(), {.lr = 0.1f}).is_ok());
+    if (turn < 30) continue;  // the store learns that pushes come
+    missed += store->tier_stats()->misses - before;
+    pushed += batch.size();
+  }
+  CHECK(10 * missed < pushed);
+}
+
 TEST_CASE("a key that a pull waits for is one hit or one miss, also where rows were brought before it") {
   const Folder folder;
   const auto store = open(tiered(folder));

@@ -39,6 +39,7 @@ struct SsdOptions {
   std::uint32_t slot_count = kDefaultSlotCount;
   std::uint16_t lineage = 0;
   bool direct_io = false;  // pages alone: files are read and written past the system's cache
+  bool with_uring = true;  // pages alone: reads that wait go by io_uring where the kernel allows it, else by threads
 };
 
 // [slot u16 BE | table id u32 BE | key u64 BE], so that a slot of a table is one range.

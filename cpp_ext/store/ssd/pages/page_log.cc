@@ -40,7 +40,8 @@ Result<std::unique_ptr<SsdTier>> open_page_log(const SsdOptions& options, std::u
   std::error_code error;
   std::filesystem::create_directory(rows, error);
   if (error) return Status(Code::kInvalidArgument, "ssd_path: " + rows.string() + ": " + error.message());
-  auto file = PageFile::make((rows / "pages").string(), {.is_direct = options.direct_io});
+  auto file =
+      PageFile::make((rows / "pages").string(), {.is_direct = options.direct_io, .with_uring = options.with_uring});
   if (!file.is_ok()) {
     const bool is_direct_refused = file.status().code() == Code::kFailedPrecondition;
     return Status(file.status().code(),
