@@ -1,4 +1,4 @@
-// The way down: cold rows leave memory for the SSD. See tiering.h; which ones is in cold_rows.cc.
+// The way down: cold rows leave memory for the SSD. See tiering.h; which ones is in eviction_policy.cc.
 #include <algorithm>
 #include <new>
 #include <numeric>
