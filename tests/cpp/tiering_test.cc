@@ -580,7 +580,7 @@ TEST_CASE("rows that a prefetched pull brought stay in memory until their push")
   REQUIRE(store->create_table(schema_of(1)).is_ok());
   fill(*store, 1, 0, kRows);
   REQUIRE(store->write_back().is_ok());  // from now on the SSD's index takes no more memory
-  constexpr std::size_t kAhead = 3, kKeys = 1000;
+  constexpr std::size_t kDepth = 3, kKeys = 1000;
   std::mt19937_64 random(5);
   std::vector<std::vector<std::uint64_t>> batches;
   std::uint64_t missed = 0, pushed = 0;
@@ -589,8 +589,8 @@ TEST_CASE("rows that a prefetched pull brought stay in memory until their push")
     while (keys.size() < kKeys) keys.insert(random() % kRows);
     batches.emplace_back(keys.begin(), keys.end());
     static_cast<void>(pull(*store, 1, batches.back()));
-    if (batches.size() <= kAhead) continue;
-    const auto& batch = batches[batches.size() - 1 - kAhead];
+    if (batches.size() <= kDepth) continue;
+    const auto& batch = batches[batches.size() - 1 - kDepth];
     const std::uint64_t before = store->tier_stats()->misses;
     const std::vector<float> grads(batch.size() * kDim, 1.0f);
     REQUIRE(store->apply(1, batch, grads.data(), {.lr = 0.1f}).is_ok());
