@@ -75,9 +75,9 @@ double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
 // the rows that are kept cool, and those that are worth least leave. A row's version stands for the ghost queue: it
 // tells how long the row was away (is_back_soon).
 //
-// A row that came and was not pushed yet has the version of an earlier push, which says nothing of its age. It counts as
-// young while it waits for its push (row_meta.h), and as the eldest when the clock hand has passed it too often. Where
-// pulls alone bring rows, as in an evaluation, that is one pass, and few rows may wait.
+// A row that came and was not pushed yet has the version of an earlier push, which says nothing of its age. It counts
+// as young while it waits for its push (row_meta.h), and as the eldest when the clock hand has passed it too often.
+// Where pulls alone bring rows, as in an evaluation, that is one pass, and few rows may wait.
 
 // Finds the rows of a segment that may leave, except those in `taken`; the first to leave have the least worth.
 void Store::Tiering::sort_out(const Table& table, std::uint32_t stripe, const RowIndex::Range& range,
