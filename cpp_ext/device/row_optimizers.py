@@ -153,8 +153,11 @@ def sum_blocks(blocks: Sequence[tuple[Tensor, Tensor]], scale: float) -> tuple[T
         scale: the factor of every gradient.
 
     Returns:
-        The rows, (u) int64, and their sums, (u, dim) float32.
+        The rows, (u) int64, each once, and their sums, (u, dim) float32.
     """
+    if len(blocks) == 1:  # nothing to look for, and no wait for the device
+        ((rows, only),) = blocks
+        return rows, (only.to(torch.float64) * scale).float()
     rows, inverse = torch.unique(torch.cat([rows for rows, _ in blocks]), return_inverse=True)
     grads = torch.cat([grads for _, grads in blocks]).to(torch.float64) * scale
     sums = torch.zeros(rows.shape[0], grads.shape[1], dtype=torch.float64, device=grads.device)

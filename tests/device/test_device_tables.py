@@ -7,7 +7,10 @@ import pytest
 import sparserow as sr
 import torch
 from counting_device import device
+from sparserow.cpp_ext.device.link import link_of
+from sparserow.worker.device_tables import lookup
 from sparserow.worker.device_tables.device_tables import whole_rows
+from sparserow.worker.layers import device_layers
 from sparserow.worker.session.in_process import InProcessCluster
 from torch import nn
 
@@ -69,3 +72,83 @@ def test_a_table_on_a_device_is_as_one_on_servers(optimizer: object) -> None:
                 assert all(map(np.array_equal, before, after))
     for here, there in zip(*ends, strict=True):
         np.testing.assert_allclose(here, there, rtol=1e-6, atol=1e-6)
+
+
+class Rows(nn.Module):
+    """Tables of rows and of bags, one with a padding id."""
+
+    def __init__(self, tables: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(17 + i, 5, padding_idx=1 if i == 1 else None) for i in range(tables))
+        self.bag = nn.EmbeddingBag(17, 5, mode="sum")
+
+    def forward(self, ids: torch.Tensor, flat: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        rows = [table(ids[:, i % 3]) for i, table in enumerate(self.tables)]
+        return torch.stack([*rows, self.bag(flat, offsets)]).sum(0)
+
+
+def made(session: sr.Session, tables: int) -> Rows:
+    torch.manual_seed(3)
+    model = Rows(tables).to(device())
+    placed = {"*": sr.Table(placement="device")}
+    return sr.distribute(model, session, optimizer=sr.SGD(lr=0.5), min_rows=1, tables=placed)
+
+
+def given(seed: int, ids: int = 17) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return (
+        torch.randint(0, ids, (4, 3), generator=draw),
+        torch.randint(0, 17, (6,), generator=draw),
+        torch.tensor([0, 2, 2, 5]),
+    )
+
+
+def test_the_host_waits_for_the_device_as_often_with_many_tables_as_with_few() -> None:
+    waits = {}
+    for tables in (2, 9):
+        with InProcessCluster(shards=1).connect(f"waits-{tables}") as session:
+            model, crossings = made(session, tables), link_of(device()).crossings
+            for seed in range(4):
+                before = crossings.waits
+                model(*(each.to(device()) for each in given(seed))).square().sum().backward()
+                assert session.step()
+            waits[tables] = crossings.waits - before
+    assert waits[2] == waits[9]
+
+
+def test_lookups_with_keys_found_together_are_those_found_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for together in (True, False):
+        if not together:
+            alone = lambda wanted: [  # noqa: E731
+                lookup.keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted
+            ]
+            monkeypatch.setattr(device_layers, "keys_of_all", alone)
+        with InProcessCluster(shards=1).connect(f"together-{together}") as session:
+            model, outs = made(session, 4), []
+            for seed in range(6):
+                ids, flat, offsets = given(seed)
+                mixed = (ids.to(torch.int32) if seed % 2 else ids.to(device()), flat, offsets)
+                out = model(*mixed)
+                out.square().sum().backward()
+                outs.append(out.detach().cpu())
+                assert session.step()
+            names = [f"tables.{i}" for i in range(4)] + ["bag"]
+            ends.append(outs + [whole_rows(session.core.device_tables, name) for name in names])
+    for here, there in zip(*ends, strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("bad", [-1, 18, 2**62])
+def test_a_bad_id_is_named_with_its_table_and_nothing_changes(bad: int) -> None:
+    with InProcessCluster(shards=1).connect(f"bad-{bad}") as session:
+        model = made(session, 3)
+        for seed in range(3):
+            model(*given(seed)).square().sum().backward()
+            assert session.step()
+        ids, flat, offsets = given(9)
+        ids[2, 1] = bad
+        with pytest.raises(sr.InvalidArgument, match=rf"tables.1': id {bad} is not allowed; allowed: \[0, 18\)"):
+            model(ids, flat, offsets)
+        model(*given(10)).square().sum().backward()
+        assert session.step()

@@ -180,10 +180,13 @@ class DeviceTables:
     def seal(self, scale: float, clip_row_norm: float) -> SealedRows:
         """Ends the gathering of gradients; see :class:`DeviceSide`."""
         report = SealedRows()
-        for name in self._order:
-            schema = self._tables[name].schema
-            sums = sum_lookups(self._staged.get(name, ()), schema.dim, self.device)
-            sums = seal(sums, scale=scale, clip_row_norm=clip_row_norm)
+        schemas = [self._tables[name].schema for name in self._order]
+        given = [
+            sum_lookups(self._staged.get(name, ()), schema.dim, self.device)
+            for name, schema in zip(self._order, schemas, strict=True)
+        ]
+        sealed = seal(given, scale=scale, clip_row_norm=clip_row_norm)
+        for name, schema, sums in zip(self._order, schemas, sealed, strict=True):
             self._sealed[name] = sums
             self._counts["nonfinite_rows"] += sums.nonfinite_rows
             self._counts["clipped_rows"] += sums.clipped_rows

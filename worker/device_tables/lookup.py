@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -103,7 +104,15 @@ class _Lookup(IdKeys):
                 weights=weights,
                 padding=self.padding,
             )
-        self.tables.stage(self.name, StagedLookup(self.keys, entries, is_by_column=places is not None))
+        self.tables.stage(
+            self.name,
+            StagedLookup(
+                self.keys,
+                entries,
+                is_by_column=places is not None,
+                reaches_all=self.bags is None and self.padding < 0,
+            ),
+        )
 
 
 def look_up(
@@ -182,14 +191,7 @@ def keys_of(binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None) -
         InvalidArgument: an id is out of range, or not of an integer dtype.
         FailedPrecondition: the table is on another device.
     """
-    tables, name = tables_of(binding), binding.partition("/")[2]
-    if anchor.device.type != tables.device.type:
-        raise FailedPrecondition(
-            f"table {binding!r} is on {tables.device}, and its layer was moved to {anchor.device}; move the model to "
-            "its device before distribute"
-        )
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise not_allowed("ids.dtype", ids.dtype, "int64, int32")
+    tables, name = _table_of(binding, ids, anchor)
     keys, positions = torch.unique(ids.reshape(-1).to(tables.device, torch.int64), return_inverse=True)
     rows, place = tables.table(name).share.num_rows, -1
     if keys.shape[0]:
@@ -198,6 +200,83 @@ def keys_of(binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None) -
             if not 0 <= bad < rows:
                 raise InvalidArgument(f"table {binding!r}: id {bad} is not allowed; allowed: [0, {rows})")
     return IdKeys(tables, name, keys, positions, place)
+
+
+@dataclass(frozen=True)
+class WantedIds:
+    """The ids of one lookup of a forward; see :func:`look_up`."""
+
+    binding: str
+    ids: Tensor
+    anchor: Tensor
+    padding: int | None
+
+
+def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
+    """Returns what :func:`keys_of` does for each of several lookups; the host waits as often as for one.
+
+    The ids of a lookup are numbered behind all rows of the tables of the lookups before it, so that one search for
+    unique numbers serves all.
+
+    Args:
+        wanted: lookups of the tables of one session.
+
+    Raises:
+        SparserowError: see :func:`keys_of`.
+    """
+    named = [_table_of(each.binding, each.ids, each.anchor) for each in wanted]
+    tables = named[0][0]
+    rows = [tables.table(name).share.num_rows for _, name in named]
+    lengths = [each.ids.numel() for each in wanted]
+    bases = [0, *accumulate(rows)]
+    if bases[-1] >= 2**63 or min(lengths) == 0:
+        return [keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted]
+    device, n, count = tables.device, sum(lengths), len(wanted)
+    # What the host knows crosses in one copy: bases and rows of tables, lengths, and the numbers of padding ids.
+    paddings = [-1 if each.padding is None else base + each.padding for each, base in zip(wanted, bases, strict=False)]
+    facts = torch.tensor([*bases, *rows, *lengths, *paddings]).to(device)
+    base, limit, length, padding = facts.split([count + 1, count, count, count])
+    ids = _joined_ids([each.ids for each in wanted], device)
+    is_bad = (ids < 0) | (ids >= limit.repeat_interleave(length, output_size=n))
+    numbers, positions = torch.unique(
+        ids + base[:-1].repeat_interleave(length, output_size=n), return_inverse=True
+    )  # fmt: skip
+    begins, places = torch.searchsorted(numbers, base), torch.searchsorted(numbers, padding)
+    is_there = numbers.index_select(0, places.clamp(max=numbers.shape[0] - 1)) == padding
+    places = torch.where(is_there, places - begins[:-1], -1)
+    bad, *told = numbers_of(torch.cat([is_bad.sum().reshape(1), begins, places]))
+    if bad:  # the lookup that has it says which
+        return [keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted]
+    uniques = [end - begin for begin, end in pairwise(told[: count + 1])]
+    sizes = begins[1:] - begins[:-1]
+    keys = numbers - base[:-1].repeat_interleave(sizes, output_size=numbers.shape[0])
+    positions = positions - begins[:-1].repeat_interleave(length, output_size=n)
+    return [
+        IdKeys(tables, name, mine, at, place)
+        for (_, name), mine, at, place in zip(
+            named, keys.split(uniques), positions.split(lengths), told[count + 1 :], strict=True
+        )
+    ]  # fmt: skip
+
+
+def _joined_ids(ids: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Returns the ids of all lookups, (n) int64 on the device; those on one device cross in one copy."""
+    flat = [each.reshape(-1).to(torch.int64) for each in ids]
+    if all(each.device == flat[0].device for each in flat):
+        return torch.cat(flat).to(device)
+    return torch.cat([each.to(device) for each in flat])
+
+
+def _table_of(binding: str, ids: Tensor, anchor: Tensor) -> tuple[DeviceTables, str]:
+    tables = tables_of(binding)
+    if anchor.device.type != tables.device.type:
+        raise FailedPrecondition(
+            f"table {binding!r} is on {tables.device}, and its layer was moved to {anchor.device}; move the model to "
+            "its device before distribute"
+        )
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise not_allowed("ids.dtype", ids.dtype, "int64, int32")
+    return tables, binding.partition("/")[2]
 
 
 def _check_bags(ids: Tensor, bags: BagOptions) -> None:

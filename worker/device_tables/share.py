@@ -54,9 +54,18 @@ def by_owner(lookups: Sequence[tuple[Share, Tensor]]) -> tuple[list[list[Tensor]
     Returns:
         The keys of each rank, by lookup, and the order in which their concatenation has the given keys.
     """
+    if all(share.world == 1 for share, _ in lookups):
+        keys_of_tables = [keys for _, keys in lookups]
+        return [[keys] for keys in keys_of_tables], [
+            torch.arange(len(keys), device=keys.device) for keys in keys_of_tables
+        ]
     owners = [share.owners(keys) for share, keys in lookups]
     orders = [torch.argsort(each, stable=True) for each in owners]
-    counts = [torch.bincount(each, minlength=share.world) for each, (share, _) in zip(owners, lookups, strict=True)]
+    # bincount would wait for the device, each time.
+    counts = [
+        each.new_zeros(share.world).index_add_(0, each, torch.ones_like(each))
+        for each, (share, _) in zip(owners, lookups, strict=True)
+    ]
     sizes = numbers_of(torch.stack(counts))
     parts = [
         list(keys.index_select(0, order).split(each))

@@ -23,11 +23,13 @@ class StagedLookup:
         keys: the keys of the lookup, (u) int64, sorted and unique.
         entries: what is added to the sums; a position counts the keys.
         is_by_column: whether the entries are of single columns, as those of pooling by max.
+        reaches_all: whether each key surely has an entry.
     """
 
     keys: Tensor
     entries: Entries
     is_by_column: bool
+    reaches_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device)
     """
     if not lookups:
         return KeySums(torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dim, device=device))
+    if len(lookups) == 1 and lookups[0].reaches_all and not lookups[0].is_by_column:  # the usual case never waits
+        (only,) = lookups
+        sums = torch.empty(only.keys.shape[0], dim, device=device)
+        lookup_math.sum_entries([only.entries], only.keys.shape[0], sums)
+        return KeySums(only.keys, sums)
     keys = torch.unique(torch.cat([each.keys for each in lookups]))
     count = keys.shape[0]
     is_by_column = lookups[0].is_by_column
@@ -76,15 +83,29 @@ def sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device)
     return KeySums(keys.index_select(0, kept), sums.index_select(0, kept))
 
 
-def seal(sums: KeySums, *, scale: float, clip_row_norm: float) -> KeySums:
-    """Multiplies sums by ``scale``, counts those with NaN or Inf, and shortens rows, as the native session does."""
-    if sums.keys.shape[0] == 0:
-        return sums
-    if sums.grads.device.type == "cpu":
-        grads = sums.grads.contiguous()
-        bad, first, clipped = _client.seal_rows(grads.numpy(), scale=scale, clip_row_norm=clip_row_norm)
-        return KeySums(sums.keys, grads, bad, int(sums.keys[first]) if bad else 0, clipped)
-    grads, is_bad, is_clipped = row_optimizers.seal_rows(sums.grads, scale, clip_row_norm)
-    first_bad = torch.where(is_bad, sums.keys, torch.iinfo(torch.int64).max).min()
-    bad, first, clipped = numbers_of(torch.stack([is_bad.sum(), first_bad, is_clipped.sum()]))
-    return KeySums(sums.keys, grads, bad, first if bad else 0, clipped if clip_row_norm < math.inf else 0)
+def seal(tables: Sequence[KeySums], *, scale: float, clip_row_norm: float) -> list[KeySums]:
+    """Multiplies sums by ``scale``, counts those with NaN or Inf, and shortens rows, as the native session does.
+
+    Args:
+        tables: the sums of each table, on one device; the host waits for it once.
+        scale: the factor.
+        clip_row_norm: the largest norm of a row; Inf: none is shortened.
+    """
+    made, counted = list(tables), []
+    for index, sums in enumerate(tables):
+        if sums.keys.shape[0] == 0:
+            continue
+        if sums.grads.device.type == "cpu":
+            grads = sums.grads.contiguous()
+            bad, first, clipped = _client.seal_rows(grads.numpy(), scale=scale, clip_row_norm=clip_row_norm)
+            made[index] = KeySums(sums.keys, grads, bad, int(sums.keys[first]) if bad else 0, clipped)
+            continue
+        grads, is_bad, is_clipped = row_optimizers.seal_rows(sums.grads, scale, clip_row_norm)
+        first_bad = torch.where(is_bad, sums.keys, torch.iinfo(torch.int64).max).min()
+        counted.append((index, grads, torch.stack([is_bad.sum(), first_bad, is_clipped.sum()])))
+    if counted:
+        told = numbers_of(torch.stack([numbers for _, _, numbers in counted]))
+        for (index, grads, _), (bad, first, clipped) in zip(counted, told, strict=True):
+            shortened = clipped if clip_row_norm < math.inf else 0
+            made[index] = KeySums(tables[index].keys, grads, bad, first if bad else 0, shortened)
+    return made

@@ -17,7 +17,7 @@ from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ...proto.schema import TableSchema
 from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows, tables_of
-from ..device_tables.lookup import BagOptions, ReadRows, keys_of, look_up, read_together
+from ..device_tables.lookup import BagOptions, ReadRows, WantedIds, keys_of_all, look_up, read_together
 from ..device_tables.rank_rows import check_optimizer
 from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
@@ -56,10 +56,12 @@ def look_all_up(lookups: Sequence[Lookup], digest: int) -> list[ReadRows] | None
     layers = [lookup.layer for lookup in lookups]
     try:
         tables_of(layers[0].binding).check_usable()
-        keys = [
-            keys_of(layer.binding, lookup.ids, _anchor_of(layer), padding=layer.padding_idx)
-            for layer, lookup in zip(layers, lookups, strict=True)
-        ]
+        keys = keys_of_all(
+            [
+                WantedIds(layer.binding, lookup.ids, _anchor_of(layer), layer.padding_idx)
+                for layer, lookup in zip(layers, lookups, strict=True)
+            ]
+        )
     except (SparserowError, ValueError):
         return None
     return read_together(keys, digest)
