@@ -100,7 +100,7 @@ def plan(
     ):
         shown.add_row(name, value)
     if made.cache is not None:
-        shown.add_row("rows in a row cache", f"{made.cache.rows:,}, on the device as many bytes of rows again")
+        shown.add_row("rows in a row cache", f"{made.cache.rows:,}, as many bytes again with storage device")
         shown.add_row("found in a row cache", f"{made.cache.hit_rate:.1%} of unique keys")
         shown.add_row(
             "bus of a worker's step",
