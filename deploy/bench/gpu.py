@@ -1,10 +1,11 @@
 """``bench gpu``: measures a step whose model is on a device and whose rows are on a shard.
 
 The model of ``bench train`` runs in blocks of steps that take turns: with its rows on one shard process of this
-machine and a prefetch, and as torch's own ``EmbeddingBag(sparse=True)`` on the device. Beside them two parts of a step
-run alone in the same blocks: the dense tower on the device, and the pull and push of the same ids on the shard. A step
-that hides the shorter part behind the longer one takes as long as the longer one. The dense part runs under DDP in a
-job of one rank as well, by NCCL and by gloo, and the whole model in fbgemm's table-batched embeddings where they are.
+machine and a prefetch, with its tables on the device, and as torch's own ``EmbeddingBag(sparse=True)`` there. Beside
+them two parts of a step run alone in the same blocks: the dense tower on the device, and the pull and push of the same
+ids on the shard. A step that hides the shorter part behind the longer one takes as long as the longer one. The dense
+part runs under DDP in a job of one rank as well, by NCCL and by gloo, and the whole model in fbgemm's table-batched
+embeddings where they are.
 
 Then the same model is evaluated over Zipf-distributed ids with rows that the device keeps and without; the bytes that
 cross are counted, and lookups are timed. Without a CUDA device the command refuses; any device that has a link
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition
 from ...proto.optimizers import Adagrad
-from ...proto.schema import Constant, Table
+from ...proto.schema import Constant, Placement, Table
 from ...worker.layers.distribute import distribute
 from ...worker.prefetch import prefetch
 from ...worker.session.connect import connect
@@ -96,17 +97,18 @@ def _finish(device: torch.device) -> None:
 
 @contextmanager
 def _distributed(
-    size: Size, device: torch.device, name: str, cache: RowCache | None
+    size: Size, device: torch.device, name: str, cache: RowCache | None, placement: Placement = "servers"
 ) -> Iterator[tuple[Session, nn.Module]]:
     with local_cluster(shards=1) as cluster, connect(cluster.address, name, cache=cache) as session:
         torch.manual_seed(0)
+        model = PooledClickModel(size.rows)
         model = distribute(
-            PooledClickModel(size.rows),
+            model.to(device) if placement == "device" else model,
             session,
             optimizer=Adagrad(lr=0.05),
             min_rows=1,
             carry_weights=False,
-            tables={"*": Table(init=Constant(0.01))},
+            tables={"*": Table(init=Constant(0.01), placement=placement)},
         )
         yield session, model.to(device)
 
@@ -153,6 +155,16 @@ def _on_device(step: Callable[[Tensor, Tensor], None], device: torch.device) -> 
         return (time.perf_counter() - began) / (len(batches) - _DROPPED)
 
     return run
+
+
+def _rows_on_the_device(session: Session, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(ids: Tensor, labels: Tensor) -> None:
+        _loss(model, ids, labels).backward()
+        session.step(dense)
+
+    return step
 
 
 def _torch_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], None]:
@@ -224,10 +236,15 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
     """Returns the figures of training steps with ``hot`` ids in a bag; on the host nothing crosses."""
     source, link, lack = ZipfBatches(size, hot), link_of(device), _lack_of_fbgemm_on(device)
     batches = [OnHost(*source.make()) for _ in range(max(size.repetitions // _BLOCKS, 2) + _DROPPED)]
-    with _distributed(size, device, f"bench-gpu-{hot}", None) as (session, model), job_of_one_rank(device) as reduced:
+    with (
+        _distributed(size, device, f"bench-gpu-{hot}", None) as (session, model),
+        _distributed(size, device, f"bench-gpu-{hot}-there", None, "device") as (session_there, model_there),
+        job_of_one_rank(device) as reduced,
+    ):
         runs: dict[str, Callable[[list[OnHost]], float]] = {
             "rows on a shard": _rows_on_a_shard(session, model, device),
             "torch EmbeddingBag": _on_device(_torch_step(size, device), device),
+            "tables on the device": _on_device(_rows_on_the_device(session_there, model_there), device),
             "dense part": _on_device(_dense_step(size, device), device),
             "pull and push": _rows_alone(session),
         }
@@ -276,6 +293,13 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
             unit,
             None,
             of_torch,
+        ),
+        Figure(
+            f"{name}: tables on the device, of torch",
+            size.batch / times["tables on the device"],
+            unit,
+            None,
+            times["torch EmbeddingBag"] / times["tables on the device"],
         ),
         Figure(f"{name}: dense part alone", times["dense part"] * 1e3, "ms/step", higher_is_better=False),
         Figure(f"{name}: pull and push alone", times["pull and push"] * 1e3, "ms/step", higher_is_better=False),

@@ -18,6 +18,7 @@ def test_each_part_is_measured() -> None:
     assert figures["copies to the device"].passes
     assert figures["to the device"].value > figures["to the host"].value > 0
     assert figures["rows on a shard, of torch"].value > 0
+    assert figures["tables on the device, of torch"].value > 0
     assert figures["step, of the longer part"].ratio > 0
     assert 20 < figures["hits"].value < 100
     assert figures["bytes to the device, of those without"].ratio < 0.9
