@@ -78,7 +78,7 @@ def train(address: str, k: int, *, steps: int) -> float:
     with connect(address, namespace=f"too-stale-{k}", staleness=k) as session:
         model = distribute(_Logistic(), session, optimizer=SGD(lr=_RATE), min_rows=1)
         log = _Clicks(steps, seed=1)
-        for ids, labels in prefetch(log, session, depth=k) if k > 0 else log:
+        for ids, labels in prefetch(log, session, depth=k, always=True) if k > 0 else log:
             binary_cross_entropy_with_logits(model(ids), labels).backward()
             session.step()
         session.flush()
