@@ -212,6 +212,11 @@ def test_more_rows_than_the_device_has_room_for_are_refused(monkeypatch: pytest.
         model = model_on(session, device(), carry=False)
         with pytest.raises(sr.InvalidArgument, match=r"cache\.bytes: 1048576 is not .* 1 to 1000, .*host"):
             model(batches(1, 0)[0])
+    cache = sr.RowCache(1 << 20, storage="auto")
+    with sr.InProcessCluster().connect("larger", staleness=2, cache=cache) as session:
+        model_on(session, device(), carry=False)
+        with pytest.raises(ValueError, match=r"^(InvalidArgument: )?cache\.bytes: 1048576 is not .* 1 to 1000"):
+            sr.prefetch(batches(1, 0), session, 2, exact=False, device=device())  # the cache is wrong, not the device
 
 
 def test_random_plans_agree_with_a_dict() -> None:

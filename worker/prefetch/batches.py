@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from ...cpp_ext import _client
+from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads
@@ -113,9 +114,10 @@ def prefetch(
     batches = None
     if there is not None and there.type != "cpu":
         try:
-            session.core.on_device.link(there)
+            link_of(there)
         except ValueError as error:
             raise InvalidArgument(f"prefetch.{error}") from None
+        session.core.on_device.link(there)
         batches = DeviceBatches(there, session.core.on_device.stores, on_host)
     pace = None
     if not always and batches is None and hints == 0 and leads(session):
