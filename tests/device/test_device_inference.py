@@ -9,51 +9,16 @@ import pytest
 import sparserow as sr
 import torch
 from counting_device import COUNTS, device
+from scored_program import batch, publish_scorer
 from sparserow.serving.inference.inference import ServedModel
-from torch import Tensor, nn
-
-
-class Scorer(nn.Module):
-    """Three tables of rows, one of bags, ids that the program computes, and a dense tower."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(1000, 4) for _ in range(3))
-        self.tags = nn.EmbeddingBag(500, 4, mode="mean")
-        self.tower = nn.Sequential(nn.Linear(17, 8), nn.ReLU(), nn.Linear(8, 1))
-
-    def forward(self, ids: Tensor, tags: Tensor, age: Tensor) -> Tensor:
-        hashed = torch.remainder(ids, 900)
-        rows = [table(hashed[:, column]) for column, table in enumerate(self.tables)]
-        found: Tensor = self.tower(torch.cat([*rows, self.tags(tags), age.unsqueeze(1)], dim=1))
-        return found.squeeze(1)
-
-
-def batch(seed: int, rows: int = 16) -> tuple[Tensor, Tensor, Tensor]:
-    made = torch.Generator().manual_seed(seed)
-    return (
-        torch.randint(0, 10**6, (rows, 3), generator=made),
-        torch.randint(0, 500, (rows, 3), generator=made),
-        torch.rand(rows, generator=made),
-    )
+from torch import Tensor
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Tensor]]:
     """A folder with the model, and the scores of its forward for some batches."""
     root = str(tmp_path_factory.mktemp("models"))
-    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
-        torch.manual_seed(0)
-        model = sr.distribute(Scorer(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
-        dense = torch.optim.Adam(model.parameters(), lr=0.01)
-        for seed in range(4):
-            model(*batch(seed)).square().mean().backward()
-            session.step(dense)
-        sr.publish(session, "ctr", root=root, model=model, example=batch(0))
-        model.eval()
-        with torch.no_grad():
-            scores = [model(*batch(seed)) for seed in range(6)]
-    return root, scores
+    return root, publish_scorer(root, 6)
 
 
 def test_scores_are_those_of_the_host_and_hot_rows_stay_on_the_device(published: tuple[str, list[Tensor]]) -> None:
