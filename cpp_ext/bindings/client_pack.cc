@@ -35,10 +35,6 @@ std::unique_ptr<LookupPack> look_up(const std::vector<std::pair<std::string, Nam
   return value_or_raise(LookupPack::look_up(wanted, train));
 }
 
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + LookupPack::kAlign - 1) / LookupPack::kAlign * LookupPack::kAlign;
-}
-
 // The fresh rows of one run: the groups' lists one after another, places first.
 struct FreshRun {
   std::size_t run = 0, places = 0, rows = 0, count = 0;  // places, rows: first bytes
@@ -56,8 +52,8 @@ std::pair<std::vector<FreshRun>, std::size_t> fresh_layout(LookupPack& pack) {
     }
     if (mine.count == 0) continue;
     mine.places = at;
-    mine.rows = at + aligned(mine.count * sizeof(std::int32_t));
-    at = mine.rows + aligned(mine.count * pack.runs()[r].dim * sizeof(float));
+    mine.rows = at + LookupPack::aligned(mine.count * sizeof(std::int32_t));
+    at = mine.rows + LookupPack::aligned(mine.count * pack.runs()[r].dim * sizeof(float));
     out.push_back(mine);
   }
   return {std::move(out), at};
@@ -70,11 +66,8 @@ void write_fresh(LookupPack& pack, std::byte* to) {
     for (const LookupPack::Fresh& fresh : pack.fresh()) {
       const LookupPack::Group& group = pack.groups()[fresh.group];
       if (group.run != run.run || fresh.places.empty()) continue;
-      for (const std::int32_t place : fresh.places) {
-        const std::int32_t shifted = place + static_cast<std::int32_t>(group.first);
-        std::memcpy(places, &shifted, sizeof(shifted));
-        places += sizeof(shifted);
-      }
+      LookupPack::write_shifted(fresh.places, group.first, places);
+      places += fresh.places.size() * sizeof(std::int32_t);
       std::memcpy(rows, fresh.rows.data(), fresh.rows.size() * sizeof(float));
       rows += fresh.rows.size() * sizeof(float);
     }

@@ -10,10 +10,6 @@
 namespace sparserow {
 namespace {
 
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + LookupPack::kAlign - 1) / LookupPack::kAlign * LookupPack::kAlign;
-}
-
 std::uint32_t dim_of(const LookupPack::Group& group) { return group.binding->spec().dim; }
 
 // The numbers of a plan in the order in which they are sent, and whether each counts rows of the group.
@@ -27,15 +23,15 @@ constexpr std::array<Numbers, 5> kNumbers{{{&DeviceDirectory::Plan::sent, true},
                                            {&DeviceDirectory::Plan::put, true},
                                            {&DeviceDirectory::Plan::put_at, false}}};
 
-void write_shifted(std::span<const std::int32_t> numbers, std::size_t by, std::byte* to) {
+}  // namespace
+
+void LookupPack::write_shifted(std::span<const std::int32_t> numbers, std::size_t by, std::byte* to) {
   const auto first = static_cast<std::int32_t>(by);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     const std::int32_t shifted = numbers[i] + first;
     std::memcpy(to + i * sizeof(shifted), &shifted, sizeof(shifted));
   }
 }
-
-}  // namespace
 
 Result<std::unique_ptr<LookupPack>> LookupPack::look_up(std::span<const BoundIds> wanted, bool train) {
   auto lookups = look_up_together(wanted, train);
@@ -104,7 +100,6 @@ void LookupPack::lay_out() {
     bytes_ += aligned(sent * row_bytes(dtype, run.dim));
   }
   for (std::size_t r = 0; r < runs_.size(); ++r) {
-    runs_[r].positions = bytes_;
     for (Part& one : parts_) {
       if (groups_[one.group].run != r) continue;
       one.begin = bytes_;

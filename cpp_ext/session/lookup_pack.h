@@ -31,6 +31,9 @@ namespace sparserow {
 class LookupPack {
  public:
   static constexpr std::size_t kAlign = 64;
+  static constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+  // Writes numbers, each with `by` added, without gaps.
+  static void write_shifted(std::span<const std::int32_t> numbers, std::size_t by, std::byte* to);
 
   struct Group {
     std::shared_ptr<Binding> binding;
@@ -45,10 +48,9 @@ class LookupPack {
   struct Run {
     std::uint32_t dim = 0;
     std::vector<std::size_t> groups;
-    std::size_t rows = 0;       // unique keys of all groups
-    std::size_t begin = 0;      // the first byte of the rows, or of the plan, in the pack
-    std::size_t positions = 0;  // the first byte of the positions
-    struct Planned {            // what the plans of the groups say together
+    std::size_t rows = 0;   // unique keys of all groups
+    std::size_t begin = 0;  // the first byte of the rows, or of the plan, in the pack
+    struct Planned {        // what the plans of the groups say together
       std::size_t sent = 0, kept = 0, put = 0;
       std::uint64_t generation = 0;
       Dtype dtype = Dtype::kFloat32;

@@ -20,10 +20,9 @@ from ...cpp_ext import _server
 from .engine_filling import LR, TABLE
 from .harness import Figure, median
 
-__all__ = ["CORES", "WORKS", "cores_figures", "cores_of_machine"]
+__all__ = ["CORES", "cores_figures", "cores_of_machine"]
 
 CORES = 4
-WORKS = ("pull", "push", "torch.index_select")
 SCALING_LIMIT = 3.5
 _BATCHES = 24  # of one thread in one round
 _ROUNDS = 6  # the first is a warm-up
@@ -74,10 +73,11 @@ def cores_figures(
         torch.index_select(matrix, 0, plain[thread][at], out=matrix_outs[thread])
 
     unique = sum(len(each) for own in wanted for each in own) / len(cpus)
-    rows_of_round = (unique, unique, float(batch * _BATCHES))
-    works: dict[str, tuple[Callable[[int, int], None], float]] = dict(
-        zip(WORKS, zip((pull, push, select), rows_of_round, strict=True), strict=True)
-    )
+    works: dict[str, tuple[Callable[[int, int], None], float]] = {
+        "pull": (pull, unique),
+        "push": (push, unique),
+        "torch.index_select": (select, float(batch * _BATCHES)),
+    }
     rates: dict[tuple[str, int], list[float]] = {(name, n): [] for name in works for n in (1, len(cpus))}
     for round_ in range(_ROUNDS):
         for (name, threads), found in rates.items():

@@ -55,10 +55,10 @@ def by_owner(lookups: Sequence[tuple[Share, Tensor]]) -> tuple[list[list[Tensor]
         The keys of each rank, by lookup, and the order in which their concatenation has the given keys.
     """
     if all(share.world == 1 for share, _ in lookups):
-        keys_of_tables = [keys for _, keys in lookups]
-        return [[keys] for keys in keys_of_tables], [
-            torch.arange(len(keys), device=keys.device) for keys in keys_of_tables
-        ]
+        return (
+            [[keys] for _, keys in lookups],
+            [torch.arange(len(keys), device=keys.device) for _, keys in lookups],
+        )
     owners = [share.owners(keys) for share, keys in lookups]
     orders = [torch.argsort(each, stable=True) for each in owners]
     # bincount would wait for the device, each time.

@@ -55,9 +55,8 @@ class Pipeline(Generic[Item]):
         skips: Callable[[Item], bool] | None = None,
     ) -> None:
         self._skips = skips
-        self._entered = self._left = (
-            0  # items that the first thread gave to the stages, and that the last one is done with
-        )
+        self._entered = 0  # items that the first thread gave to the stages
+        self._left = 0  # of these, those that the last stage is done with
         self._permits = threading.Semaphore(depth + ahead)
         self._last_permits = threading.Semaphore(depth)
         self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(len(stages) + 1)]

@@ -31,7 +31,8 @@ class Stream {
  public:
   virtual ~Stream() = default;
   [[nodiscard]] virtual int fd() const noexcept = 0;  // owned by the stream
-  // Whether a handshake has to end before bytes move. Where nobody calls try_handshake(), reads and writes make it.
+  // Says whether a handshake has to end before bytes move. Where nobody calls try_handshake(), reads and writes make
+  // it.
   [[nodiscard]] virtual bool needs_handshake() const noexcept { return false; }
   // Takes what tells whether the peer can have begun one, which costs next to nothing. bytes > 0: it can.
   virtual Transfer try_begin() noexcept { return {1, Transfer::Want::kNothing, 0}; }
