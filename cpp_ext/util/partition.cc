@@ -49,9 +49,19 @@ void Partitioner::prepare_places(std::size_t ids) {
 
 void Partitioner::dedup(std::uint32_t table_id, std::span<const std::uint64_t> ids, Partition& out) {
   const auto slot_count = static_cast<std::uint32_t>(slot_owner_.size());
-  out.keys.clear();
-  shard_of_.clear();
+  const bool has_shards = shard_count_ > 1;
+  out.keys.resize(ids.size());
   out.inverse.resize(ids.size());
+  if (has_shards) shard_of_.resize(ids.size());
+  // Copies of what the loop reads, for its stores might change the members.
+  const std::uint16_t* const owner = slot_owner_.data();
+  const std::uint64_t mask = mask_;
+  const std::uint16_t generation = generation_;
+  Place* const places = places_.data();
+  std::uint64_t* const keys = out.keys.data();
+  std::uint32_t* const inverse = out.inverse.data();
+  std::uint16_t* const shard_of = shard_of_.data();
+  std::uint32_t uniques = 0;
   // Two blocks in flight: one is hashed and prefetched while the one before it is probed.
   std::array<std::array<std::uint64_t, kBlock>, 2> hashes;
   const auto hash_block = [&](std::size_t begin) {
@@ -59,7 +69,7 @@ void Partitioner::dedup(std::uint32_t table_id, std::span<const std::uint64_t> i
     const std::size_t count = std::min(kBlock, ids.size() - begin);
     for (std::size_t i = 0; i < count; ++i) {
       block[i] = row_hash(table_id, ids[begin + i]);
-      __builtin_prefetch(&places_[block[i] & mask_], 1);
+      __builtin_prefetch(&places[block[i] & mask], 1);
     }
   };
   if (!ids.empty()) hash_block(0);
@@ -69,24 +79,33 @@ void Partitioner::dedup(std::uint32_t table_id, std::span<const std::uint64_t> i
     const std::size_t count = std::min(kBlock, ids.size() - begin);
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint64_t key = ids[begin + i];
-      std::uint64_t at = block[i] & mask_;
-      while (places_[at].generation == generation_ && places_[at].key != key) at = (at + 1) & mask_;
-      Place& place = places_[at];
-      if (place.generation != generation_) {
-        place = Place{key, static_cast<std::uint32_t>(out.keys.size()), generation_};
-        out.keys.push_back(key);
-        shard_of_.push_back(slot_owner_[slot_of(block[i], slot_count)]);
+      const auto tag = static_cast<std::uint16_t>(block[i] >> 32);  // a table is indexed by the bits below
+      std::uint64_t at = block[i] & mask;
+      while (places[at].generation == generation && (places[at].tag != tag || keys[places[at].unique] != key)) {
+        at = (at + 1) & mask;
       }
-      out.inverse[begin + i] = place.unique;
+      Place& place = places[at];
+      if (place.generation != generation) {
+        place = {.unique = uniques, .generation = generation, .tag = tag};
+        keys[uniques] = key;
+        if (has_shards) shard_of[uniques] = owner[slot_of(block[i], slot_count)];
+        ++uniques;
+      }
+      inverse[begin + i] = place.unique;
     }
   }
+  out.keys.resize(uniques);
+  shard_of_.resize(has_shards ? uniques : 0);
 }
 
 void Partitioner::group(Partition& out) {
+  if (shard_count_ == 1) {  // first-seen order is the grouped order
+    out.shard_begin = {0, static_cast<std::uint32_t>(out.keys.size())};
+    return;
+  }
   out.shard_begin.assign(shard_count_ + 1, 0);
   for (const std::uint16_t shard : shard_of_) ++out.shard_begin[shard + 1];
   for (std::uint32_t shard = 0; shard < shard_count_; ++shard) out.shard_begin[shard + 1] += out.shard_begin[shard];
-  if (shard_count_ == 1) return;  // first-seen order is the grouped order
 
   target_of_.resize(out.keys.size());
   grouped_.resize(out.keys.size());

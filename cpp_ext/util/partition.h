@@ -30,11 +30,11 @@ class Partitioner {
 
  private:
   // A place of the open-addressing table; it is taken when its generation is the current one, so that a
-  // call clears nothing.
+  // call clears nothing. The key stands in out.keys, and bits of its hash here, so that a table is half as large.
   struct Place {
-    std::uint64_t key = 0;
     std::uint32_t unique = 0;
-    std::uint32_t generation = 0;
+    std::uint16_t generation = 0;
+    std::uint16_t tag = 0;
   };
 
   void prepare_places(std::size_t ids);
@@ -43,7 +43,7 @@ class Partitioner {
 
   std::span<const std::uint16_t> slot_owner_;
   std::uint32_t shard_count_;
-  std::uint32_t generation_ = 0;
+  std::uint16_t generation_ = 0;
   std::uint64_t mask_ = 0;
   std::vector<Place> places_;
   std::vector<std::uint16_t> shard_of_;   // (u) in first-seen order

@@ -88,3 +88,19 @@ TEST_CASE("a slot map is refused by name of what is wrong") {
   CHECK(shard.code() == Code::kInvalidArgument);
   CHECK(shard.message().find("slot_owner[1]: 3 is not allowed; allowed: [0, 3)") != std::string::npos);
 }
+
+TEST_CASE("a partitioner forgets a call when its generations begin anew") {
+  const auto slot_owner = owners(64, 3, 5);
+  for (const std::uint32_t shards : {1u, 3u}) {
+    const auto owner = shards == 1 ? std::vector<std::uint16_t>(64, 0) : slot_owner;
+    Partitioner partitioner(owner, shards);
+    Partition got;
+    const std::vector<std::uint64_t> first = {1, 2, 3, 2};
+    partitioner.partition(9, first, got);
+    // Once more than a place tells generations apart: the first call's places look like those of the last one.
+    for (int call = 0; call < 65535; ++call) partitioner.partition(9, {}, got);
+    const std::vector<std::uint64_t> last = {3, 4, 1, 1};
+    partitioner.partition(9, last, got);
+    check_partition(9, last, owner, shards, got);
+  }
+}
