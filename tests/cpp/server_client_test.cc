@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <fstream>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -78,6 +79,31 @@ TEST_CASE("who is ahead of the coordinator's word waits for it: a newer route, a
   coordinator.join();
   CHECK_MESSAGE(status.is_ok(), status.message());
   for (const auto& server : cluster.servers) CHECK(server->stats().commits.commits_accepted == 1);
+}
+
+TEST_CASE("a value that is not finite refuses rows by key as a whole, wherever it is in a large frame") {
+  const auto table = sgd_table("t/a", 16);
+  Cluster cluster(1, {table});
+  const auto client = take(Client::connect(cluster.client_options()));
+  const Grouped grouped(*client, table.id, iota_keys(60'000));  // 4 MB, which arrive in several parts
+  std::vector<float> grads(60'000 * 16, 1.0f);
+  std::vector<float> rows(grads.size());
+  const auto push = grouped.push(table, grads.data(), 0.5f);
+  const auto pull = grouped.pull(table, rows.data());
+  for (const std::size_t at : {std::size_t{0}, std::size_t{15'000 * 16 + 5}, grads.size() - 1}) {
+    const float before = std::exchange(grads[at], std::numeric_limits<float>::quiet_NaN());
+    const std::string key = "key " + std::to_string(grouped.partition.keys[at / 16]) + " of table";
+    for (const Status& refused : {client->commit(std::span(&push, 1), {.sequence = 1, .step = kNoStep}),
+                                  client->assign(std::span(&push, 1), {})}) {
+      CHECK(refused.code() == Code::kInvalidArgument);
+      CHECK_MESSAGE(refused.message().find(key) != std::string::npos, refused.message());
+    }
+    grads[at] = before;
+  }
+  CHECK(cluster.servers[0]->stats().commits.commits_accepted == 0);
+  REQUIRE_OK(client->commit(std::span(&push, 1), {.sequence = 1, .step = kNoStep}));
+  REQUIRE_OK(client->pull(std::span(&pull, 1), {}));
+  CHECK(std::count(rows.begin(), rows.end(), 0.5f) == static_cast<std::ptrdiff_t>(rows.size()));
 }
 
 TEST_CASE("rows pushed on several shards are pulled back, small and large") {

@@ -96,6 +96,7 @@ Task<Status> BodyReader::read_charged(const FrameHeader& header, Body& body, std
     at += staged;
     if (!co_await io_.read_into({body.buffer.data() + at, charged - at})) co_return lost();
     left = bytes - charged;
+    if (ArrivingRows::are_looked_at(header)) body.arriving.look({body.buffer.data(), charged});
   }
   body.bytes = {body.buffer.data(), bytes};
   co_return Status::ok();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "rpc/server/access.h"
+#include "rpc/server/arriving_rows.h"
 #include "rpc/server/outcome.h"
 #include "rpc/server/server_core.h"
 #include "rpc/wire/frame.h"
@@ -28,6 +29,7 @@ struct Body {
   FairBudget::Charge client_charge;
   FairBudget::Charge charge;
   std::size_t staged = 0;  // bytes to consume from staging when the request was served
+  ArrivingRows arriving;
 
   // Gives the buffer's bytes back to the budgets. The buffer goes on without a charge.
   void release_charges() {

@@ -24,9 +24,9 @@ namespace {
 
 // Rows that a client sends by key, and learning rates, are checked here: one row with NaN or Inf blocks every later
 // publication of its table. Gradients of a step are the session's matter, which knows what the job wants of them.
-Status check_finite(const TableView& view, const float* values) {
+Status check_finite(const TableView& view, const float* values, const ArrivingRows& arriving) {
   const std::size_t dim = view.descriptor.dim;
-  if (all_finite(values, view.keys.size() * dim)) return Status::ok();
+  if (arriving.are_finite(view.rows) || all_finite(values, view.keys.size() * dim)) return Status::ok();
   for (std::size_t i = 0; i < view.keys.size(); ++i) {
     if (all_finite(values + i * dim, dim)) continue;
     return {Code::kInvalidArgument, "key " + std::to_string(view.keys[i]) + " of table " +
@@ -83,7 +83,7 @@ Outcome WriteHandler::commit() {
       status = not_allowed("table.lr", view.descriptor.lr, "a finite number");
     }
     const float* grads = status.is_ok() ? floats_of(view, owners) : nullptr;
-    if (status.is_ok() && header_.step == kNoStep) status = check_finite(view, grads);
+    if (status.is_ok() && header_.step == kNoStep) status = check_finite(view, grads, body.arriving);
     if (!status.is_ok()) return Outcome::refused(std::move(status));
     commit.blocks.push_back({.table_id = view.descriptor.table_id,
                              .dim = view.descriptor.dim,
@@ -162,7 +162,7 @@ Outcome WriteHandler::assign() {
       SR_RETURN_IF_ERROR(request_.check_table(*core_.store, view.descriptor));
       SR_RETURN_IF_ERROR(check_owner(core_, view.descriptor.table_id, view.keys));
       rows_of_view.push_back(floats_of(view, owners));
-      SR_RETURN_IF_ERROR(check_finite(view, rows_of_view.back()));
+      SR_RETURN_IF_ERROR(check_finite(view, rows_of_view.back(), request_.body.arriving));
       auto reservation = core_.store->reserve(view.descriptor.table_id, view.keys);
       if (!reservation.is_ok()) return reservation.status();
       reservations.push_back(std::move(reservation).value());
