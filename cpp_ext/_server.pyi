@@ -515,6 +515,14 @@ class Store:
     def change_stats(self) -> dict[str, int]:
         """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots; held_rows that wait."""
 
+def step_back(nice: int) -> None:
+    """Adds to the niceness of the calling thread and shortens its slices, so that threads which wake wait less for its
+    CPU. The system may refuse it, and has slices of one length before Linux 6.12.
+
+    Args:
+        nice: what is added, from 0 to 19; the sum is at most 19.
+    """
+
 class SavePace:
     """Slows one thread that hashes and writes rows of a snapshot, where that takes CPUs from writers of the store."""
 

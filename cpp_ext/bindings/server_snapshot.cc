@@ -16,6 +16,7 @@
 #include "shared_errors.h"
 #include "store/snapshot.h"
 #include "util/not_allowed.h"
+#include "util/step_back.h"
 
 namespace py = pybind11;
 
@@ -266,6 +267,7 @@ py::dict stats_of(const SnapshotBox& box) {
 }  // namespace
 
 void bind_snapshot(py::module_& module) {
+  module.def("step_back", &step_back, py::arg("nice"));
   py::class_<SavePace>(module, "SavePace")
       .def("begin", [](SavePace& self) { self.pace.slice = LockTimer(); })
       .def(

@@ -21,7 +21,8 @@ struct SavedImage {
   [[nodiscard]] std::byte* data() noexcept { return reinterpret_cast<std::byte*>(this + 1); }
 };
 
-// Places for images, free ones last in, first out. Thread-safe; its mutex is a leaf.
+// Places for images, free ones last in, first out. Their pages are touched ahead by the thread that dumps, as a writer
+// that needs a place holds a stripe's lock. Thread-safe; its mutexes are leaves.
 class SavedImagePool {
  public:
   explicit SavedImagePool(std::size_t data_bytes) noexcept
@@ -32,30 +33,39 @@ class SavedImagePool {
 
   // A chain of some places. Throws std::bad_alloc.
   [[nodiscard]] SavedImage* take();
-  // A chain from first to last; null: none.
-  void give(SavedImage* first, SavedImage* last) noexcept;
+  // A chain of `count` from first to last; null: none.
+  void give(SavedImage* first, SavedImage* last, std::size_t count) noexcept;
+  // Touches pages for places to come, so that `bytes` of places are free or have pages; nothing before the first image
+  // was taken. take() goes on meanwhile. One thread at a time.
+  void touch_ahead(std::size_t bytes) noexcept;
+  // Of regions that are touched and that no place was cut from.
+  [[nodiscard]] std::size_t touched_bytes() const noexcept;
   // Gives all memory back to the system. No image may be in use.
   void clear() noexcept;
 
  private:
   struct Region {
-    std::byte* at;
-    std::size_t bytes;
+    std::byte* at = nullptr;  // null: the system has no memory
+    std::size_t bytes = 0;
   };
   static constexpr std::size_t kAlignment = 16;
   static constexpr std::size_t kTaken = 8;  // places at once
   static constexpr std::size_t kLeastRegionBytes = 64u << 10;
   static constexpr std::size_t kMostRegionBytes = 4u << 20;
 
+  [[nodiscard]] static Region map(std::size_t bytes) noexcept;
+  [[nodiscard]] bool begin_region();
   [[nodiscard]] SavedImage* cut();
 
   const std::size_t place_bytes_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   // Guarded by mutex_:
   SavedImage* free_ = nullptr;
+  std::size_t free_count_ = 0;
   std::vector<Region> regions_;
-  std::size_t used_ = 0;       // bytes of the last region
-  std::size_t populated_ = 0;  // likewise
+  std::size_t used_ = 0;         // bytes of the last region
+  std::size_t populated_ = 0;    // likewise
+  std::vector<Region> touched_;  // the next regions, whose pages are there
 };
 
 }  // namespace sparserow

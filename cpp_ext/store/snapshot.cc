@@ -10,9 +10,10 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kRowsUnderLock = 4096;  // about so many are copied before the stripe is let go
-constexpr std::size_t kHeadColumns = 20;      // bytes of a row's key, version and update count
-constexpr std::uint64_t kTakenShare = 4;      // of the side buffer, from which on its images are taken out of turn
+constexpr std::size_t kBytesUnderLock = 256u << 10;  // about so many are copied before the stripe is let go
+constexpr std::size_t kHeadColumns = 20;             // bytes of a row's key, version and update count
+constexpr std::size_t kTouchedAhead = 4u << 20;      // bytes for images that writers will need
+constexpr std::uint64_t kTakenShare = 4;  // of the side buffer, from which on its images are taken out of turn
 constexpr std::uint64_t kSliceNanoseconds = 1'000'000;   // of dumping, between which it may pause
 constexpr std::uint64_t kPause = 3;                      // times the slice
 constexpr std::size_t kFetchedAhead = 4;                 // rows
@@ -210,11 +211,11 @@ void Store::Snapshot::collect_memory(Dump& dump, std::uint32_t slot, Slot& out, 
   std::uint64_t suffix = slots.first_suffix(in_stripe);
   for (bool is_end = false; !is_end;) {
     const std::shared_lock lock(store_.stripes[stripe].mutex);
-    const std::size_t before = out.rows.size();
+    const std::size_t most = out.data.size() + kBytesUnderLock;
     may_be_on_ssd = may_be_on_ssd || table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
     const TableStripe* stripe_rows = table.stripes[stripe].get();
     is_end = stripe_rows == nullptr;
-    while (!is_end && out.rows.size() - before < kRowsUnderLock) {
+    while (!is_end && out.data.size() < most) {
       out.entries.clear();  // a segment has rows of other slots too
       const std::uint64_t next = stripe_rows->index.visit_range(suffix, [&](std::uint64_t at, std::uint32_t id) {
         if (at >= suffix && slots.slot_in_stripe(at) == in_stripe) out.entries.push_back({at, id});
@@ -284,9 +285,7 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
     for (const Row& row : rows.rows) {
       put(page, dump, stripe, row.suffix, row.version, row.update_count, rows.data.data() + row.at);
     }
-    rows.rows.clear();
-    rows.data.clear();
-    rows.by_path.clear();
+    rows.clear();
     keep_pace(pace);
   };
   for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
@@ -318,7 +317,7 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
   Side& side = dump.sides[stripe];
   SavedImage* taken = nullptr;
   SavedImage* last = nullptr;
-  std::uint64_t freed = 0;
+  std::size_t count = 0;
   for (SavedImage** at = side.by_slot.empty() ? &taken : &side.by_slot[in_stripe]; *at != nullptr;) {
     SavedImage* const image = *at;
     if (!is_end && image->suffix >= end_suffix) {
@@ -334,16 +333,16 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
       row.update_count = image->update_count;
       std::memcpy(out.data.data() + row.at, image->data(), dump.table->layout.data_bytes);
     }
-    freed += dump.table->layout.data_bytes + kImageBytes;
+    ++count;
     *at = image->next;
     image->next = taken;
     taken = image;
     if (last == nullptr) last = image;
   }
-  dump.images->give(taken, last);
+  dump.images->give(taken, last, count);
   side.dumped = is_end ? slots.first_suffix(in_stripe + 1) : end_suffix;
   side.is_done = is_end && slot + slots.stripe_count() >= slot_versions_.size();
-  side_bytes_ -= freed;
+  side_bytes_ -= count * (dump.table->layout.data_bytes + kImageBytes);
 }
 
 Status Store::Snapshot::collect(Dump& dump, std::uint32_t slot, Slot& out) {
@@ -426,13 +425,12 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   if (dump.slot == 0 && is_small(*dump.table, max_bytes)) return whole_table(dump, max_bytes, std::move(used));
   SnapshotPage page = begin_page(dump, max_bytes, std::move(used));
   const std::uint64_t row_bytes = dump.table->layout.data_bytes + kHeadColumns;
-  Slot slot;
+  Slot& slot = slot_;
   Pace pace;
   while (dump.slot < slot_versions_.size() && page.keys.size() * row_bytes < max_bytes) {
     SR_RETURN_IF_ERROR(failure());
-    slot.rows.clear();
-    slot.data.clear();
-    slot.by_path.clear();
+    slot.clear();
+    if (side_bytes_ + kTouchedAhead <= image_budget_) dump.images->touch_ahead(kTouchedAhead);
     SR_RETURN_IF_ERROR(collect(dump, dump.slot, slot));
     const std::uint32_t stripe = dump.slot % store_.slots.stripe_count();
     ++dump.slot;
@@ -472,7 +470,7 @@ Result<SnapshotPage> Store::Snapshot::next_images(std::uint32_t table_id, std::u
       put(page, dump, stripe, images[i]->suffix, images[i]->version, images[i]->update_count, images[i]->data());
       images[i]->next = i + 1 < images.size() ? images[i + 1] : nullptr;
     }
-    dump.images->give(images.front(), images.back());
+    dump.images->give(images.front(), images.back(), images.size());
     side_bytes_ -= images.size() * row_bytes;
   }
   note_progress();

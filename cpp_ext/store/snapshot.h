@@ -148,6 +148,12 @@ class Store::Snapshot {
     std::vector<std::byte> data;
     std::vector<RowIndex::Entry> entries;                    // of one segment of the index
     std::unordered_map<std::uint64_t, std::size_t> by_path;  // of rows; filled where the SSD is asked
+
+    void clear() noexcept {
+      rows.clear();
+      data.clear();
+      by_path.clear();
+    }
   };
 
   void add(Slot& slot, const Table& table, std::uint64_t suffix, std::uint64_t version, std::uint32_t update_count,
@@ -175,6 +181,7 @@ class Store::Snapshot {
   std::vector<std::uint64_t> slot_versions_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Dump>> dumps_;  // by table id; fixed once made
   std::unordered_map<const Table*, Dump*> by_table_;
+  Slot slot_;  // the dump's: memory that grew under a lock once need not do so again
 
   std::atomic<std::uint64_t> side_bytes_{0};
   std::atomic<std::uint64_t> side_bytes_most_{0};

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -244,9 +242,7 @@ def _read(folder: Folder, file: pb.WrittenFile) -> memoryview:
 
 def give_way() -> None:
     """Lowers the priority of this thread, which does background work."""
-    thread = threading.get_native_id()
-    with suppress(OSError):  # the priority is not essential
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))
+    _server.step_back(_NICE)
 
 
 async def in_thread(items: Callable[[], Iterator[Item]], *, gives_way: bool = False) -> AsyncIterator[Item]:

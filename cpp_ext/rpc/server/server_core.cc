@@ -4,7 +4,7 @@
 #include <exception>
 #include <random>
 
-#include "util/thread_nice.h"
+#include "util/step_back.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -111,7 +111,7 @@ void ServerCore::set_tls(std::shared_ptr<const TlsContext> tls) {
   const std::lock_guard lock(route_mutex_);
   if (tls != nullptr && handshakes == nullptr) {
     handshakes = std::make_unique<asio::thread_pool>(1);
-    asio::post(*handshakes, [] { set_thread_nice(kNiceOfHandshakes); });
+    asio::post(*handshakes, [] { step_back(kNiceOfHandshakes); });
   }
   tls_ = std::move(tls);
 }

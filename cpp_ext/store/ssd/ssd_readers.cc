@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include "util/thread_nice.h"
+#include "util/step_back.h"
 
 namespace sparserow {
 namespace {
@@ -12,7 +12,7 @@ constexpr int kNice = 5;
 
 }  // namespace
 
-void take_ssd_priority() noexcept { set_thread_nice(kNice); }
+void take_ssd_priority() noexcept { step_back(kNice); }
 
 SsdReaders::~SsdReaders() {
   {

@@ -1,0 +1,11 @@
+// How far a thread steps back behind others of the machine that want its CPU.
+#pragma once
+
+namespace sparserow {
+
+// Adds `nice`, from 0 to 19, to the niceness of the calling thread, and shortens its slices: niceness says how much of
+// a CPU the thread has beside others, and a slice how long one that wakes may wait for it. Both are wishes, which the
+// system may refuse; before Linux 6.12 all slices are alike.
+void step_back(int nice) noexcept;
+
+}  // namespace sparserow
