@@ -51,6 +51,7 @@ _FILL_ROWS = 20_000
 _SHARED_CPUS = 2  # with so few, server, saver and client share them
 _MINUTE_SEC = 60.0
 _RECOVERY_DEADLINE_SEC = 600.0
+_CONNECT_DEADLINE_SEC = 60.0
 
 
 @dataclass(frozen=True)
@@ -247,17 +248,22 @@ def _latencies(
 
 
 class _Saving:
-    """Makes one save after another with a session of its own, for the duration of a block."""
+    """Makes one save after another with a session of its own, for the duration of a block, which begins when the session
+    is connected.
+    """
 
     def __init__(self, address: str, url: str) -> None:
         self._address, self._url = address, url
         self._ended = threading.Event()
         self._first = threading.Event()
+        self._connected = threading.Event()
         self._seconds: list[float] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> _Saving:
         self._thread.start()
+        if not self._connected.wait(_CONNECT_DEADLINE_SEC):
+            raise DeadlineExceeded(f"the saver did not connect within {_CONNECT_DEADLINE_SEC:.0f} s")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -276,6 +282,7 @@ class _Saving:
 
     def _run(self) -> None:
         with connect(self._address, "bench", job="saver", staleness=None, rank=0, world_size=1) as session:
+            self._connected.set()
             while not self._ended.is_set() or not self._seconds:
                 self._seconds.append(_seconds(lambda: save(session, self._url, keep=1)))
                 self._first.set()
