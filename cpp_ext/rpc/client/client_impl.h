@@ -99,6 +99,8 @@ class Client::Impl {
   };
 
   void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
+  Status add_rows(Outgoing& out, std::span<const TablePush> tables) const;
+  static void tell_outcome(const Call& call, const Status& status, const CommitOptions& options);
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
   bool takes_hint(std::uint32_t shard);

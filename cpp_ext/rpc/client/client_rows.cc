@@ -158,6 +158,48 @@ Status Client::Impl::lookup(std::span<const TablePull> tables, const LookupOptio
   return is_theirs ? Status::ok() : status;
 }
 
+// Adds a shard's part of some tables to what it is sent.
+Status Client::Impl::add_rows(Outgoing& out, std::span<const TablePush> tables) const {
+  const std::uint32_t shard = out.request.shard;
+  out.heads.reserve(tables.size());
+  std::uint64_t body_bytes = 0;
+  for (const TablePush& table : tables) {
+    const std::uint32_t begin = table.shard_begin[shard];
+    const std::uint32_t n = table.shard_begin[shard + 1] - begin;
+    if (n == 0) continue;
+    TableHead& head = out.heads.emplace_back();
+    head.descriptor.table_id = table.table_id;
+    head.descriptor.schema_version = table.schema_version;
+    head.descriptor.dim = table.dim;
+    head.descriptor.dtype = options_.wire_dtype;
+    head.descriptor.n = n;
+    head.descriptor.lr = table.lr;
+    head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableGrads);
+    head.section.flags = kSectionRequired;
+    head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .rows = true});
+    body_bytes += sizeof(SectionHeader) + head.section.payload_bytes;
+    if (body_bytes > UINT32_MAX - 7) {
+      return Status(Code::kInvalidArgument, "push: " + std::to_string(body_bytes) +
+                                                " bytes for one shard; a frame has less than 2^32, send fewer rows");
+    }
+    const std::size_t count = std::size_t{n} * table.dim;
+    const float* grads = table.grads.data() + std::size_t{begin} * table.dim;
+    const void* sent = grads;
+    const std::size_t bytes = count * size_of(options_.wire_dtype);
+    if (options_.wire_dtype != Dtype::kFloat32) {
+      auto& narrowed = out.narrowed.emplace_back(bytes);
+      convert_from_float(options_.wire_dtype, grads, narrowed.data(), count);
+      sent = narrowed.data();
+    }
+    add_piece(out.request, &head, sizeof head);
+    add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
+    add_piece(out.request, sent, bytes);
+    add_piece(out.request, kZeros.data(), padded8(bytes) - bytes);
+    ++out.request.header.section_count;
+  }
+  return Status::ok();
+}
+
 Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, const CommitOptions& options,
                           std::uint8_t flags, bool every_shard, Range range) {
   for (const TablePush& table : tables) {
@@ -172,61 +214,27 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
     Outgoing& out = add(call, shard, type, FrameType::kAck, options.step);
     out.request.header.sequence = options.sequence;
     out.request.header.flags = static_cast<std::uint8_t>(flags | (options.grad_sum ? kFrameGradSum : 0));
-    out.heads.reserve(tables.size());
-    std::uint64_t body_bytes = 0;
-    for (const TablePush& table : tables) {
-      const std::uint32_t begin = table.shard_begin[shard];
-      const std::uint32_t n = table.shard_begin[shard + 1] - begin;
-      if (n == 0) continue;
-      TableHead& head = out.heads.emplace_back();
-      head.descriptor.table_id = table.table_id;
-      head.descriptor.schema_version = table.schema_version;
-      head.descriptor.dim = table.dim;
-      head.descriptor.dtype = options_.wire_dtype;
-      head.descriptor.n = n;
-      head.descriptor.lr = table.lr;
-      head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableGrads);
-      head.section.flags = kSectionRequired;
-      head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .rows = true});
-      body_bytes += sizeof(SectionHeader) + head.section.payload_bytes;
-      if (body_bytes > UINT32_MAX - 7) {
-        return Status(Code::kInvalidArgument, "push: " + std::to_string(body_bytes) +
-                                                  " bytes for one shard; a frame has less than 2^32, send fewer rows");
-      }
-      const std::size_t count = std::size_t{n} * table.dim;
-      const float* grads = table.grads.data() + std::size_t{begin} * table.dim;
-      const void* sent = grads;
-      const std::size_t bytes = count * size_of(options_.wire_dtype);
-      if (options_.wire_dtype != Dtype::kFloat32) {
-        auto& narrowed = out.narrowed.emplace_back(bytes);
-        convert_from_float(options_.wire_dtype, grads, narrowed.data(), count);
-        sent = narrowed.data();
-      }
-      add_piece(out.request, &head, sizeof head);
-      add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
-      add_piece(out.request, sent, bytes);
-      add_piece(out.request, kZeros.data(), padded8(bytes) - bytes);
-      ++out.request.header.section_count;
-    }
+    SR_RETURN_IF_ERROR(add_rows(out, tables));
   }
   const bool is_by_key = type == FrameType::kAssign && options.sequence != 0;
   const bool has_content = type == FrameType::kPrepare || (type == FrameType::kCommit && (flags & kFramePrepared) == 0);
   if (options_.replay_bytes > 0 && (has_content || is_by_key)) buffer_for_replay(call, type != FrameType::kPrepare);
   Status status = run(call);
-  if (options.may_be_applied != nullptr) {
-    *options.may_be_applied = false;
-    for (const Outgoing& out : call.requests) {
-      const Request& request = out.request;
-      const bool is_taken = request.done && request.status.is_ok();
-      if (!status.is_ok()) *options.may_be_applied |= is_taken || request.may_be_taken;
-    }
-  }
-  for (const Outgoing& out : call.requests) {
-    if (options.open_step != nullptr) *options.open_step = std::max(*options.open_step, out.request.open_step);
-  }
+  tell_outcome(call, status, options);
   if (is_by_key && !status.is_ok()) drop_held(options.sequence);
   if (type == FrameType::kCommit && has_content && !status.is_ok()) drop_refused(call);
   return status;
+}
+
+// Tells a caller who asked whether a commit that failed may be applied, and which step a quorum left open.
+void Client::Impl::tell_outcome(const Call& call, const Status& status, const CommitOptions& options) {
+  if (options.may_be_applied != nullptr) *options.may_be_applied = false;
+  for (const Outgoing& out : call.requests) {
+    const Request& request = out.request;
+    const bool is_taken = (request.done && request.status.is_ok()) || request.may_be_taken;
+    if (options.may_be_applied != nullptr && !status.is_ok()) *options.may_be_applied |= is_taken;
+    if (options.open_step != nullptr) *options.open_step = std::max(*options.open_step, request.open_step);
+  }
 }
 
 // A shard that refused a commit of one phase has nothing of it, and its caller may send it under another sequence.

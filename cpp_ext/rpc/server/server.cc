@@ -51,6 +51,19 @@ Status check(const ServerOptions& options) {
   return check_range("stall_timeout_ms", options.stall_timeout_ms, 1, 86'400'000);
 }
 
+// Drops the connections that have ended or that `is_kept` refuses, and returns the others in their order.
+template <class IsKept>
+std::vector<std::shared_ptr<Connection>> kept(std::list<std::weak_ptr<Connection>>& connections, IsKept&& is_kept) {
+  std::vector<std::shared_ptr<Connection>> alive;
+  std::erase_if(connections, [&](const std::weak_ptr<Connection>& weak) {
+    auto connection = weak.lock();
+    if (!connection || !is_kept(*connection)) return true;
+    alive.push_back(std::move(connection));
+    return false;
+  });
+  return alive;
+}
+
 }  // namespace
 
 class Server::Impl {
@@ -162,13 +175,9 @@ bool Server::Impl::make_room_to_greet(const Peer& peer) {
   std::map<const Peer*, std::vector<std::shared_ptr<Connection>>> greeting;
   {
     const std::lock_guard lock(connections_mutex_);
-    std::erase_if(greeting_, [&](const std::weak_ptr<Connection>& weak) {
-      auto connection = weak.lock();
-      if (!connection || !connection->is_greeting()) return true;
-      auto& of_peer = greeting[&connection->peer()];
-      of_peer.push_back(std::move(connection));
-      return false;
-    });
+    for (auto& connection : kept(greeting_, [](const Connection& each) { return each.is_greeting(); })) {
+      greeting[&connection->peer()].push_back(std::move(connection));
+    }
   }
   const auto count = [&peer](const auto& entry) { return entry.second.size() + (entry.first == &peer ? 1 : 0); };
   const auto most = std::max_element(greeting.begin(), greeting.end(),
@@ -194,19 +203,9 @@ std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
 }
 
 std::vector<std::shared_ptr<Connection>> Server::Impl::connections() {
-  std::vector<std::shared_ptr<Connection>> alive;
   const std::lock_guard lock(connections_mutex_);
-  std::erase_if(greeting_, [](const std::weak_ptr<Connection>& weak) {
-    const auto connection = weak.lock();
-    return !connection || !connection->is_greeting();
-  });
-  std::erase_if(connections_, [&](const std::weak_ptr<Connection>& weak) {
-    auto connection = weak.lock();
-    if (!connection) return true;
-    alive.push_back(std::move(connection));
-    return false;
-  });
-  return alive;
+  static_cast<void>(kept(greeting_, [](const Connection& each) { return each.is_greeting(); }));
+  return kept(connections_, [](const Connection&) { return true; });
 }
 
 asio::awaitable<void> Server::Impl::tick_loop() {
