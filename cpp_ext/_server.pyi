@@ -516,11 +516,11 @@ class Store:
         """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots; held_rows that wait."""
 
 def step_back(nice: int) -> None:
-    """Adds to the niceness of the calling thread and shortens its slices, so that threads which wake wait less for its
-    CPU. The system may refuse it, and has slices of one length before Linux 6.12.
+    """Gives the calling thread more niceness than the process's first thread has and shortens its slices, so that
+    threads which wake wait less for its CPU. The system may refuse it, and has slices of one length before Linux 6.12.
 
     Args:
-        nice: what is added, from 0 to 19; the sum is at most 19.
+        nice: how much more, from 0 to 19; the sum is at most 19.
     """
 
 class SavePace:

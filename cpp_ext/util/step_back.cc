@@ -31,7 +31,7 @@ static_assert(sizeof(ThreadSchedule) == 48);
 
 void step_back(int nice) noexcept {
   const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
-  const int wished = std::min(kMostNice, ::getpriority(PRIO_PROCESS, thread) + nice);
+  const int wished = std::min(kMostNice, ::getpriority(PRIO_PROCESS, static_cast<id_t>(::getpid())) + nice);
   ThreadSchedule schedule;
   schedule.nice = wished;
   if (::syscall(SYS_sched_setattr, 0, &schedule, 0) != 0) ::setpriority(PRIO_PROCESS, thread, wished);

@@ -63,5 +63,7 @@ def test_a_thread_has_more_niceness_and_shorter_slices_and_others_keep_theirs() 
     assert (now.nice, now.runtime) == (mine.nice, mine.runtime)
 
 
-def test_the_sum_ends_at_19() -> None:
-    assert stepped_back(15, 15)[0] == 19
+def test_a_thread_that_steps_back_again_has_the_last_niceness_of_at_most_19() -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert stepped_back(3, 3, 3)[0] == min(19, mine + 3)
+    assert stepped_back(3, 19)[0] == 19
