@@ -131,6 +131,8 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   BatchOrder order;
   Absences absences;
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
+  ArenaPool& rows = impl_->pools.rows;
+  if (rows.opened_arenas() == 0) rows.expect(keys.size() * (table->layout.data_bytes + RowLayout::kHeadBytes));
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     impl_->wait_for_snapshot();
