@@ -12,15 +12,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition
 from ...proto.extras import install_command
-from ...worker.data.batch import TimeRange
 from ...worker.training.training_report import EpochResult, Observer
+
+if TYPE_CHECKING:
+    from ...worker.data.batch import TimeRange
 
 _EVERY_SEC = 2.0
 

@@ -6,14 +6,17 @@ import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ...proto.config.units import format_bytes
-from ...worker.data.batch import TimeRange
 from ...worker.training.training_report import EpochResult, TrainResult
+
+if TYPE_CHECKING:
+    from ...worker.data.batch import TimeRange
 
 
 class TrainingDisplay:

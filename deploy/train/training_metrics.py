@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...worker.data.batch import TimeRange
 from ...worker.training.training_report import EpochResult, Observer
 
 if TYPE_CHECKING:
+    from ...worker.data.batch import TimeRange
     from ...worker.session.session_metrics import SessionMetrics
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..data.batch import TimeRange
+if TYPE_CHECKING:
+    from ..data.batch import TimeRange  # the package imports torch
 
 
 @dataclass(frozen=True)
