@@ -31,6 +31,7 @@ log.addFilter(RateLimit())
 Answer = Callable[[HttpExchange], Awaitable[None]]
 
 _HANDSHAKE_SEC = 5.0
+_CLOSE_SEC = 5.0  # how long a client may take for its part of the end of TLS; its connection counts until then
 _LINGER_SEC = 2.0  # time in which a refused body is read and dropped, so that its client sees the reply
 _LINE_BYTES = 4096
 _HEADERS = 64
@@ -199,14 +200,14 @@ class HttpServer:
         """Does the handshake of a connection, with the present certificate."""
         assert self._server is not None
         context = _tls_context(process_security()) if self._secured else None
+        times: dict[str, float] = {}
+        if context is not None:
+            times = {"ssl_handshake_timeout": _HANDSHAKE_SEC, "ssl_shutdown_timeout": _CLOSE_SEC}
         protocol = self._server()
         self._of_protocol[protocol] = connection
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol,
-                connection.socket,
-                ssl=context,
-                ssl_handshake_timeout=_HANDSHAKE_SEC if context is not None else None,
+                lambda: protocol, connection.socket, ssl=context, **times
             )
             connection.protocol = protocol
             if connection not in self._connections:  # the connection was given up meanwhile

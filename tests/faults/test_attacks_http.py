@@ -282,7 +282,7 @@ def test_a_reply_above_the_limit_is_refused_with_what_fits(root: str, tmp_path: 
 
 
 def test_clients_that_do_not_read_their_replies_are_cut_off(root: str, tmp_path: Path) -> None:
-    limits = "limits:\n  http: {reply_sec: 3, memory_bytes: 256MiB}\n"
+    limits = "limits:\n  http: {reply_sec: 3, head_sec: 6, memory_bytes: 256MiB}\n"
     with serving(root, tmp_path, limits=limits) as served:
         body = json.dumps({"model": "ctr", "tables": {"user": list(range(ROWS))}}).encode()
         assert served.door.ask("POST", "/v1/lookup", body, served.token).status == 200
@@ -296,6 +296,20 @@ def test_clients_that_do_not_read_their_replies_are_cut_off(root: str, tmp_path:
         wait_until(lambda: len(psutil.Process(served.pid).net_connections("tcp")) < 20, "the connections to be closed")
         close_all(connections)
         assert "Traceback" not in served.process.err
+
+
+def test_a_connection_ends_without_its_clients_part_of_the_close(served: Served) -> None:
+    """A TLS connection ends with a message of both sides; a client that reads nothing never sends its own."""
+    with served.door.open() as connection:
+        port = connection.getsockname()[1]
+        connection.sendall(request("POST", "/v1/lookup", LOOKUP, served.token))
+
+        def is_held() -> bool:
+            held = psutil.Process(served.pid).net_connections("tcp")
+            return any(each.raddr and each.raddr.port == port for each in held)
+
+        assert is_held()
+        wait_until(lambda: not is_held(), "the connection to be closed", 25)
 
 
 def test_certificates_change_under_way_and_clients_show_theirs(root: str, tmp_path: Path) -> None:
