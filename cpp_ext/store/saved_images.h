@@ -38,7 +38,7 @@ class SavedImagePool {
   // Touches pages for places to come, so that `bytes` of places are free or have pages; nothing before the first image
   // was taken. take() goes on meanwhile. One thread at a time.
   void touch_ahead(std::size_t bytes) noexcept;
-  // Of regions that are touched and that no place was cut from.
+  // Bytes of regions that are touched and that no place was cut from.
   [[nodiscard]] std::size_t touched_bytes() const noexcept;
   // Gives all memory back to the system. No image may be in use.
   void clear() noexcept;

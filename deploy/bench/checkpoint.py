@@ -248,8 +248,8 @@ def _latencies(
 
 
 class _Saving:
-    """Makes one save after another with a session of its own, for the duration of a block, which begins when the session
-    is connected.
+    """Makes one save after another with a session of its own, for the duration of a block. The block begins when the
+    session is connected.
     """
 
     def __init__(self, address: str, url: str) -> None:

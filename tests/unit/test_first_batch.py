@@ -1,4 +1,4 @@
-"""The first large batch of a store finds huge pages: it announces what it will take, so that none is touched by 4 KiB."""
+"""The first large batch of a store finds huge pages: it announces what it takes, so that none is touched by 4 KiB."""
 
 from __future__ import annotations
 
