@@ -383,6 +383,9 @@ class NativeSession:
     def pull_merged(
         self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool, *, with_gradient: bool = True
     ) -> None: ...
+    def count_missed(self, counts: bool) -> None:
+        """Says whether a lookup of this step that pulls from now on counts as missed, as after ``pull_merged``."""
+
     def pack_merged(self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool) -> LookupPack:
         """The rows of the plan's lookups for a device; after ``pull_merged``."""
 

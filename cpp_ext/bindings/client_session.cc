@@ -292,6 +292,7 @@ void bind_session(py::module_& module) {
             raise_if_error(pull_merged(self, plan, tensors.span(), train));
           },
           py::arg("plan"), py::arg("roots"), py::arg("train"), py::kw_only(), py::arg("with_gradient") = true)
+      .def("count_missed", &Session::count_missed)
       .def(
           "pack_merged",
           [](Session&, const MergePlan& plan, const py::sequence& roots, bool train) {

@@ -79,6 +79,9 @@ class Session {
   // are kept until end_evaluation().
   Status pull_ahead(std::span<const AheadLookup> lookups, bool train);
   void end_evaluation();
+  // Whether a lookup of this step that pulls from now on counts as missed, as after pull_ahead(); lookups that are made
+  // together in place of pull_ahead() stand between two calls.
+  void count_missed(bool counts) noexcept { state_->merged_this_step.store(counts); }
   // Rows that the open step keeps in this process, of all tables: with gradient, and without.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> rows_in_step() const;
   // Whether this step has a lookup of these ids for the table; they are compared, since memory is used again.

@@ -12,7 +12,7 @@ import pytest
 import sparserow as sr
 import torch
 from sparserow.cpp_ext import torch_ops as ops
-from sparserow.worker.layers import rows_ahead
+from sparserow.worker.layers import forward_pull, rows_ahead
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -289,6 +289,83 @@ def test_an_id_out_of_range_is_told_by_its_layer(session: sr.Session) -> None:
         model(ids, flat, offsets)
     session.discard()
     check_steps(session, *pair_again(session, model, plain), steps=2)
+
+
+def columns(net: Net, ids: Tensor, flat: Tensor, offsets: Tensor) -> list[Tensor]:
+    return [net.one(ids[:, 0]), net.two(ids[:, 1]), net.two(ids[:, 2])]
+
+
+@pytest.fixture
+def pulled_before(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One number for each forward that pulls before it makes its rows."""
+    calls: list[int] = []
+    describe = forward_pull.descriptions
+
+    def counted(tensors: Any) -> Any:
+        calls.append(len(tensors))
+        return describe(tensors)
+
+    monkeypatch.setattr(forward_pull, "descriptions", counted)
+    return calls
+
+
+def test_the_op_that_makes_all_rows_pulls_them_too(
+    session: sr.Session, handed: list[int], pulled_before: list[int]
+) -> None:
+    model, plain = pair(session, columns)
+    check_steps(session, model, plain, steps=2)
+    assert len(pulled_before) == 1, "the forward after the one that is learnt from sees which rows there are"
+    before = session.stats()
+    for seed in range(3):  # with two forwards in each step
+        for part in (2 * seed, 2 * seed + 1):
+            out, wanted = model(*batch(part)), plain(*batch(part))
+            torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
+            out.sum().backward()
+        session.discard()
+    after = session.stats()
+    assert (after.pulls - before.pulls, after.lookups_missed) == (6, 0)
+    assert (len(pulled_before), handed) == (1, [3] * 7)
+
+
+def test_a_lookup_after_that_op_which_pulls_is_missed(session: sr.Session, pulled_before: list[int]) -> None:
+    shift = 0
+
+    def shifted(net: Net, ids: Tensor, flat: Tensor, offsets: Tensor) -> list[Tensor]:
+        return columns(net, (ids + shift) % ROWS if shift else ids, flat, offsets)
+
+    model, plain = pair(session, shifted)
+    check_steps(session, model, plain, steps=3)
+    assert (len(pulled_before), session.stats().lookups_missed) == (1, 0)
+    shift = 1
+    check_steps(session, *pair_again(session, model, plain), steps=3)
+    assert session.stats().lookups_missed > 0
+
+
+def test_an_id_out_of_range_is_told_by_its_layer_where_the_op_pulls(session: sr.Session) -> None:
+    model, plain = pair(session, columns)
+    check_steps(session, model, plain, steps=3)
+    ids, flat, offsets = batch(3)
+    ids[2, 1] = ROWS
+    with pytest.raises(sr.InvalidArgument, match=rf"'ahead/two'.*{ROWS}"):
+        model(ids, flat, offsets)
+    session.discard()
+    check_steps(session, *pair_again(session, model, plain), steps=2)
+
+
+def test_shards_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    with sr.InProcessCluster(shards=1).connect("unreachable") as session:
+        model, plain = pair(session, columns)
+        check_steps(session, model, plain, steps=3)
+
+        def fails(*_: Any) -> list[Tensor]:
+            asked.append("rows")
+            raise RuntimeError("Unavailable: shard 0 cannot be reached")
+
+        monkeypatch.setattr(rows_ahead.ops, "gather_all", fails)
+        with pytest.raises(sr.Unavailable, match="shard 0 cannot be reached"):
+            model(*batch(4))
+        assert (asked, session.stats().pulls_merged) == (["rows"], 2)
 
 
 def pair_again(session: sr.Session, model: Net, plain: Net) -> tuple[Net, Net]:

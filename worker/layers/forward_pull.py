@@ -99,11 +99,16 @@ class ForwardPull:
         """
         step, with_gradient = self._on_device, torch.is_grad_enabled()
         tensors = sources.tensors(batch, step.copy_on_host) if step.is_used else sources.tensors(batch)
+        ahead = self._ahead if train else None
+        if ahead is not None and not step.is_used:
+            made = ahead.pull_and_make(self._native, tensors)
+            if made is not None:
+                return made
         roots = descriptions(tensors)
         self._native.pull_merged(sources.plan, roots, train, with_gradient=with_gradient)
         if step.is_used and not step.is_prefetched and (with_gradient or not train):
             step.send_and_offer(self._native.pack_merged(sources.plan, roots, train), train=train)
-        return self._ahead.make(tensors, batch) if train and self._ahead is not None else None
+        return None if ahead is None else ahead.make(tensors, batch)
 
     def _begin_trace(self, batch: Any) -> None:
         """Begins the trace of a forward, unless a forward of another thread is being traced.

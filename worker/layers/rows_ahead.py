@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext import torch_ops as ops
+from ...proto.errors import DeadlineExceeded, Unavailable, typed_error
 from ..data.batch_tensors import id_tensors, tensor_at
 from .lookup_parts import LEAST_LOOKUPS, LookupParts, PlannedLookup
 
 if TYPE_CHECKING:
+    from ...cpp_ext import _client
     from ..id_trace.id_expressions import IdSources
     from .embedding import DistributedLayer
     from .joint_lookups import JointForward
@@ -171,18 +173,21 @@ class RowsAhead:
         self._whole: _Whole | None = None
         offsets = [(path, tensor) for path, tensor in id_tensors(batch)]
         self._planned: list[PlannedLookup] = []
+        parts: set[int] = set()  # of the plan, whose lookups are made here
         for call in calls:
             path = None
             if call.offsets is not None:
                 path = next((path for path, tensor in offsets if _is_same(tensor, call.offsets)), None)
                 if path is None:
                     continue
-            for binding, root, kind, dim, start, length in sources.plan.parts:
+            for index, (binding, root, kind, dim, start, length) in enumerate(sources.plan.parts):
                 planned = PlannedLookup(weakref.ref(call.layer), root, kind, dim, start, length, path)
                 tensor = roots[root]
                 if binding == call.layer.binding and tensor is not None and _fits(planned, tensor, call.ids):
                     self._planned.append(planned)
+                    parts.add(index)
                     break
+        self._has_all = len(parts) == len(sources.plan.parts)
         self._parts = LookupParts(self._planned)
 
     def make(self, roots: Sequence[tuple[Tensor | None, Tensor | None]], batch: Any) -> MadeRows | None:
@@ -194,19 +199,48 @@ class RowsAhead:
         """
         if len(self._planned) < LEAST_LOOKUPS or not torch.is_grad_enabled() or is_transformed():
             return None
-        whole = self._whole
-        if whole is not None and whole.changes == LayerChanges.count:
-            ids = self._parts.all_of(roots)
-            if ids is not None:
-                return self._make_whole(whole, ids)
-        return self._make_each(roots, batch)
+        ids = self._ids_of_all(roots)
+        return self._make_each(roots, batch) if ids is None else self._make_all(ids)
 
-    def _make_whole(self, whole: _Whole, ids: list[Tensor]) -> MadeRows | None:
+    def pull_and_make(
+        self, native: _client.NativeSession, roots: Sequence[tuple[Tensor | None, Tensor | None]]
+    ) -> MadeRows | None:
+        """Makes the rows for a batch by an op that pulls them too, so that no pull has to go before.
+
+        Returns None where the plan has other lookups, or one has an error; then ``pull_merged`` and :meth:`make` serve.
+
+        Args:
+            native: the native half of the session.
+            roots: as :meth:`make` takes them.
+
+        Raises:
+            DeadlineExceeded, Unavailable: the shards did not answer; another pull would wait for them as long.
+        """
+        is_possible = self._has_all and torch.is_grad_enabled() and not is_transformed()
+        ids = self._ids_of_all(roots) if is_possible else None
+        if ids is None:
+            return None
+        native.count_missed(False)  # what this op pulls was not expected to be there
+        made = self._make_all(ids)
+        native.count_missed(True)
+        return made
+
+    def _ids_of_all(self, roots: Sequence[tuple[Tensor | None, Tensor | None]]) -> list[Tensor] | None:
+        """Returns the ids of all planned lookups; None where the rows of each are to be made for itself."""
+        is_whole = self._whole is not None and self._whole.changes == LayerChanges.count
+        return self._parts.all_of(roots) if is_whole else None
+
+    def _make_all(self, ids: list[Tensor]) -> MadeRows | None:
         """Makes the rows of all planned lookups, none of which has offsets; nothing is done for each layer."""
+        whole = self._whole
+        assert whole is not None
         try:
             rows = ops.gather_all(ids, (), (), whole.anchor, whole.tables, whole.options, True)
-        except (RuntimeError, ValueError):  # the layer whose lookup fails tells it
-            return None
+        except (RuntimeError, ValueError) as error:
+            typed = typed_error(error)
+            if isinstance(typed, DeadlineExceeded | Unavailable):
+                raise typed from None
+            return None  # the layer whose lookup fails tells it
         return MadeRows(whole.places, ids, None, rows, self._step_of)
 
     def _make_each(self, roots: Sequence[tuple[Tensor | None, Tensor | None]], batch: Any) -> MadeRows | None:
