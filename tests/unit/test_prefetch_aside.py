@@ -20,8 +20,16 @@ from torch import Tensor, nn
 ROWS, TABLES, DEPTH, STEPS = 60, 3, 2, 40
 
 
-def ways_of(seconds: Callable[[bool, int], float], steps: int, passes: int = 1) -> list[bool]:
-    """Returns the ways of the batches of a loop whose steps take ``seconds(way, batches since the way changed)``."""
+def ways_of(
+    seconds: Callable[[bool, int], float],
+    steps: int,
+    passes: int = 1,
+    after: Callable[[AheadOrAside, bool], None] = lambda *_: None,
+) -> list[bool]:
+    """Returns the ways of the batches of a loop whose steps take ``seconds(way, batches since the way changed)``.
+
+    ``after`` is called with the pace and the way of each batch after it was taken.
+    """
     pace, ways, now = AheadOrAside(DEPTH), [], 0.0
     for _ in range(passes):
         pace.begin()
@@ -33,9 +41,21 @@ def ways_of(seconds: Callable[[bool, int], float], steps: int, passes: int = 1) 
             run = run + 1 if ways and ways[-1] == way else 0
             ways.append(way)
             pace.note(way, now)
+            after(pace, way)
             now += seconds(way, run)
         now += 1000.0  # an evaluation between two passes
     return ways
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.8, 20, 70), (0.7, 9_000, 9_950)])
+def test_batches_whose_rows_are_left_to_their_step_end_a_trial_soon(share: float, least: int, most: int) -> None:
+    def left(pace: AheadOrAside, way: bool) -> None:
+        if way:
+            pace.note_left(share)
+
+    ways = ways_of(lambda way, _: 0.9 if way else 1.0, 10_000, after=left)
+    assert least < ways.count(True) < most
+    assert ways[:4] == [True] * 4
 
 
 def changes(ways: list[bool]) -> int:
@@ -118,6 +138,39 @@ def train(session: sr.Session, batches_of: Callable[[list[Tensor]], Any]) -> lis
             (model(batch) ** 2).sum().backward()
             session.step()
     return [session.table(f"tables.{i}").pull(np.arange(ROWS)) for i in range(TABLES)]
+
+
+class Lefts(AheadOrAside):
+    """Notes the shares of rows that were left to their step, and pulls all batches ahead."""
+
+    def __init__(self) -> None:
+        super().__init__(DEPTH)
+        self.shares: list[float] = []
+
+    def note(self, is_ahead: bool, now: float) -> None:
+        del is_ahead, now
+
+    def note_left(self, share: float) -> None:
+        self.shares.append(share)
+
+
+@pytest.mark.parametrize(("rows", "is_left"), [(4, True), (1_000_000, False)])
+def test_the_share_of_rows_that_are_left_is_that_of_the_batch(
+    rows: int, is_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = Lefts()
+    monkeypatch.setattr(prefetch_batches, "pace_of", lambda *_: pace)
+    with sr.InProcessCluster(shards=1).connect("left") as session:
+        with sr.deferred(min_rows=1):
+            model: nn.Module = nn.Sequential(nn.Embedding(rows, 3))
+        model = sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        draw = torch.Generator().manual_seed(2)
+        for batch in sr.prefetch([torch.randint(rows, (64,), generator=draw) for _ in range(20)], session, depth=DEPTH):
+            model(batch).sum().backward()
+            session.step()
+    assert len(pace.shares) == 19, "the first batch is learnt from"
+    assert all(0 <= share <= 1 for share in pace.shares)
+    assert max(pace.shares) > 0.9 if is_left else max(pace.shares) < 0.3
 
 
 def test_rows_do_not_depend_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

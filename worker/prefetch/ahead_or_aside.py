@@ -5,6 +5,7 @@
 Pulling ahead hides the wait for the shards. It costs hand-overs between threads, and rows that a step before changes
 are asked for again. Where steps are short and most rows change, it costs more than it hides. So both ways are tried in
 turns and the faster one is kept. Exact rows are the same either way; others are at most as old as they would be.
+Where nearly all rows are left to their step, pulling ahead hides nothing, and its block ends after a few batches.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 _BLOCK = 12  # steps whose median stands for a way
 _FIRST_PERIOD = 64  # steps until the next trial; each trial in vain doubles them
 _LONGEST_PERIOD = 8192
+_MOST_LEFT = 0.75  # share of a batch's rows that are left to its step, above which pulling ahead is in vain
+_LOOKS_FROM = 3  # batches in a row that are ahead, of which the last one is judged by that share
 
 
 class AheadOrAside:
@@ -69,6 +72,20 @@ class AheadOrAside:
         self._before, self._left = None, self._period
         if seconds >= before:
             self._change()
+
+    def note_left(self, share: float) -> None:
+        """Is called after a batch that was pulled ahead was handed to its step.
+
+        Args:
+            share: how much of its rows was left to the step, which had to pull them; from 0 to 1.
+        """
+        if not self.is_ahead or self._run < _LOOKS_FROM or share <= _MOST_LEFT:
+            return
+        is_trial = self._before is not None
+        self._period = min(2 * self._period, _LONGEST_PERIOD) if is_trial else _FIRST_PERIOD
+        self._before, self._left = None, self._period
+        self._recent.clear()
+        self._change()
 
     def _change(self) -> None:
         self.is_ahead, self._run = not self.is_ahead, 0
