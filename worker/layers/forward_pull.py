@@ -3,8 +3,9 @@
 The first forward after ``distribute`` is traced. Each lookup's ids are matched by memory to a tensor of the batch: the
 tensor itself, or one index or range of one of its dimensions. Views and casts are matched too (id_expressions.py).
 From then on a hook pulls the rows for the batch's tensors before the forward begins, with one frame per shard for all
-tables, and rows_ahead.py makes the rows of those lookups that train. Results do not depend on the plan: a lookup that
-finds rows missing pulls them itself and is counted. The next forward is then traced again, a bounded number of times.
+tables, and rows_ahead.py makes the rows of those lookups that train. Where these are all lookups, its op pulls the rows
+too. Results do not depend on the plan: a lookup that finds rows missing pulls them itself and is counted. The next
+forward is then traced again, a bounded number of times.
 ``torch.compile`` does not trace hooks, so a compiled model pulls once per lookup.
 """
 
