@@ -462,9 +462,8 @@ class Prefetcher:
     ) -> tuple[LookupPack, list[int]]:
         """The batch's rows for a device, and which of the plan's lookups each part of the pack is; after ``pull``."""
 
-    def hand_over(
-        self, batch: PrefetchedBatch, *, with_gradient: bool = True, pack: LookupPack | None = None
-    ) -> None: ...
+    def hand_over(self, batch: PrefetchedBatch, *, with_gradient: bool = True, pack: LookupPack | None = None) -> int:
+        """Returns how many rows the pull ahead had left to this call, which has pulled them."""
 
 class LookupPack:
     """cpp_ext/session/lookup_pack.h.

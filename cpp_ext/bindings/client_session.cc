@@ -164,7 +164,7 @@ void bind_prefetcher(py::module_& module) {
             auto batch = std::move(box.batch);
             const py::gil_scoped_release unlocked;
             const NoGradScope scope(!with_gradient);
-            raise_if_error(self.hand_over(std::move(batch), pack));
+            return value_or_raise(self.hand_over(std::move(batch), pack));
           },
           py::arg("batch"), py::kw_only(), py::arg("with_gradient") = true, py::arg("pack") = nullptr);
 }

@@ -279,8 +279,9 @@ bool Prefetcher::knows_what_was_written(const PrefetchedBatch& batch) {
   return true;
 }
 
-Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack* pack) {
+Result<std::uint64_t> Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack* pack) {
   SessionState& state = session_->state();
+  const std::uint64_t deferred_before = state.counters.rows_deferred.load();
   SR_RETURN_IF_ERROR(state.check_usable());
   SR_RETURN_IF_ERROR(session_->expect(Phase::kOpen, "hand_over"));
   auto refreshed = Refreshed::kNone;
@@ -313,7 +314,7 @@ Status Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack*
   const std::lock_guard lock(mutex_);
   note_hand_over(batch->number_);
   spare_.push_back(std::move(batch));
-  return Status::ok();
+  return state.counters.rows_deferred.load() - deferred_before;
 }
 
 // Under mutex_.

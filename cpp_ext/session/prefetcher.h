@@ -75,7 +75,8 @@ class Prefetcher {
                                            std::vector<std::uint32_t>& parts);
   // Call when the step that uses it has begun, before its lookups. On failure the step is as before.
   // pack: of this batch, or null; its fresh() becomes the rows that are not those which it was made of.
-  Status hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack* pack = nullptr);
+  // Returns how many rows pull() had left to this call, which has pulled them.
+  Result<std::uint64_t> hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack* pack = nullptr);
 
  private:
   // The rows that a hand-over brought: none, those whose `deferred` or `changed` is set, or all.

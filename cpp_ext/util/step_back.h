@@ -3,9 +3,9 @@
 
 namespace sparserow {
 
-// Adds `nice`, from 0 to 19, to the niceness of the calling thread, and shortens its slices: niceness says how much of
-// a CPU the thread has beside others, and a slice how long one that wakes may wait for it. Both are wishes, which the
-// system may refuse; before Linux 6.12 all slices are alike.
+// Gives the calling thread `nice`, from 0 to 19, more niceness than the process's first thread has, and shortens its
+// slices: niceness says how much of a CPU the thread has beside others, and a slice how long one that wakes may wait
+// for it. Both are wishes, which the system may refuse; before Linux 6.12 all slices are alike. Idempotent.
 void step_back(int nice) noexcept;
 
 }  // namespace sparserow

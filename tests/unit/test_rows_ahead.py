@@ -280,17 +280,6 @@ def test_an_interrupted_forward_leaves_nothing_to_a_later_step(session: sr.Sessi
     session.discard()
 
 
-def test_an_id_out_of_range_is_told_by_its_layer(session: sr.Session) -> None:
-    model, plain = pair(session, all_of_them)
-    check_steps(session, model, plain, steps=2)
-    ids, flat, offsets = batch(3)
-    ids[2, 0] = ROWS
-    with pytest.raises(sr.InvalidArgument, match=rf"'ahead/one'.*{ROWS}"):
-        model(ids, flat, offsets)
-    session.discard()
-    check_steps(session, *pair_again(session, model, plain), steps=2)
-
-
 def columns(net: Net, ids: Tensor, flat: Tensor, offsets: Tensor) -> list[Tensor]:
     return [net.one(ids[:, 0]), net.two(ids[:, 1]), net.two(ids[:, 2])]
 
@@ -341,12 +330,19 @@ def test_a_lookup_after_that_op_which_pulls_is_missed(session: sr.Session, pulle
     assert session.stats().lookups_missed > 0
 
 
-def test_an_id_out_of_range_is_told_by_its_layer_where_the_op_pulls(session: sr.Session) -> None:
-    model, plain = pair(session, columns)
-    check_steps(session, model, plain, steps=3)
+@pytest.mark.parametrize(
+    ("lookups", "learnt", "column", "layer"),
+    [(all_of_them, 2, 0, "one"), (columns, 3, 1, "two")],
+    ids=["pulled before", "pulled by the op"],
+)
+def test_an_id_out_of_range_is_told_by_its_layer(
+    session: sr.Session, lookups: Look, learnt: int, column: int, layer: str
+) -> None:
+    model, plain = pair(session, lookups)
+    check_steps(session, model, plain, steps=learnt)
     ids, flat, offsets = batch(3)
-    ids[2, 1] = ROWS
-    with pytest.raises(sr.InvalidArgument, match=rf"'ahead/two'.*{ROWS}"):
+    ids[2, column] = ROWS
+    with pytest.raises(sr.InvalidArgument, match=rf"'ahead/{layer}'.*{ROWS}"):
         model(ids, flat, offsets)
     session.discard()
     check_steps(session, *pair_again(session, model, plain), steps=2)

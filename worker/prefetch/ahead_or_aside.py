@@ -68,10 +68,8 @@ class AheadOrAside:
             self._before, self._left = seconds, _BLOCK
             self._change()
             return
-        self._period = _FIRST_PERIOD if seconds < before else min(2 * self._period, _LONGEST_PERIOD)
-        self._before, self._left = None, self._period
-        if seconds >= before:
-            self._change()
+        is_slower = seconds >= before
+        self._decide(changes=is_slower, is_in_vain=is_slower)
 
     def note_left(self, share: float) -> None:
         """Is called after a batch that was pulled ahead was handed to its step.
@@ -81,11 +79,15 @@ class AheadOrAside:
         """
         if not self.is_ahead or self._run < _LOOKS_FROM or share <= _MOST_LEFT:
             return
-        is_trial = self._before is not None
-        self._period = min(2 * self._period, _LONGEST_PERIOD) if is_trial else _FIRST_PERIOD
+        self._decide(changes=True, is_in_vain=self._before is not None)
+
+    def _decide(self, *, changes: bool, is_in_vain: bool) -> None:
+        """Keeps or changes the way until the next trial, which is later after a trial in vain."""
+        self._period = min(2 * self._period, _LONGEST_PERIOD) if is_in_vain else _FIRST_PERIOD
         self._before, self._left = None, self._period
         self._recent.clear()
-        self._change()
+        if changes:
+            self._change()
 
     def _change(self) -> None:
         self.is_ahead, self._run = not self.is_ahead, 0

@@ -329,11 +329,10 @@ class PrefetchIterator(Generic[Batch]):
         sent, device = item.sent, self._settings.device
         pack = None if sent is None or sent.sent.pack is None else sent.sent.pack.native
         if item.rows is not None:
-            pace, core, rows = self._settings.pace, self._session.core.native, item.rows.rows
-            before = 0 if pace is None else core.stats()["rows_deferred"]
-            self._native.hand_over(item.rows, with_gradient=torch.is_grad_enabled(), pack=pack)
-            if pace is not None:
-                pace.note_left((core.stats()["rows_deferred"] - before) / max(1, rows))
+            rows = item.rows.rows
+            left = self._native.hand_over(item.rows, with_gradient=torch.is_grad_enabled(), pack=pack)
+            if self._settings.pace is not None:
+                self._settings.pace.note_left(left / max(1, rows))
         batch: Batch = item.host
         if sent is not None and device is not None:
             batch = device.receive(sent, self._session.core.on_device)

@@ -19,12 +19,6 @@
 namespace sparserow::rpc {
 
 // What one table adds to a request's body; stays in place until the request is done.
-struct TableHead {
-  SectionHeader section;
-  TableDescriptor descriptor;
-};
-static_assert(sizeof(TableHead) == 56);
-
 // A request with the memory that its body points into.
 struct Outgoing {
   Request request;
@@ -100,6 +94,19 @@ class Client::Impl {
 
   void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
   Status add_rows(Outgoing& out, std::span<const TablePush> tables) const;
+  // Begins a section of n of a table's rows in `out`, whose heads have their room.
+  template <class Table>
+  TableHead& add_head(Outgoing& out, const Table& table, std::uint32_t n, SectionKind kind) const {
+    TableHead& head = out.heads.emplace_back();
+    head.descriptor.table_id = table.table_id;
+    head.descriptor.schema_version = table.schema_version;
+    head.descriptor.dim = table.dim;
+    head.descriptor.dtype = options_.wire_dtype;
+    head.descriptor.n = n;
+    head.section.kind = static_cast<std::uint16_t>(kind);
+    head.section.flags = kSectionRequired;
+    return head;
+  }
   static void tell_outcome(const Call& call, const Status& status, const CommitOptions& options);
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);

@@ -98,17 +98,10 @@ Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& 
 void Client::Impl::add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const {
   const std::uint32_t begin = table.shard_begin[shard];
   const std::uint32_t n = table.shard_begin[shard + 1] - begin;
-  TableHead& head = out.heads.emplace_back();
-  head.descriptor.table_id = table.table_id;
-  head.descriptor.schema_version = table.schema_version;
-  head.descriptor.dim = table.dim;
-  head.descriptor.dtype = options_.wire_dtype;
-  head.descriptor.n = n;
+  TableHead& head = add_head(out, table, n, SectionKind::kTableKeys);
   head.descriptor.flags =
       static_cast<std::uint8_t>((!table.versions.empty() ? kTableVersions : 0) |
                                 (!table.found.empty() ? kTableFound : 0) | (!table.known.empty() ? kTableKnown : 0));
-  head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableKeys);
-  head.section.flags = kSectionRequired;
   const bool conditional = !table.known.empty();
   head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .known = conditional});
   add_piece(out.request, &head, sizeof head);
@@ -167,15 +160,8 @@ Status Client::Impl::add_rows(Outgoing& out, std::span<const TablePush> tables) 
     const std::uint32_t begin = table.shard_begin[shard];
     const std::uint32_t n = table.shard_begin[shard + 1] - begin;
     if (n == 0) continue;
-    TableHead& head = out.heads.emplace_back();
-    head.descriptor.table_id = table.table_id;
-    head.descriptor.schema_version = table.schema_version;
-    head.descriptor.dim = table.dim;
-    head.descriptor.dtype = options_.wire_dtype;
-    head.descriptor.n = n;
+    TableHead& head = add_head(out, table, n, SectionKind::kTableGrads);
     head.descriptor.lr = table.lr;
-    head.section.kind = static_cast<std::uint16_t>(SectionKind::kTableGrads);
-    head.section.flags = kSectionRequired;
     head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .rows = true});
     body_bytes += sizeof(SectionHeader) + head.section.payload_bytes;
     if (body_bytes > UINT32_MAX - 7) {
@@ -226,7 +212,7 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
   return status;
 }
 
-// Tells a caller who asked whether a commit that failed may be applied, and which step a quorum left open.
+// Writes what the options ask for: whether a commit that failed may be applied, and the step that a quorum left open.
 void Client::Impl::tell_outcome(const Call& call, const Status& status, const CommitOptions& options) {
   if (options.may_be_applied != nullptr) *options.may_be_applied = false;
   for (const Outgoing& out : call.requests) {

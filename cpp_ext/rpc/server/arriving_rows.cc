@@ -26,21 +26,18 @@ void ArrivingRows::look(std::span<const std::byte> arrived) {
 
 // Reads the head of the next section; false when it has not arrived, or is none whose rows are looked at.
 bool ArrivingRows::begin_table(std::span<const std::byte> arrived) {
-  struct {
-    SectionHeader section;
-    TableDescriptor table;
-  } head;
+  TableHead head;
   if (arrived.size() < section_ || arrived.size() - section_ < sizeof head) return false;
   std::memcpy(&head, arrived.data() + section_, sizeof head);
   const auto kind = static_cast<SectionKind>(head.section.kind);
-  const auto layout = layout_of(kind, head.table.flags);
-  is_over_ = kind != SectionKind::kTableGrads || head.table.dtype != Dtype::kFloat32 || !layout.is_ok() ||
-             !check_descriptor(head.table).is_ok() ||
-             head.section.payload_bytes != table_payload_bytes(head.table, layout.value());
+  const auto layout = layout_of(kind, head.descriptor.flags);
+  is_over_ = kind != SectionKind::kTableGrads || head.descriptor.dtype != Dtype::kFloat32 || !layout.is_ok() ||
+             !check_descriptor(head.descriptor).is_ok() ||
+             head.section.payload_bytes != table_payload_bytes(head.descriptor, layout.value());
   if (is_over_) return false;
-  const std::size_t keys = std::size_t{head.table.n} * sizeof(std::uint64_t);
+  const std::size_t keys = std::size_t{head.descriptor.n} * sizeof(std::uint64_t);
   rows_begin_ = seen_ = section_ + sizeof head + keys;
-  rows_end_ = seen_ + std::size_t{head.table.n} * head.table.dim * sizeof(float);
+  rows_end_ = seen_ + std::size_t{head.descriptor.n} * head.descriptor.dim * sizeof(float);
   next_ = section_ + sizeof head.section + padded8(head.section.payload_bytes);
   is_finite_ = true;
   return true;

@@ -1,8 +1,8 @@
 // Looks for NaN and infinite values in the rows of a request while its body arrives: a part that was just received is
 // in the core's cache, where a look costs a fraction of what it costs once the whole body is there.
 //
-// What it finds saves work alone. Rows that it did not see whole, or that are not finite, are checked by who needs
-// them.
+// A finding spares a second look and decides nothing else: a handler checks rows that were not seen whole, and those
+// that are not finite.
 #pragma once
 
 #include <cstddef>

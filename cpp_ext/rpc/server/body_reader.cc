@@ -45,17 +45,16 @@ Task<Status> BodyReader::read(const FrameHeader& header, Body& body, Clock::time
 Task<Status> BodyReader::check_first_table(const FrameHeader& header, const Check& check) {
   struct {
     FrameHeader header;
-    SectionHeader section;
-    TableDescriptor table;
+    TableHead table;
   } first;
   if (Status status = check(header, nullptr); !status.is_ok()) co_return status;
   if (header.body_bytes < sizeof first - sizeof header) co_return Status::ok();
   if (!co_await io_.fill(sizeof first)) co_return lost();
   std::memcpy(&first, io_.staged().data(), sizeof first);
-  const auto kind = static_cast<SectionKind>(first.section.kind);
+  const auto kind = static_cast<SectionKind>(first.table.section.kind);
   const bool names_table = kind == SectionKind::kTableKeys || kind == SectionKind::kTableGrads;
   if (!names_table || header.type == static_cast<std::uint16_t>(FrameType::kLookup)) co_return Status::ok();
-  co_return check(header, &first.table);
+  co_return check(header, &first.table.descriptor);
 }
 
 // `left` counts the bytes down that were not read yet.

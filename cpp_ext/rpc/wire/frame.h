@@ -183,6 +183,13 @@ struct TableDescriptor {
 };
 static_assert(sizeof(TableDescriptor) == 40);
 
+// What a section of a table begins with.
+struct TableHead {
+  SectionHeader section;
+  TableDescriptor descriptor;
+};
+static_assert(sizeof(TableHead) == 56);
+
 struct HelloPayload {
   std::uint32_t magic = kHelloMagic;
   std::uint8_t protocol_min = kProtocolMin;
