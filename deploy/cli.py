@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..proto.errors import SparserowError
+from ..proto.startup import begin_start
 
 # The order is that of the help text.
 COMMANDS: tuple[str, ...] = (
@@ -89,6 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: the arguments without the program's name; None reads those of the process.
     """
+    begin_start()
     arguments = sys.argv[1:] if arguments is None else arguments
     app = typer.Typer(
         cls=LazyCommands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"

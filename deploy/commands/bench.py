@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...proto.errors import InvalidArgument
+from ...proto.startup import end_start
 from ...proto.whole_file import write_whole
 from .bench_peers import Environments, Only, Python, Write, measure_peers
 
@@ -64,6 +65,7 @@ def bench() -> None:
 
 def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:
     module = import_module(f"...deploy.bench.{name}", __package__)
+    end_start()  # as a user's process, a benchmark collects garbage by Python's own rule
     size = module.QUICK if quick else module.FULL
     if rows is not None:
         if not hasattr(size, "rows"):

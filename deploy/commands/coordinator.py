@@ -50,6 +50,7 @@ def coordinator(
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
+    from ...proto.startup import end_start
     from ...ps_server.coordinator.leader_election import run_elected
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
     from ...ps_server.coordinator.state.cluster import ClusterOptions
@@ -104,4 +105,5 @@ def coordinator(
             print(f"sparserow: coordinator at {running.address}, waiting for {cluster.shards} shards", flush=True)
             await stop.wait()
 
+    end_start()
     uvloop.run(run())

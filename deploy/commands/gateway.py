@@ -46,6 +46,7 @@ def gateway(
     from ...proto.control import ControlClient
     from ...proto.errors import not_allowed
     from ...proto.security.fresh_security import fresh_security
+    from ...proto.startup import end_start
     from ...ps_server.process.control_server import ControlServer
     from ...ps_server.process.listen import check_host, check_port_free
     from ...ps_server.process.logs import start_log
@@ -93,4 +94,5 @@ def gateway(
             await asyncio.sleep(max(0.1, min(5.0, idle_sec / 4)))
             await asyncio.to_thread(service.leave_idle)
 
+    end_start()
     uvloop.run(run())

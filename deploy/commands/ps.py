@@ -44,6 +44,7 @@ def ps(
 
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
+    from ...proto.startup import end_start
     from ...proto.telemetry import telemetry_from_environment
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.stopping import StopRequest
@@ -81,6 +82,7 @@ def ps(
     async def run() -> None:
         await serve_shard(config, StopRequest())
 
+    end_start()
     try:
         uvloop.run(run())
     finally:

@@ -92,6 +92,7 @@ def serve(
     from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, not_allowed
     from ...proto.security.security import process_security
+    from ...proto.startup import end_start
     from ...ps_server.process.advertise import Advertised, advertised
     from ...ps_server.process.control_server import ControlServer
     from ...ps_server.process.http_server import HttpServer
@@ -167,4 +168,5 @@ def serve(
             say_ready,
         )
 
+    end_start()
     uvloop.run(run())

@@ -136,9 +136,11 @@ def up(
 
 
 async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
+    from ...proto.startup import end_start
     from ...ps_server.process.stopping import StopRequest
     from ..launch.single_host import run_embedded
 
+    end_start()
     stop = StopRequest()
     watch = _follow_parent(parent, stop) if parent is not None else None
 

@@ -63,6 +63,7 @@ def run_worker(
     """
     import torch
 
+    from ...proto.startup import end_start
     from ...ps_server.process.metrics import serve_metrics
     from ...worker.session.tracing import NoTrace, RecordedTrace, write_trace
     from ...worker.training.parallel_group import ParallelGroup, in_groups
@@ -83,6 +84,7 @@ def run_worker(
     trace = NoTrace() if trace_file is None else RecordedTrace(group.rank)
 
     def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
+        end_start()
         trainer = Trainer(job, group=group, backend=backend, observer=metrics, run=run, identity=identity)
         if resume != "never":
             trainer.resume(None if resume == "auto" else resume)

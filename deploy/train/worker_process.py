@@ -21,10 +21,12 @@ from ...proto.config.config import validate
 from ...proto.config.job import JobConfig
 from ...proto.errors import Internal, SparserowError
 from ...proto.security.security import use_security
+from ...proto.startup import begin_start
 
 
 def main() -> None:
     """The entry point of the process: ``python -m ...worker_process DESCRIPTOR``."""
+    begin_start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with socket.socket(fileno=int(sys.argv[1])) as link:
         line = link.makefile("rb").readline()
