@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, typed_error
 from ..session.tensor_group import TensorGroup
+from .compiled_lookups import fuse_in_this_graph
 from .rows_ahead import LayerChanges, rows_made_ahead
 from .table_handle import EXTRA_STATE, TableHandle
 
@@ -201,6 +202,7 @@ class DistributedEmbedding(DistributedLayer):
             FailedPrecondition: no session of this process has bound the table.
         """
         if torch.compiler.is_compiling():
+            fuse_in_this_graph()
             out = self._rows(input)
         else:
             try:
@@ -291,6 +293,7 @@ class DistributedEmbeddingBag(DistributedLayer):
         """
         weights = per_sample_weights
         if torch.compiler.is_compiling():
+            fuse_in_this_graph()
             out = self._pool(input, offsets, weights)
         else:
             try:
