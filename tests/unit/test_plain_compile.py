@@ -175,6 +175,89 @@ def test_an_exported_program_keeps_its_lookups(cluster: sr.InProcessCluster) -> 
             assert len(lookups) == TABLES
 
 
+class Three(nn.Module):
+    """Three tables, whose lookups a subclass makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Embedding(ROWS, DIM) for _ in range(3))
+
+
+class InNoGrad(Three):
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            fixed = self.two(ids[:, 1])
+        return (self.one(ids[:, 0]) * fixed * self.three(ids[:, 2])).sum(1)
+
+
+class BeforeNoGrad(Three):
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.one(ids[:, 0])
+        with torch.no_grad():
+            fixed = self.two(ids[:, 1])
+        return (rows * fixed * self.three(ids[:, 2])).sum(1)
+
+
+class AfterAVmap(Three):
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.one(ids[:, 0])
+        others = torch.vmap(lambda each: each * 2 % ROWS)(ids)
+        return (rows * self.two(others[:, 1]) * self.three(ids[:, 2])).sum(1)
+
+
+class InAutocast(Three):
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.one(ids[:, 0])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = (ids[:, :3].float() @ torch.full((3, 3), 1.37)).long() % ROWS
+        return (rows * self.two(mixed[:, 1]) * self.three(ids[:, 2])).sum(1)
+
+
+class AfterAWrite(Three):
+    def forward(self, ids: Tensor) -> Tensor:
+        others = ids.clone()
+        rows = self.one(ids[:, 0])
+        others.add_(1).remainder_(ROWS)
+        return (rows * self.two(others[:, 1]) * self.three(others[:, 2])).sum(1)
+
+
+class Chained(Three):
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.one(ids[:, 0])
+        found = (rows.sum(1).abs() * 1000).long() % ROWS
+        return (rows * self.two(found) + self.three(ids[:, 2]) * self.three(found)).sum(1)
+
+
+@pytest.mark.parametrize("compiler", [torch.compile, sr.compile_model], ids=["torch", "sparserow"])
+@pytest.mark.parametrize(
+    ("kind", "pulls"),
+    [(InNoGrad, 2), (BeforeNoGrad, 3), (AfterAVmap, 2), (InAutocast, 2), (AfterAWrite, 2), (Chained, 2)],
+)
+def test_lookups_that_cannot_be_moved_stay(
+    cluster: sr.InProcessCluster, kind: type[Three], pulls: int, compiler: Callable[..., Any]
+) -> None:
+    """A lookup is merged neither across a change of mode nor across a write, nor before what it waits for."""
+    batches = [batch(seed) for seed in range(3)]
+    ends = []
+    for way in ("plain", "compiled"):
+        with cluster.connect(way) as session:
+            model = distributed(session, kind)
+            if way == "compiled":
+                model = compiler(model, backend="aot_eager", fullgraph=True)
+            losses = []
+            for ids in batches:
+                out, made = pulls_of(session, model, ids)
+                loss = out.square().mean()
+                loss.backward()
+                assert session.step()
+                losses.append(loss.item())
+            rows = [session.table(name).pull(np.arange(ROWS)) for name in ("one", "two", "three")]
+            ends.append((losses, rows, made))
+    assert ends[1][0] == ends[0][0]
+    assert all(map(np.array_equal, ends[1][1], ends[0][1]))
+    assert ends[1][2] == pulls
+
+
 def test_both_sides_of_a_graph_break_make_one_pull(cluster: sr.InProcessCluster) -> None:
     class Broken(Columns):
         def forward(self, ids: Tensor) -> Tensor:

@@ -1,48 +1,28 @@
-"""``compile_model``: ``torch.compile`` for a distributed model, with one lookup for all tables of a forward."""
+"""``compile_model``: ``torch.compile`` for a distributed model, with the hooks of lookups that ranks make together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ...proto.errors import not_allowed
 from .embedding import DistributedLayer
 from .forward_pull import ForwardPull
-from .fuse_lookups import fuse_lookups
 from .handed_rows import SameBatch
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class _FusedBackend:
-    """A backend of ``torch.compile`` that merges lookups and hands the graph on.
-
-    Attributes:
-        graphs: the graphs that were compiled, after their lookups were merged.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._compile: Callable[..., Any] = torch._dynamo.lookup_backend(name)
-        self.graphs: list[fx.GraphModule] = []
-
-    def __call__(self, graph: fx.GraphModule, inputs: Sequence[torch.Tensor], **options: Any) -> Any:
-        """Compiles a graph."""
-        fuse_lookups(graph)
-        self.graphs.append(graph)
-        return self._compile(graph, inputs, **options)
-
-
 def compile_model(model: Model, *, backend: str = "inductor", **options: Any) -> Model:
-    """Compiles a distributed model; the lookups of a graph that do not wait for each other become one op.
+    """Compiles a distributed model, as ``torch.compile`` does; the lookups of a graph become one op where they can.
 
-    In a compiled model a lookup of its own would pull for itself, as hooks do not run there. This one op pulls for all
-    tables at once, in forward, and stages the gradients of all in backward.
+    This one op pulls for all tables at once, in forward, and stages the gradients of all in backward.
 
     Lookups that ranks make together, in a tensor group or of tables on devices, stay outside of the graphs. The
-    compiled model makes all of them before its forward, as the model does.
+    compiled model makes all of them before its forward, as the model does; under ``torch.compile`` alone each makes its
+    own.
 
     Args:
         model: a model after :func:`distribute`.
@@ -62,7 +42,7 @@ def compile_model(model: Model, *, backend: str = "inductor", **options: Any) ->
     known = torch._dynamo.list_backends(exclude_tags=())
     if backend not in known:
         raise not_allowed("compile_model.backend", backend, known)
-    compiled: Any = torch.compile(model, backend=_FusedBackend(backend), **options)
+    compiled: Any = torch.compile(model, backend=backend, **options)
     if any(module.is_joint for module in model.modules() if isinstance(module, DistributedLayer)):
         _add_hooks(model, compiled)
     whole: Model = compiled

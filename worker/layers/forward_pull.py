@@ -6,7 +6,7 @@ From then on a hook pulls the rows for the batch's tensors before the forward be
 tables, and rows_ahead.py makes the rows of those lookups that train. Where these are all lookups, its op pulls the rows
 too. Results do not depend on the plan: a lookup that finds rows missing pulls them itself and is counted. The next
 forward is then traced again, a bounded number of times.
-``torch.compile`` does not trace hooks, so a compiled model pulls once per lookup.
+These hooks do nothing in a compiled model, whose graphs have their lookups merged (compiled_lookups.py).
 """
 
 from __future__ import annotations

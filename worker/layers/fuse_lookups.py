@@ -1,8 +1,8 @@
 """Merges the independent lookups of a graph into one op, so that they make one round trip.
 
 ``merge_lookups`` serves graphs that are called and not trained: an exported program, or one captured by ``torch.fx``.
-``fuse_lookups`` serves the graphs of ``compile_model``, whose lookups train. A model that is not compiled has its
-lookups merged by forward_pull.py, with a plan learnt from the first batch.
+``fuse_lookups`` serves the graphs of ``torch.compile`` (compiled_lookups.py), whose lookups train. A model that is not
+compiled has its lookups merged by forward_pull.py, with a plan learnt from the first batch.
 """
 
 from __future__ import annotations
@@ -84,14 +84,17 @@ def merge_lookups(program: ExportedProgram | fx.GraphModule, *, check: Sequence[
 
 
 def fuse_lookups(module: fx.GraphModule) -> None:
-    """Merges the lookups of a graph in place, those that train by one op and the others by another one."""
-    for lookups in _rounds(module):
+    """Merges the lookups of a graph in place, those that train by one op and the others by another one.
+
+    Other nodes stay, whether something uses them or not: some begin or end a mode. A graph of fewer than two
+    lookups is not changed.
+    """
+    rounds = _rounds(module)
+    for lookups in rounds:
         _merge(module, lookups)
-    module.graph.eliminate_dead_code(
-        lambda node: node.op == "call_module" or node.is_impure() or _changes_something(node)
-    )
-    module.graph.lint()
-    module.recompile()
+    if rounds:
+        module.graph.lint()
+        module.recompile()
 
 
 def count_merged(module: fx.GraphModule) -> int:
@@ -101,19 +104,31 @@ def count_merged(module: fx.GraphModule) -> int:
 
 
 def _rounds(module: fx.GraphModule) -> list[list[_Lookup]]:
-    """Returns the rounds of lookups, by the number of lookups that each waits for; rounds of one are left out.
+    """Returns the rounds of lookups that one op can make; rounds of one are left out.
 
-    Lookups that train and lookups that do not are in rounds of their own.
+    The lookups of a round wait for equally many lookups. No node between them writes to a tensor or changes a mode, as
+    the begin of ``no_grad`` does. Lookups that train and lookups that do not are in rounds of their own, and so are
+    those whose rows go to different devices.
     """
     depth: dict[fx.Node, int] = {}
-    rounds: dict[tuple[int, bool], list[_Lookup]] = {}
+    rounds: dict[tuple[int, int, str], list[_Lookup]] = {}
+    region = 0
     for node in module.graph.nodes:
+        region += _changes_something(node) or _changes_mode(node)
         depth[node] = max((depth[given] for given in node.all_input_nodes), default=0)
         lookup = _lookup_of(module, node)
         if lookup is not None:
-            rounds.setdefault((depth[node], lookup.anchor is not None), []).append(lookup)
+            rounds.setdefault((region, depth[node], _use_of(lookup.anchor)), []).append(lookup)
             depth[node] += 1
-    return [lookups for _, lookups in sorted(rounds.items()) if len(lookups) > 1]
+    return [lookups for _, lookups in sorted(rounds.items(), key=operator.itemgetter(0)) if len(lookups) > 1]
+
+
+def _use_of(anchor: fx.Node | None) -> str:
+    """Returns what an anchor says of its lookup's rows: their device, and whether they have a gradient."""
+    if anchor is None:
+        return ""
+    tensor = anchor.meta.get("example_value", anchor.meta.get("val"))
+    return f"{tensor.device} {tensor.requires_grad}" if isinstance(tensor, torch.Tensor) else "anchor"
 
 
 def _lookup_of(module: fx.GraphModule, node: fx.Node) -> _Lookup | None:
@@ -201,14 +216,13 @@ def _int(value: Any) -> int:
     return value
 
 
-def _merge(module: fx.GraphModule, lookups: list[_Lookup]) -> None:
-    """Puts one op in the place of the first lookup, after every node that the inputs of the lookups need."""
+def _merge(module: fx.GraphModule, together: list[_Lookup]) -> None:
+    """Puts one op in the place of a round's first lookup, after every node that the inputs of the lookups need."""
     graph = module.graph
     order = {node: place for place, node in enumerate(graph.nodes)}
-    first = min((lookup.node for lookup in lookups), key=lambda node: order[node])
-    together = [lookup for lookup in lookups if _pull_up(lookup, first, order)]
-    if len(together) < 2:
-        return
+    first = min((lookup.node for lookup in together), key=lambda node: order[node])
+    for lookup in together:
+        _pull_up(lookup, first, order)
     with graph.inserting_before(first):
         tensors = (
             [lookup.ids for lookup in together],
@@ -228,17 +242,21 @@ def _merge(module: fx.GraphModule, lookups: list[_Lookup]) -> None:
                 results[index] = graph.call_method("to", (results[index], lookup.dtype))
     for lookup, rows in zip(together, results, strict=True):
         _replace(graph, lookup, rows)
+        _erase_unused(graph, lookup.anchor)
 
 
-def _pull_up(lookup: _Lookup, first: fx.Node, order: dict[fx.Node, int]) -> bool:
-    """Moves the nodes that the lookup's inputs need to before ``first``.
+def _erase_unused(graph: fx.Graph, anchor: fx.Node | None) -> None:
+    """Erases an anchor that nothing uses any more, with the nodes that made it."""
+    rest = [] if anchor is None else [anchor]
+    while rest:
+        node = rest.pop()
+        if not node.users and node.op != "placeholder":
+            rest.extend(node.all_input_nodes)
+            graph.erase_node(node)
 
-    Returns:
-        False when a node between the two may write to a tensor; then nothing is moved.
-    """
-    between = (node for node in order if order[first] < order[node] < order[lookup.node])
-    if any(_changes_something(node) for node in between):
-        return False
+
+def _pull_up(lookup: _Lookup, first: fx.Node, order: dict[fx.Node, int]) -> None:
+    """Moves the nodes that the lookup's inputs need to before ``first``; no node between the two has an effect."""
     needed: set[fx.Node] = set()
     rest = [node for node in lookup.inputs if order[node] > order[first]]
     while rest:
@@ -251,7 +269,6 @@ def _pull_up(lookup: _Lookup, first: fx.Node, order: dict[fx.Node, int]) -> bool
         first.prepend(node)
     for place, node in enumerate(first.graph.nodes):
         order[node] = place
-    return True
 
 
 def _changes_something(node: fx.Node) -> bool:
@@ -265,6 +282,17 @@ def _changes_something(node: fx.Node) -> bool:
     if node.op == "call_function" and schema is None:
         return "out" in node.kwargs or node.target in _WRITES or str(node.kwargs.get("inplace")) == "True"
     return bool(schema is not None and schema.is_mutable)
+
+
+def _changes_mode(node: fx.Node) -> bool:
+    """Returns whether the nodes after a node are computed in another mode: of autograd, autocast or a transform."""
+    if node.op != "call_function" or hasattr(node.target, "_schema"):
+        return False
+    if node.target is torch._C._set_grad_enabled:
+        return True
+    named, module = (str(getattr(node.target, name, "")) for name in ("__name__", "__module__"))
+    is_for_effect = not node.users and module.startswith("torch.") and not named.startswith(("_assert", "_check"))
+    return is_for_effect or named.startswith(("_enter_", "_exit_"))
 
 
 def _replace(graph: fx.Graph, lookup: _Lookup, rows: fx.Node) -> None:
