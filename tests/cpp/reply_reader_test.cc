@@ -124,6 +124,7 @@ struct Feeder {
   std::vector<RowsSink> sinks;
   bool collects = false;
   int ended = 0;
+  std::size_t most_awaited = 0;
 
   Feeder(std::uint32_t from, std::size_t longest_run) : random(from), longest(longest_run) {}
 
@@ -151,6 +152,9 @@ struct Feeder {
           is_starved = true;
         }
       }
+      const std::size_t awaited = reader.awaited();
+      REQUIRE((awaited == 1 || awaited <= bytes.size()));  // else its owner would wait for ever
+      most_awaited = std::max(most_awaited, awaited);
     }
     return Status::ok();
   }
@@ -183,6 +187,20 @@ TEST_CASE("rows reach their caller however the bytes are cut") {
     REQUIRE(feeder.ended == 2);
     for (std::uint32_t at = 0; at < descriptor.n; ++at) REQUIRE(sink.has_row(at));
   }
+}
+
+TEST_CASE("a large body is awaited in large parts") {
+  const TableDescriptor descriptor = described(60'000, kTableVersions | kTableFound);
+  Sink sink(descriptor);
+  Feeder feeder(seed(), 90'000);
+  feeder.sinks = {sink.sink};
+  REQUIRE(feeder.feed(rows_reply(descriptor, {}, false)).is_ok());
+  CHECK(feeder.ended == 1);
+  CHECK(feeder.most_awaited >= 64u << 10);
+  CHECK(feeder.reader.awaited() == 1);
+  Feeder small(seed(), 500);
+  REQUIRE(small.feed(rows_reply(described(40), {}, false)).is_ok());
+  CHECK(small.most_awaited == 1);
 }
 
 TEST_CASE("a conditional reply touches the rows that it has and no other") {

@@ -10,6 +10,7 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kStagingBytes = 64u << 10;
+constexpr std::size_t kAwaitedBytes = 256u << 10;
 
 }  // namespace
 
@@ -60,6 +61,11 @@ std::span<const iovec> ReplyReader::space() noexcept {
   }
   space_[count++] = {staging_.data() + staged_end_, staging_.size() - staged_end_};
   return {space_.data(), count};
+}
+
+std::size_t ReplyReader::awaited() const noexcept {
+  const bool is_large = stage_ == Stage::kPieces && !pieces_.empty() && pieces_.front().left > kStagingBytes;
+  return is_large ? std::min(pieces_.front().left, kAwaitedBytes) : 1;
 }
 
 void ReplyReader::filled(std::size_t bytes) {

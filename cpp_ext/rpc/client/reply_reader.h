@@ -61,6 +61,9 @@ class ReplyReader {
   // A new connection begins.
   void reset();
 
+  // The bytes to wait for once all that came is taken: more than one within a large body.
+  [[nodiscard]] std::size_t awaited() const noexcept;
+
   // The reply that is being read, or that has just ended.
   [[nodiscard]] const FrameHeader& header() const noexcept { return header_; }
   [[nodiscard]] bool is_collected() const noexcept { return mode_ == Mode::kCollect; }

@@ -33,8 +33,8 @@ struct PullPart {
 
 class RowChunks {
  public:
-  static constexpr std::size_t kChunkBytes = 256u << 10;
-  static constexpr std::size_t kChunkBuffers = 4;
+  static constexpr std::size_t kChunkBytes = 512u << 10;
+  static constexpr std::size_t kChunkBuffers = 3;
 
   // store, parts and what their keys point to must outlive the object. `header` is the reply's, complete.
   RowChunks(ServerCore& core, const Store& store, const FrameHeader& header, std::span<const PullPart> parts);

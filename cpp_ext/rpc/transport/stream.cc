@@ -93,6 +93,12 @@ class SocketStream final : public Stream {
     return transfer_of(moved, Transfer::Want::kWrite);
   }
 
+  void be_readable_from(std::size_t bytes) noexcept override {
+    const int least = static_cast<int>(std::min<std::size_t>(bytes, INT_MAX));
+    if (least == std::exchange(readable_from_, least)) return;
+    ::setsockopt(fd(), SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+  }
+
   void shutdown_write() noexcept override { ::shutdown(fd(), SHUT_WR); }
   void reset() noexcept override { ::shutdown(fd(), SHUT_RDWR); }
 
@@ -101,6 +107,7 @@ class SocketStream final : public Stream {
     return static_cast<int>(std::min<std::size_t>(pieces.size(), IOV_MAX));
   }
   FileDescriptor fd_;
+  int readable_from_ = 1;
 };
 
 struct AddressList {

@@ -41,6 +41,9 @@ class Stream {
   // Into / from the pieces in order; pieces must not be empty in sum. At most IOV_MAX are used.
   virtual Transfer try_read(std::span<const iovec> into) noexcept = 0;
   virtual Transfer try_write(std::span<const iovec> from) noexcept = 0;
+  // Lets fd() be readable only once `bytes` are there, or the stream has ended: whoever awaits a large frame wakes for
+  // large parts of it. The system may choose a smaller number. At least so many bytes must be on their way.
+  virtual void be_readable_from([[maybe_unused]] std::size_t bytes) noexcept {}
   virtual void shutdown_write() noexcept = 0;  // the peer reads to the end
   // Both sides end now; fd stays valid until destruction. Any thread.
   virtual void reset() noexcept = 0;
