@@ -12,6 +12,7 @@ may have waited for earlier pushes.
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -189,6 +190,8 @@ def _while_saving(
         keys = random.choice(size.rows, size.batch, replace=False, shuffle=False).astype(np.uint64)
         table.push(keys, grads)
 
+    gc.collect()
+    gc.freeze()  # a pause of this process's collector would be measured as the shard's
     idle_rate = _closed_loop(push, size.closed_sec)
     quiet = _open_loop(push, idle_rate / 2, size.samples)
     before = _resident_bytes(cluster.shard_pids[0])
