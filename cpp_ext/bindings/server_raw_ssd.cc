@@ -2,8 +2,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,10 +37,7 @@ class RawSsd {
     std::uint64_t found = 0;
     {
       const py::gil_scoped_release released;
-      auto keys = ssd_keys(wanted);
-      std::sort(keys.begin(), keys.end(), [](const SsdKey& left, const SsdKey& right) {
-        return std::memcmp(left.data(), right.data(), left.size()) < 0;
-      });
+      const auto keys = ssd_keys(wanted);
       SsdImages images;
       status = ssd_->read(keys, images);
       for (std::size_t i = 0; status.is_ok() && i < keys.size(); ++i) found += images.at(i).empty() ? 0 : 1;

@@ -351,25 +351,18 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
       asked_at.push_back(i);
     }
   }
-  std::vector<std::uint32_t> order(asked.size());
-  for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::uint32_t left, std::uint32_t right) {
-    return std::memcmp(asked[left].data(), asked[right].data(), asked[left].size()) < 0;
-  });
-  std::vector<SsdKey> sorted(asked.size());
-  for (std::size_t i = 0; i < order.size(); ++i) sorted[i] = asked[order[i]];
   SsdImages images;
-  if (Status status = ssd_->read(sorted, images); !status.is_ok()) return lost(table, status);
+  if (Status status = ssd_->read(asked, images); !status.is_ok()) return lost(table, status);
   std::unordered_set<std::uint64_t> on_ssd;
-  for (std::size_t i = 0; i < order.size(); ++i) {
+  for (std::size_t i = 0; i < asked.size(); ++i) {
     if (images.at(i).empty()) continue;
-    const std::uint64_t key = keys[asked_at[order[i]]];
+    const std::uint64_t key = keys[asked_at[i]];
     const auto image = table.codec.decode(key, images.at(i));
     if (!image.is_ok()) return lost(table, image.status());
-    const std::uint64_t* version = version_at(asked_at[order[i]]);
+    const std::uint64_t* version = version_at(asked_at[i]);
     if (version != nullptr && image.value().version != *version) continue;
     on_ssd.insert(key);
-    batch.erase(sorted[i]);
+    batch.erase(asked[i]);
     save_before_erasure(table, key, &image.value());
   }
   for (const std::uint64_t key : keys) save_before_erasure(table, key, nullptr);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 namespace sparserow {
 namespace {
@@ -60,41 +59,36 @@ Status Store::Tiering::resolve(Table& table, std::vector<Miss> misses, bool must
 Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool must_install, const Visit& visit,
                                std::vector<Miss>& again) {
   if (misses.empty()) return Status::ok();
+  // A stripe's misses follow each other, so that its lock is taken for many of them, and each part of the SSD's index
+  // is read once. They come so from a batch, but not when those of two rounds are joined.
+  const auto by_stripe = [](const Miss& left, const Miss& right) { return left.stripe < right.stripe; };
+  if (!std::is_sorted(misses.begin(), misses.end(), by_stripe)) {
+    std::stable_sort(misses.begin(), misses.end(), by_stripe);
+  }
   for (Miss& miss : misses) miss.token = token(miss.stripe, miss.suffix);
   std::vector<SsdKey> keys(misses.size());
   for (std::size_t i = 0; i < misses.size(); ++i) keys[i] = key_of(table, misses[i].key);
-  std::vector<std::uint32_t> order(misses.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t left, std::uint32_t right) {
-    return std::memcmp(keys[left].data(), keys[right].data(), keys[left].size()) < 0;
-  });
-  std::vector<SsdKey> sorted(misses.size());
-  for (std::size_t i = 0; i < order.size(); ++i) sorted[i] = keys[order[i]];
   SsdImages stored;
-  if (Status status = ssd_->read(sorted, stored); !status.is_ok()) return lost(table, status);
+  if (Status status = ssd_->read(keys, stored); !status.is_ok()) return lost(table, status);
   std::vector<RowImage> images(misses.size());
   Counts found{};
   std::uint64_t rows_found = 0;
-  for (std::size_t i = 0; i < order.size(); ++i) {
+  for (std::size_t i = 0; i < misses.size(); ++i) {
     if (stored.at(i).empty()) continue;
-    const auto image = table.codec.decode(misses[order[i]].key, stored.at(i));
+    const auto image = table.codec.decode(misses[i].key, stored.at(i));
     if (!image.is_ok()) return lost(table, image.status());
-    images[order[i]] = image.value();
-    ++found[misses[order[i]].stripe];
+    images[i] = image.value();
+    ++found[misses[i].stripe];
     ++rows_found;
   }
   const bool has_room = rows_found == 0 || make_room(table, found).is_ok();
-  std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::uint32_t left, std::uint32_t right) { return misses[left].stripe < misses[right].stripe; });
-  for (std::size_t begin = 0; begin < order.size();) {
-    const std::uint32_t stripe = misses[order[begin]].stripe;
+  for (std::size_t begin = 0; begin < misses.size();) {
+    const std::uint32_t stripe = misses[begin].stripe;
     const std::unique_lock lock(store_.stripes[stripe].mutex);
     const LockTimer clock;
-    for (int row = 0; row < kRowsAtOnce && begin < order.size() && misses[order[begin]].stripe == stripe;
-         ++row, ++begin) {
-      const Miss& miss = misses[order[begin]];
-      const RowImage* image = images[order[begin]].data == nullptr ? nullptr : &images[order[begin]];
+    for (int row = 0; row < kRowsAtOnce && begin < misses.size() && misses[begin].stripe == stripe; ++row, ++begin) {
+      const Miss& miss = misses[begin];
+      const RowImage* image = images[begin].data == nullptr ? nullptr : &images[begin];
       std::uint32_t id = table.find(stripe, miss.suffix);
       if (id == RowIndex::kNone && token(stripe, miss.suffix) != miss.token) {
         again.push_back(miss);

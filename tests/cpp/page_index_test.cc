@@ -40,8 +40,11 @@ TEST_CASE("random operations on an index equal those on a multimap") {
         auto& [hash, bits] = all[at];
         if (act < 8) {
           const Place to(bits ^ 0x80);
-          REQUIRE(index.move(hash, Place(bits), to));
-          CHECK_FALSE(index.move(hash, Place(bits), to));
+          const IndexEntry entry = index.find(hash, Place(bits));
+          REQUIRE(entry);
+          entry.move_to(to);
+          CHECK(entry.place() == to);
+          CHECK_FALSE(index.find(hash, Place(bits)));
           model[hash].erase(bits);
           model[hash].insert(bits = to.bits());
         } else {
@@ -54,6 +57,9 @@ TEST_CASE("random operations on an index equal those on a multimap") {
       }
       const auto hash = static_cast<std::uint32_t>(random()) & mask;
       REQUIRE(candidates(index, hash) == model[hash]);
+      const IndexEntry only = index.find_only(hash);
+      REQUIRE(static_cast<bool>(only) == (model[hash].size() == 1));
+      if (only) REQUIRE(only.place().bits() == *model[hash].begin());
     }
     CHECK(index.size() == all.size());
     for (const auto& [hash, places] : model) REQUIRE(candidates(index, hash) == places);

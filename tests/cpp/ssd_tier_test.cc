@@ -201,8 +201,6 @@ TEST_CASE("readers and visitors beside a writer that rewrites everything see who
         }
         std::vector<std::pair<SsdKey, std::uint64_t>> keys(200);
         for (auto& [ssd_key, key] : keys) ssd_key = ssd_key_of({1, key = random() % kKeys});
-        std::sort(keys.begin(), keys.end(),
-                  [](const auto& left, const auto& right) { return is_before(left.first, right.first); });
         std::vector<SsdKey> asked;
         for (const auto& key : keys) asked.push_back(key.first);
         SsdImages images;

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 
 #include "store/ssd/ssd_counters.h"
 #include "store/ssd/ssd_folder.h"
@@ -192,9 +193,14 @@ Status RocksdbTier::start() {
 
 Status RocksdbTier::read(std::span<const SsdKey> keys, SsdImages& out) {
   const auto start = Clock::now();
+  std::vector<std::uint32_t> order(keys.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t left, std::uint32_t right) {
+    return std::memcmp(keys[left].data(), keys[right].data(), keys[left].size()) < 0;
+  });
   std::vector<rocksdb::Slice> slices;
   slices.reserve(keys.size());
-  for (const SsdKey& key : keys) slices.push_back(slice_of(key));
+  for (const std::uint32_t i : order) slices.push_back(slice_of(keys[i]));
   const auto owner = std::make_shared<std::vector<rocksdb::PinnableSlice>>(keys.size());
   std::vector<rocksdb::PinnableSlice>& values = *owner;
   std::vector<std::span<const std::byte>> images(keys.size());
@@ -221,7 +227,7 @@ Status RocksdbTier::read(std::span<const SsdKey> keys, SsdImages& out) {
     if (outcomes[i].ok()) {
       ++found;
       bytes += values[i].size();
-      images[i] = std::as_bytes(std::span(values[i].data(), values[i].size()));
+      images[order[i]] = std::as_bytes(std::span(values[i].data(), values[i].size()));
     } else if (!outcomes[i].IsNotFound()) {
       const bool is_broken = outcomes[i].IsCorruption();
       return {is_broken ? Code::kDataLoss : Code::kUnavailable,

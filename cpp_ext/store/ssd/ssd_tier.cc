@@ -16,12 +16,6 @@ void put_big_endian(T value, char* out) noexcept {
   for (std::size_t i = 0; i < sizeof value; ++i) out[i] = static_cast<char>(value >> (8 * (sizeof value - 1 - i)));
 }
 
-std::uint64_t big_endian(const char* bytes, std::size_t count) noexcept {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < count; ++i) value = value << 8 | static_cast<std::uint8_t>(bytes[i]);
-  return value;
-}
-
 }  // namespace
 
 SsdKey ssd_key(std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) noexcept {
@@ -30,12 +24,6 @@ SsdKey ssd_key(std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) no
   put_big_endian(table_id, out.data() + kTableAt);
   put_big_endian(key, out.data() + kKeyAt);
   return out;
-}
-
-SsdKeyParts parts_of(const SsdKey& key) noexcept {
-  return {static_cast<std::uint32_t>(big_endian(key.data(), kTableAt)),
-          static_cast<std::uint32_t>(big_endian(key.data() + kTableAt, kKeyAt - kTableAt)),
-          big_endian(key.data() + kKeyAt, key.size() - kKeyAt)};
 }
 
 void SsdBatch::put(const SsdKey& key, std::span<const std::byte> image, Before before) {

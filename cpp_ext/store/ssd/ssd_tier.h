@@ -50,7 +50,14 @@ struct SsdKeyParts {
   std::uint32_t table_id;
   std::uint64_t key;
 };
-[[nodiscard]] SsdKeyParts parts_of(const SsdKey& key) noexcept;
+[[nodiscard]] inline SsdKeyParts parts_of(const SsdKey& key) noexcept {
+  const auto big_endian = [&key](std::size_t at, std::size_t count) {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < count; ++i) value = value << 8 | static_cast<std::uint8_t>(key[at + i]);
+    return value;
+  };
+  return {static_cast<std::uint32_t>(big_endian(0, 2)), static_cast<std::uint32_t>(big_endian(2, 4)), big_endian(6, 8)};
+}
 
 // Row images that a read gave, in the order of its keys; an absent one is empty.
 class SsdImages {
@@ -125,9 +132,9 @@ class SsdTier {
   SsdTier& operator=(const SsdTier&) = delete;
   virtual ~SsdTier() = default;  // what is in memory goes to the disk, so that the folder can be inspected
 
-  // keys: ascending. kDataLoss when bytes fail their checksum; kUnavailable when the disk does not answer.
+  // keys: in any order. kDataLoss when bytes fail their checksum; kUnavailable when the disk does not answer.
   virtual Status read(std::span<const SsdKey> keys, SsdImages& out) = 0;
-  // Sorts the batch. kResourceExhausted when the disk, or max_bytes, has no room: then nothing is written. Deletions
+  // May sort the batch. kResourceExhausted when the disk, or max_bytes, has no room: then nothing is written. Deletions
   // alone are always taken while the disk takes them.
   virtual Status write(SsdBatch& batch) = 0;
   // Every row of a table.

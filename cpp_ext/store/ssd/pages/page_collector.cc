@@ -148,21 +148,21 @@ bool PageLog::move_page(std::uint32_t number, std::uint32_t unit, std::span<cons
   const auto record_of = [&](std::uint32_t row) {
     return page.subspan(sizeof(PageHeader) + std::size_t{row} * header.record_bytes, header.record_bytes);
   };
-  for (std::uint32_t row = 0; row < header.rows; ++row) prefetch(*pages, record_key(record_of(row).data()));
+  spots_.clear();
   for (std::uint32_t row = 0; row < header.rows; ++row) {
-    const std::span<const std::byte> record = record_of(row);
-    const std::uint64_t key = record_key(record.data());
-    const Spot spot = spot_of(pages->id, key);
-    Partition& partition = pages->partitions[spot.partition];
-    const Place from(number, unit, row);
-    if (!partition.index.has(spot.hash, from)) continue;
+    spots_.push_back(spot_of(pages->id, record_key(record_of(row).data())));
+  }
+  const auto index_of = [&](const Spot& spot) -> PageIndex& { return pages->partitions[spot.partition].index; };
+  for (const Spot& spot : spots_) index_of(spot).prefetch_part(spot.hash);
+  for (const Spot& spot : spots_) index_of(spot).prefetch(spot.hash);
+  for (std::uint32_t row = 0; row < header.rows; ++row) {
+    const Spot& spot = spots_[row];
+    const IndexEntry entry = index_of(spot).find(spot.hash, Place(number, unit, row));
+    if (!entry) continue;
     if (!can_append(*pages, kKept)) return false;
-    const Place to = append(pages, kKept, key, spot.slot, record.subspan(kRecordKeyBytes));
-    {
-      const std::unique_lock lock(partition.mutex);
-      static_cast<void>(partition.index.move(spot.hash, from, to));
-    }
-    lose(from, header.record_bytes);
+    const std::span<const std::byte> record = record_of(row);
+    const Place to = append(pages, kKept, record_key(record.data()), spot.slot, record.subspan(kRecordKeyBytes));
+    move(*pages, spot, entry, to);
   }
   return true;
 }

@@ -1,6 +1,7 @@
 #include "store/ssd/pages/page_index.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace sparserow {
@@ -15,58 +16,65 @@ constexpr std::size_t kGrowthShare = 6;
 
 void IndexPart::place_in_lines(std::uint32_t hash, Place place) noexcept {
   for (std::size_t at = home(hash);; at = next(at)) {
-    Line& line = lines_[at];
-    for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
+    IndexLine& line = lines_[at];
+    for (std::uint32_t entry = 0; entry < IndexLine::kEntries; ++entry) {
       if (line.place(entry).is_somewhere()) continue;
       line.set(entry, hash, place);
       return;
     }
-    if (line.passed < kMostPassed) ++line.passed;
+    if (line.passed < IndexLine::kMostPassed) ++line.passed;
   }
 }
 
 // A part grows by a sixth, so that few of its lines are empty. Entries have their hashes, so no record is read.
 void IndexPart::grow() {
-  std::vector<Line> before(lines_.size() + std::max<std::size_t>(lines_.size() / kGrowthShare, 1));
+  std::vector<IndexLine> before(lines_.size() + std::max<std::size_t>(lines_.size() / kGrowthShare, 1));
   before.swap(lines_);
-  for (const Line& line : before) {
-    for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
+  for (const IndexLine& line : before) {
+    for (std::uint32_t entry = 0; entry < IndexLine::kEntries; ++entry) {
       if (const Place place = line.place(entry); place.is_somewhere()) place_in_lines(line.hashes[entry], place);
     }
   }
 }
 
 void IndexPart::insert(std::uint32_t hash, Place place) {
-  if ((size_ + 1) * 10 > lines_.size() * kEntries * kFullParts) grow();
+  if ((size_ + 1) * 10 > lines_.size() * IndexLine::kEntries * kFullParts) grow();
   place_in_lines(hash, place);
   ++size_;
 }
 
-std::optional<IndexPart::At> IndexPart::find(std::uint32_t hash, Place place) const noexcept {
-  if (lines_.empty()) return std::nullopt;
-  std::size_t at = home(hash);
-  for (std::size_t seen = 0; seen < lines_.size(); ++seen, at = next(at)) {
-    const Line& line = lines_[at];
-    for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
-      if (line.hashes[entry] == hash && line.place(entry) == place) return At{at, entry};
-    }
-    if (line.passed == 0) return std::nullopt;
-  }
-  return std::nullopt;
+IndexEntry IndexPart::find(std::uint32_t hash, Place place) noexcept {
+  IndexEntry found;
+  search(hash, [&](std::size_t line, std::uint32_t entry) {
+    if (lines_[line].place(entry) != place) return true;
+    found = IndexEntry(lines_[line], entry);
+    return false;
+  });
+  return found;
 }
 
-bool IndexPart::move(std::uint32_t hash, Place from, Place to) noexcept {
-  const std::optional<At> at = find(hash, from);
-  if (at) lines_[at->line].set(at->entry, hash, to);
-  return at.has_value();
+IndexEntry IndexPart::find_only(std::uint32_t hash) noexcept {
+  IndexEntry found;
+  search(hash, [&](std::size_t line, std::uint32_t entry) {
+    const bool is_first = !found;
+    found = is_first ? IndexEntry(lines_[line], entry) : IndexEntry();
+    return is_first;
+  });
+  return found;
 }
 
 bool IndexPart::erase(std::uint32_t hash, Place place) noexcept {
-  const std::optional<At> at = place.is_somewhere() ? find(hash, place) : std::nullopt;
+  if (!place.is_somewhere()) return false;
+  std::optional<std::size_t> at;
+  search(hash, [&](std::size_t line, std::uint32_t entry) {
+    if (lines_[line].place(entry) != place) return true;
+    lines_[line].set(entry, 0, Place());
+    at = line;
+    return false;
+  });
   if (!at) return false;
-  lines_[at->line].set(at->entry, 0, Place());
-  for (std::size_t line = home(hash); line != at->line; line = next(line)) {
-    if (lines_[line].passed < kMostPassed) --lines_[line].passed;
+  for (std::size_t line = home(hash); line != *at; line = next(line)) {
+    if (lines_[line].passed < IndexLine::kMostPassed) --lines_[line].passed;
   }
   --size_;
   return true;

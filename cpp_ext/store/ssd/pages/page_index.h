@@ -15,7 +15,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,22 +22,70 @@
 
 namespace sparserow {
 
+// A cache line of an index.
+struct alignas(64) IndexLine {
+  static constexpr std::uint32_t kEntries = 7;
+  static constexpr std::size_t kPlaceBytes = 5;
+  static constexpr std::uint8_t kMostPassed = 255;  // a count that reached it stays
+
+  std::array<std::uint32_t, kEntries> hashes{};
+  std::array<std::array<std::uint8_t, kPlaceBytes>, kEntries> places{};
+  std::uint8_t passed = 0;
+
+  // A bit for each entry with this hash: without a branch for each, which would be guessed wrong once a search.
+  [[nodiscard]] std::uint32_t matches(std::uint32_t hash) const noexcept {
+    std::uint32_t bits = 0;
+    for (std::uint32_t entry = 0; entry < kEntries; ++entry) bits |= std::uint32_t{hashes[entry] == hash} << entry;
+    return bits;
+  }
+  [[nodiscard]] Place place(std::uint32_t entry) const noexcept {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < kPlaceBytes; ++i) bits |= std::uint64_t{places[entry][i]} << 8 * i;
+    return Place(bits);
+  }
+  void set_place(std::uint32_t entry, Place place) noexcept {
+    for (std::size_t i = 0; i < kPlaceBytes; ++i) places[entry][i] = static_cast<std::uint8_t>(place.bits() >> 8 * i);
+  }
+  void set(std::uint32_t entry, std::uint32_t hash, Place place) noexcept {
+    hashes[entry] = hash;
+    set_place(entry, place);
+  }
+};
+static_assert(sizeof(IndexLine) == 64);
+
+// Where an index has an entry, until the next one is inserted or erased; false for none.
+class IndexEntry {
+ public:
+  IndexEntry() noexcept = default;
+  IndexEntry(IndexLine& line, std::uint32_t entry) noexcept : line_(&line), entry_(entry) {}
+
+  explicit operator bool() const noexcept { return line_ != nullptr; }
+  [[nodiscard]] Place place() const noexcept { return line_->place(entry_); }
+  void move_to(Place place) const noexcept { line_->set_place(entry_, place); }
+
+ private:
+  IndexLine* line_ = nullptr;
+  std::uint32_t entry_ = 0;
+};
+
 class IndexPart {
  public:
   // Calls visit(place) for each entry with this hash.
   template <class Visit>
   void candidates(std::uint32_t hash, Visit&& visit) const;
+  // The entry of this hash and place, or none.
+  [[nodiscard]] IndexEntry find(std::uint32_t hash, Place place) noexcept;
+  // The only entry of this hash; none where there are several.
+  [[nodiscard]] IndexEntry find_only(std::uint32_t hash) noexcept;
   void insert(std::uint32_t hash, Place place);
   // False when the hash has no such place.
-  bool move(std::uint32_t hash, Place from, Place to) noexcept;
   bool erase(std::uint32_t hash, Place place) noexcept;
 
-  [[nodiscard]] bool has(std::uint32_t hash, Place place) const noexcept { return find(hash, place).has_value(); }
-
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return lines_.capacity() * sizeof(Line); }
-  void prefetch(std::uint32_t hash) const noexcept {
-    if (!lines_.empty()) __builtin_prefetch(&lines_[home(hash)]);
+  [[nodiscard]] std::size_t bytes() const noexcept { return lines_.capacity() * sizeof(IndexLine); }
+  // Always inlined: the compiler deems a function that only prefetches to be without effect, and drops its calls.
+  [[gnu::always_inline]] void prefetch(std::uint32_t hash) const noexcept {
+    __builtin_prefetch(lines_.data() + home(hash));
   }
   // The lines as they are in memory.
   [[nodiscard]] std::span<const std::byte> lines() const noexcept { return std::as_bytes(std::span(lines_)); }
@@ -50,68 +97,47 @@ class IndexPart {
   void each(Visit&& visit) const;
 
  private:
-  static constexpr std::uint32_t kEntries = 7;
-  static constexpr std::size_t kPlaceBytes = 5;
-  static constexpr std::uint8_t kMostPassed = 255;  // a count that reached it stays
-
-  struct alignas(64) Line {
-    std::array<std::uint32_t, kEntries> hashes{};
-    std::array<std::array<std::uint8_t, kPlaceBytes>, kEntries> places{};
-    std::uint8_t passed = 0;
-
-    // A bit for each entry with this hash: without a branch for each, which would be guessed wrong once a search.
-    [[nodiscard]] std::uint32_t matches(std::uint32_t hash) const noexcept {
-      std::uint32_t bits = 0;
-      for (std::uint32_t entry = 0; entry < kEntries; ++entry) bits |= std::uint32_t{hashes[entry] == hash} << entry;
-      return bits;
-    }
-    [[nodiscard]] Place place(std::uint32_t entry) const noexcept {
-      std::uint64_t bits = 0;
-      for (std::size_t i = 0; i < kPlaceBytes; ++i) bits |= std::uint64_t{places[entry][i]} << 8 * i;
-      return Place(bits);
-    }
-    void set(std::uint32_t entry, std::uint32_t hash, Place place) noexcept {
-      hashes[entry] = hash;
-      for (std::size_t i = 0; i < kPlaceBytes; ++i) places[entry][i] = static_cast<std::uint8_t>(place.bits() >> 8 * i);
-    }
-  };
-  static_assert(sizeof(Line) == 64);
-
   [[nodiscard]] std::size_t home(std::uint32_t hash) const noexcept {
     constexpr std::uint32_t kSpread = 0x9e3779b1;  // odd: other hashes stay others
     return (hash * kSpread) * std::uint64_t{lines_.size()} >> 32;
   }
   [[nodiscard]] std::size_t next(std::size_t line) const noexcept { return line + 1 < lines_.size() ? line + 1 : 0; }
-  struct At {
-    std::size_t line;
-    std::uint32_t entry;
-  };
-  [[nodiscard]] std::optional<At> find(std::uint32_t hash, Place place) const noexcept;
+  // Calls visit(line, entry) for each entry with this hash, until it returns false.
+  template <class Visit>
+  void search(std::uint32_t hash, Visit&& visit) const;
   void grow();
   void place_in_lines(std::uint32_t hash, Place place) noexcept;
 
-  std::vector<Line> lines_;
+  std::vector<IndexLine> lines_;
   std::size_t size_ = 0;
 };
 
 template <class Visit>
-void IndexPart::candidates(std::uint32_t hash, Visit&& visit) const {
+void IndexPart::search(std::uint32_t hash, Visit&& visit) const {
   if (lines_.empty()) return;
   std::size_t at = home(hash);
   for (std::size_t seen = 0; seen < lines_.size(); ++seen, at = next(at)) {
-    const Line& line = lines_[at];
+    const IndexLine& line = lines_[at];
     for (std::uint32_t found = line.matches(hash); found != 0; found &= found - 1) {
-      const Place place = line.place(static_cast<std::uint32_t>(std::countr_zero(found)));
-      if (place.is_somewhere()) visit(place);
+      const auto entry = static_cast<std::uint32_t>(std::countr_zero(found));
+      if (line.place(entry).is_somewhere() && !visit(at, entry)) return;
     }
     if (line.passed == 0) return;
   }
 }
 
 template <class Visit>
+void IndexPart::candidates(std::uint32_t hash, Visit&& visit) const {
+  search(hash, [&](std::size_t line, std::uint32_t entry) {
+    visit(lines_[line].place(entry));
+    return true;
+  });
+}
+
+template <class Visit>
 void IndexPart::each(Visit&& visit) const {
-  for (const Line& line : lines_) {
-    for (std::uint32_t entry = 0; entry < kEntries; ++entry) {
+  for (const IndexLine& line : lines_) {
+    for (std::uint32_t entry = 0; entry < IndexLine::kEntries; ++entry) {
       if (const Place place = line.place(entry); place.is_somewhere()) visit(line.hashes[entry], place);
     }
   }
@@ -137,12 +163,19 @@ class PageIndex {
     }
   }
 
-  void prefetch(std::uint32_t hash) const noexcept { parts_[part(hash)].prefetch(hash); }
+  // What a search of the hash reads first, and, better after other work, what it reads next.
+  [[gnu::always_inline]] void prefetch_part(std::uint32_t hash) const noexcept {
+    __builtin_prefetch(&parts_[part(hash)]);
+  }
+  [[gnu::always_inline]] void prefetch(std::uint32_t hash) const noexcept { parts_[part(hash)].prefetch(hash); }
   void insert(std::uint32_t hash, Place place);
   // False when the hash has no such place.
-  bool move(std::uint32_t hash, Place from, Place to) noexcept { return parts_[part(hash)].move(hash, from, to); }
   bool erase(std::uint32_t hash, Place place) noexcept;
-  [[nodiscard]] bool has(std::uint32_t hash, Place place) const noexcept { return parts_[part(hash)].has(hash, place); }
+  // As of a part.
+  [[nodiscard]] IndexEntry find(std::uint32_t hash, Place place) noexcept {
+    return parts_[part(hash)].find(hash, place);
+  }
+  [[nodiscard]] IndexEntry find_only(std::uint32_t hash) noexcept { return parts_[part(hash)].find_only(hash); }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }

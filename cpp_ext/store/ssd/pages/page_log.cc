@@ -15,7 +15,6 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kPrefetched = 8;     // writes ahead, whose lines of the index are fetched
 constexpr std::size_t kMostSealed = 8;     // segments that wait for the disk before a write waits for them
 constexpr std::size_t kSpareSegments = 2;  // that collection alone may take
 constexpr double kAlmostAll = 15.0 / 16;   // live records of a segment that is collected for want of room
@@ -92,7 +91,6 @@ PageLog::Spot PageLog::spot_of(std::uint32_t table_id, std::uint64_t key) const 
 Status PageLog::write(SsdBatch& batch) {
   if (batch.writes().empty()) return Status::ok();
   const auto start = SsdCounters::Clock::now();
-  batch.sort_by_key();
   Lock lock(mutex_);
   if (batch.has_puts()) {
     std::uint32_t segments = 0;
@@ -102,19 +100,23 @@ Status PageLog::write(SsdBatch& batch) {
   }
   std::shared_ptr<TablePages> pages;
   const std::span<const SsdBatch::Write> writes = batch.writes();
+  spots_.clear();
+  for (const SsdBatch::Write& write : writes) {
+    const SsdKeyParts parts = parts_of(write.key);
+    spots_.push_back(spot_of(parts.table_id, parts.key));
+  }
   for (std::size_t i = 0; i < writes.size(); ++i) {
     const SsdBatch::Write& write = writes[i];
     const SsdKeyParts parts = parts_of(write.key);
     if (pages == nullptr || pages->id != parts.table_id) pages = table(parts.table_id);
-    if (pages != nullptr && i + kPrefetched < writes.size())
-      prefetch(*pages, parts_of(writes[i + kPrefetched].key).key);
+    if (pages != nullptr) prefetch(*pages, spots_, i);
     if (write.is_put && pages == nullptr) {
       return {Code::kInternal, "table id " + std::to_string(parts.table_id) + " went while its rows were written"};
     }
     if (write.is_put) {
-      SR_RETURN_IF_ERROR(put(pages, parts.key, batch.image(write), write.before));
+      SR_RETURN_IF_ERROR(put(pages, parts.key, spots_[i], batch.image(write), write.before));
     } else if (pages != nullptr) {
-      SR_RETURN_IF_ERROR(erase(*pages, parts.key));
+      SR_RETURN_IF_ERROR(erase(*pages, parts.key, spots_[i]));
     }
   }
   if (wants_collection()) changed_.notify_all();
@@ -181,37 +183,39 @@ Status PageLog::make_room(Lock& lock, std::uint32_t segments) {
   return Status::ok();
 }
 
-Status PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key, std::span<const std::byte> image,
-                    SsdBatch::Before before) {
-  const Spot spot = spot_of(pages->id, key);
+Status PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key, const Spot& spot,
+                    std::span<const std::byte> image, SsdBatch::Before before) {
   Partition& partition = pages->partitions[spot.partition];
-  const std::span<const Place> places = candidates(partition, spot.hash);
-  Place old;
-  if (places.size() == 1 && before == SsdBatch::Before::kImage) {
-    old = places[0];  // the caller knows of an image, and this is the only one that it can be
-  } else {
-    SR_RETURN_IF_ERROR(find_key(*pages, key, places, old));
+  // The caller knows of an image. An only entry is of that image, so that no record is read.
+  IndexEntry entry = before == SsdBatch::Before::kImage ? partition.index.find_only(spot.hash) : IndexEntry();
+  if (!entry) {
+    Place old;
+    SR_RETURN_IF_ERROR(find_key(*pages, key, candidates(partition, spot.hash), old));
+    if (old.is_somewhere()) entry = partition.index.find(spot.hash, old);
   }
   const Place place = append(pages, kFresh, key, spot.slot, image);
-  {
-    const std::unique_lock lock(partition.mutex);
-    const std::uint64_t before_bytes = partition.index.bytes();
-    old.is_somewhere() ? static_cast<void>(partition.index.move(spot.hash, old, place))
-                       : partition.index.insert(spot.hash, place);
-    index_bytes_ += partition.index.bytes() - before_bytes;
+  if (entry) {
+    move(*pages, spot, entry, place);
+    return Status::ok();
   }
-  if (old.is_somewhere()) lose(old, pages->layout.record_bytes);
+  const std::unique_lock lock(partition.mutex);
+  const std::uint64_t before_bytes = partition.index.bytes();
+  partition.index.insert(spot.hash, place);
+  index_bytes_ += partition.index.bytes() - before_bytes;
   return Status::ok();
 }
 
-// With mutex_, so that the index stays where it is.
-void PageLog::prefetch(const TablePages& pages, std::uint64_t key) const noexcept {
-  const Spot spot = spot_of(pages.id, key);
-  pages.partitions[spot.partition].index.prefetch(spot.hash);
+// The record of an entry is at another place from now on.
+void PageLog::move(TablePages& pages, const Spot& spot, IndexEntry entry, Place to) {
+  const Place from = entry.place();
+  {
+    const std::unique_lock lock(pages.partitions[spot.partition].mutex);
+    entry.move_to(to);
+  }
+  lose(from, pages.layout.record_bytes);
 }
 
-Status PageLog::erase(TablePages& pages, std::uint64_t key) {
-  const Spot spot = spot_of(pages.id, key);
+Status PageLog::erase(TablePages& pages, std::uint64_t key, const Spot& spot) {
   Partition& partition = pages.partitions[spot.partition];
   Place place;
   SR_RETURN_IF_ERROR(find_key(pages, key, candidates(partition, spot.hash), place));

@@ -131,6 +131,8 @@ class PageLog final : public SsdTier {
   [[nodiscard]] static bool is_whole(std::span<const std::byte> page, const PageHeader& header) noexcept;
 
   // page_reads.cc
+  struct Wanted;
+  void find_records(std::span<const SsdKey> keys, std::uint32_t first, TablePages& table, Wanted& wanted) const;
   Status read_records(std::span<const Record> records, std::uint64_t& waited);
   Status read_late(std::span<const Record* const> records);
   Status read_from_file(const Record& record, PageFile::Wait wait, bool& would_wait) const;
@@ -143,10 +145,23 @@ class PageLog final : public SsdTier {
   Status prepare(const SsdBatch& batch, std::uint32_t& segments);
   Status wait_for_writer(Lock& lock);
   Status make_room(Lock& lock, std::uint32_t segments);
-  Status put(const std::shared_ptr<TablePages>& table, std::uint64_t key, std::span<const std::byte> image,
-             SsdBatch::Before before);
-  void prefetch(const TablePages& table, std::uint64_t key) const noexcept;
-  Status erase(TablePages& table, std::uint64_t key);
+  Status put(const std::shared_ptr<TablePages>& table, std::uint64_t key, const Spot& spot,
+             std::span<const std::byte> image, SsdBatch::Before before);
+  void move(TablePages& table, const Spot& spot, IndexEntry entry, Place to);
+  // Fetches what the searches of later spots read: the line of one, and the part of the index of another behind it.
+  [[gnu::always_inline]] static void prefetch(const TablePages& table, std::span<const Spot> spots,
+                                              std::size_t at) noexcept {
+    constexpr std::size_t kAhead = 8;  // spots
+    if (at + 2 * kAhead < spots.size()) {
+      const Spot& spot = spots[at + 2 * kAhead];
+      table.partitions[spot.partition].index.prefetch_part(spot.hash);
+    }
+    if (at + kAhead < spots.size()) {
+      const Spot& spot = spots[at + kAhead];
+      table.partitions[spot.partition].index.prefetch(spot.hash);
+    }
+  }
+  Status erase(TablePages& table, std::uint64_t key, const Spot& spot);
   Status find_key(const TablePages& table, std::uint64_t key, std::span<const Place> places, Place& found) const;
   void write_index_file();
 
@@ -206,6 +221,7 @@ class PageLog final : public SsdTier {
   int collecting_ = 0;  // segments that are collected at the moment
   bool is_ending_ = false;
   std::vector<Place> candidates_;
+  std::vector<Spot> spots_;  // of the writes of a batch, or of a page that is collected
   Status write_failure_;
 
   std::atomic<std::uint64_t> index_bytes_{0};

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 
 #include "store/ssd/pages/page_log.h"
 #include "util/hash.h"
@@ -90,35 +91,65 @@ Result<std::uint64_t> PageLog::key_at(const TablePages& pages, Place place) cons
   return record_key(bytes.data());
 }
 
-Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
+// Records that may be those of keys, and where they are read to.
+struct PageLog::Wanted {
   struct Candidate {
     std::uint32_t key = 0;  // its number
-    TablePages* pages = nullptr;
+    const TablePages* pages = nullptr;
   };
+  std::vector<Candidate> candidates;
+  std::vector<Record> records;  // of each candidate
+  std::size_t bytes = 0;
+  std::vector<Spot> spots;           // of the keys that are looked up
+  std::vector<std::uint32_t> order;  // of these, by partition
+};
+
+// Keys of one table, the first of which has the number `first`. The keys of a partition are looked up together, so that
+// its lock is taken once and their lines of the index are fetched at once.
+void PageLog::find_records(std::span<const SsdKey> keys, std::uint32_t first, TablePages& pages, Wanted& wanted) const {
+  std::array<std::uint32_t, kPartitions + 1> ends{};
+  wanted.spots.clear();
+  for (const SsdKey& key : keys) {
+    wanted.spots.push_back(spot_of(pages.id, parts_of(key).key));
+    ++ends[wanted.spots.back().partition + 1];
+  }
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  wanted.order.resize(keys.size());
+  for (std::uint32_t i = 0; i < keys.size(); ++i) wanted.order[ends[wanted.spots[i].partition]++] = i;
+  std::uint32_t begin = 0;
+  for (std::uint32_t number = 0; number < kPartitions; begin = ends[number++]) {
+    const std::span run = std::span(wanted.order).subspan(begin, ends[number] - begin);
+    if (run.empty()) continue;
+    const Partition& partition = pages.partitions[number];
+    const std::shared_lock lock(partition.mutex);
+    for (const std::uint32_t i : run) partition.index.prefetch_part(wanted.spots[i].hash);
+    for (const std::uint32_t i : run) partition.index.prefetch(wanted.spots[i].hash);
+    for (const std::uint32_t i : run) {
+      partition.index.candidates(wanted.spots[i].hash, [&](Place place) {
+        wanted.candidates.push_back({first + i, &pages});
+        wanted.records.push_back({place, pages.layout.record_bytes, nullptr});
+        wanted.bytes += aligned_record(pages.layout.record_bytes);
+      });
+    }
+  }
+}
+
+Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
   const auto start = SsdCounters::Clock::now();
   const ReadTickets::Ticket ticket(tickets_);
   std::vector<std::shared_ptr<TablePages>> tables;
-  std::vector<Candidate> wanted;
-  std::vector<Record> records;
-  wanted.reserve(keys.size());
-  records.reserve(keys.size());
-  std::size_t bytes = 0;
-  std::uint32_t last_id = 0;
-  for (std::uint32_t i = 0; i < keys.size(); ++i) {
-    const SsdKeyParts parts = parts_of(keys[i]);
-    if (tables.empty() || last_id != parts.table_id) tables.push_back(table(last_id = parts.table_id));
-    TablePages* const pages = tables.back().get();
-    if (pages == nullptr) continue;
-    const Spot spot = spot_of(parts.table_id, parts.key);
-    const Partition& partition = pages->partitions[spot.partition];
-    const std::shared_lock lock(partition.mutex);
-    partition.index.candidates(spot.hash, [&](Place place) {
-      wanted.push_back({i, pages});
-      records.push_back({place, pages->layout.record_bytes, nullptr});
-      bytes += aligned_record(pages->layout.record_bytes);
-    });
+  Wanted wanted;
+  wanted.candidates.reserve(keys.size());
+  wanted.records.reserve(keys.size());
+  for (std::size_t begin = 0, end = 0; begin < keys.size(); begin = end) {
+    const std::uint32_t table_id = parts_of(keys[begin]).table_id;
+    while (end < keys.size() && parts_of(keys[end]).table_id == table_id) ++end;
+    tables.push_back(table(table_id));
+    if (tables.back() == nullptr) continue;
+    find_records(keys.subspan(begin, end - begin), static_cast<std::uint32_t>(begin), *tables.back(), wanted);
   }
-  const std::shared_ptr<std::byte[]> buffer(new std::byte[std::max<std::size_t>(bytes, 1)]);
+  std::vector<Record>& records = wanted.records;
+  const std::shared_ptr<std::byte[]> buffer(new std::byte[std::max<std::size_t>(wanted.bytes, 1)]);
   std::byte* next = buffer.get();
   for (Record& record : records) {
     record.to = next;
@@ -131,11 +162,12 @@ Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
   std::uint64_t found_bytes = 0;
   for (std::size_t i = 0; i < records.size(); ++i) {
     const Record& record = records[i];
-    if (record_key(record.to) != parts_of(keys[wanted[i].key]).key) {
-      SR_RETURN_IF_ERROR(check_page(*wanted[i].pages, record.place));
+    const Wanted::Candidate& candidate = wanted.candidates[i];
+    if (record_key(record.to) != parts_of(keys[candidate.key]).key) {
+      SR_RETURN_IF_ERROR(check_page(*candidate.pages, record.place));
       continue;
     }
-    images[wanted[i].key] = std::span(record.to, record.bytes).subspan(kRecordKeyBytes);
+    images[candidate.key] = std::span(record.to, record.bytes).subspan(kRecordKeyBytes);
     ++found;
     found_bytes += record.bytes - kRecordKeyBytes;
   }
