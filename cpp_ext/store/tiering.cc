@@ -121,7 +121,7 @@ void Store::Tiering::visit_resident(Table& table, std::vector<Miss>& misses, con
 void Store::Tiering::claim(const Table& table, std::vector<Miss>& misses, std::vector<Miss>& theirs) {
   const std::lock_guard lock(claims_mutex_);
   std::erase_if(misses, [&](const Miss& miss) {
-    if (claims_.insert(row_hash(table.schema.id, miss.key)).second) return false;
+    if (claims_.insert(row_hash(table.schema.id, miss.key))) return false;
     theirs.push_back(miss);
     return true;
   });

@@ -32,6 +32,7 @@
 
 #include "store/ssd/ssd_tier.h"
 #include "store/store_impl.h"
+#include "util/hash_set.h"
 
 namespace sparserow {
 
@@ -182,7 +183,7 @@ class Store::Tiering {
 
   std::mutex claims_mutex_;
   std::condition_variable claims_changed_;
-  std::unordered_set<std::uint64_t> claims_;  // row hashes that are being looked up; guarded by claims_mutex_
+  HashSet claims_;  // row hashes that are being looked up; guarded by claims_mutex_
 
   mutable std::mutex background_mutex_;
   std::condition_variable ahead_asked_;
