@@ -79,25 +79,27 @@ double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
 // as young while it waits for its push (row_meta.h), and as the eldest when the clock hand has passed it too often.
 // Where pulls alone bring rows, as in an evaluation, that is one pass, and few rows may wait.
 
-// Finds the rows of a segment that may leave, except those in `taken`; the first to leave have the least worth.
-void Store::Tiering::sort_out(const Table& table, std::uint32_t stripe, const RowIndex::Range& range,
-                              const std::unordered_set<std::uint64_t>& taken, SegmentRows& out) const {
+// Finds the rows of a segment that may leave, except those in `taken`; the first to leave have the least worth. Returns
+// the first suffix of the next segment, 0 after the last one.
+std::uint64_t Store::Tiering::sort_out(const Table& table, std::uint32_t stripe, std::uint64_t suffix,
+                                       const std::unordered_set<std::uint64_t>& taken, SegmentRows& out) const {
   constexpr float kEldest = -std::numeric_limits<float>::max();
   const TableStripe& rows = *table.stripes[stripe];
   out.probation.clear();
   out.main.clear();
-  for (const RowIndex::Entry& entry : range.entries) {
-    RowMeta meta = rows.slab.meta(entry.row);
-    if (meta.is_pinned() || taken.contains(entry.suffix)) continue;
+  out.victims.clear();
+  out.rows = 0;
+  const std::uint64_t next = rows.index.visit_range(suffix, [&](std::uint64_t row_suffix, std::uint32_t row) {
+    ++out.rows;
+    RowMeta meta = rows.slab.meta(row);
+    if (meta.is_pinned() || (!taken.empty() && taken.contains(row_suffix))) return;
     if (meta.is_awaited() && meta.heat() > 0) {
       meta.cool();
-      continue;
+      return;
     }
-    if (!meta.is_main() || meta.heat() == 0) {
-      __builtin_prefetch(rows.slab.data(entry.row) + table.layout.data_bytes);
-    }
-    (meta.is_main() ? out.main : out.probation).push_back({entry.suffix, entry.row, 0});
-  }
+    if (!meta.is_main() || meta.heat() == 0) __builtin_prefetch(rows.slab.data(row) + table.layout.data_bytes);
+    (meta.is_main() ? out.main : out.probation).push_back({row_suffix, row, 0});
+  });
   for (Cold& row : out.probation) {
     const RowMeta meta = rows.slab.meta(row.row);
     if (const int waits = meta.waits(); waits > 0 && !meta.is_awaited()) {
@@ -108,13 +110,13 @@ void Store::Tiering::sort_out(const Table& table, std::uint32_t stripe, const Ro
   }
   std::sort(out.probation.begin(), out.probation.end(),
             [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
+  return next;
 }
 
 // Takes at most `most` rows of a segment that are on probation, of the `beyond` eldest. Returns how many of these stay
 // because they wait for their push, at most `most_waiting`.
-std::uint64_t Store::Tiering::end_probation(Table& table, std::uint32_t stripe, const SegmentRows& segment,
-                                            std::uint64_t beyond, std::uint64_t most, std::uint64_t most_waiting,
-                                            Eviction& out) {
+std::uint64_t Store::Tiering::end_probation(const Table& table, std::uint32_t stripe, SegmentRows& segment,
+                                            std::uint64_t beyond, std::uint64_t most, std::uint64_t most_waiting) {
   std::uint64_t waiting = 0;
   std::uint64_t left = beyond;
   for (const Cold& row : std::span(segment.probation).first(beyond)) {
@@ -128,7 +130,7 @@ std::uint64_t Store::Tiering::end_probation(Table& table, std::uint32_t stripe, 
       meta.keep();
     } else if (most > 0) {
       --most;
-      add_victim(table, stripe, row, out);
+      segment.victims.push_back(row);
     }
   }
   for (const Cold& row : std::span(segment.probation).subspan(beyond)) {
@@ -138,8 +140,8 @@ std::uint64_t Store::Tiering::end_probation(Table& table, std::uint32_t stripe, 
 }
 
 // Takes at most `most` of a segment's rows that are kept and have no heat, those that are worth least. The others cool.
-void Store::Tiering::end_stay(Table& table, std::uint32_t stripe, SegmentRows& segment, std::uint64_t most,
-                              Eviction& out) {
+void Store::Tiering::end_stay(const Table& table, std::uint32_t stripe, SegmentRows& segment,
+                              std::uint64_t most) const {
   const TableStripe& rows = *table.stripes[stripe];
   std::erase_if(segment.main, [&](const Cold& row) {
     RowMeta meta = rows.slab.meta(row.row);
@@ -151,20 +153,26 @@ void Store::Tiering::end_stay(Table& table, std::uint32_t stripe, SegmentRows& s
   const auto count = static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(most, segment.main.size()));
   std::nth_element(segment.main.begin(), segment.main.begin() + count, segment.main.end(),
                    [](const Cold& left, const Cold& right) { return left.worth < right.worth; });
-  for (const Cold& row : std::span(segment.main).first(static_cast<std::size_t>(count))) {
-    add_victim(table, stripe, row, out);
-  }
+  segment.victims.insert(segment.victims.end(), segment.main.begin(), segment.main.begin() + count);
 }
 
-void Store::Tiering::add_victim(Table& table, std::uint32_t stripe, const Cold& cold, Eviction& out) {
+// Their rows are fetched at once, since nothing but their heads was read yet.
+void Store::Tiering::add_victims(const Table& table, std::uint32_t stripe, const SegmentRows& segment,
+                                 Eviction& out) const {
   const TableStripe& rows = *table.stripes[stripe];
-  const RowRef row = rows.slab.at(cold.row);
-  const RowMeta meta = rows.slab.meta(cold.row);
-  const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, cold.suffix));
-  out.victims.push_back({key, cold.suffix, row.version(), static_cast<std::uint16_t>(stripe), meta.is_changed()});
-  if (!meta.is_changed()) return;
-  table.codec.encode(key, row, out.image.data());
-  out.batch.put(key_of(table, key), out.image, before_of(meta));
+  const std::size_t fetched = fetched_bytes<Fetch::kRow>(table);
+  for (const Cold& cold : segment.victims) {
+    if (rows.slab.meta(cold.row).is_changed()) fetch_lines(rows.slab.data(cold.row), fetched);
+  }
+  for (const Cold& cold : segment.victims) {
+    const RowRef row = rows.slab.at(cold.row);
+    const RowMeta meta = rows.slab.meta(cold.row);
+    const std::uint64_t key = key_of_hash(table.schema.id, store_.slots.hash(stripe, cold.suffix));
+    out.victims.push_back({key, cold.suffix, row.version(), static_cast<std::uint16_t>(stripe), meta.is_changed()});
+    if (!meta.is_changed()) continue;
+    table.codec.encode(key, row, out.image.data());
+    out.batch.put(key_of(table, key), out.image, before_of(meta));
+  }
 }
 
 // Appends `want` rows that no request needs in memory; fewer where there are not so many, or a few more. A clock hand
@@ -177,29 +185,29 @@ void Store::Tiering::collect(Table& table, std::uint32_t stripe, std::uint64_t w
   const std::uint64_t rows = stripe_rows->slab.rows();
   want = std::min(want, rows);
   std::uint64_t& clock_hand = table.clock_hands[stripe];
-  std::unordered_set<std::uint64_t> taken;  // suffixes, since the clock hand may come round
+  const std::size_t first = out.victims.size();
+  std::unordered_set<std::uint64_t> taken;  // suffixes, once the clock hand has come round
+  std::size_t known = first;                // victims up to here are in it
   SegmentRows segment;
-  for (std::uint64_t passed = 0; taken.size() < want && passed < kPasses * rows;) {
-    const RowIndex::Range range = stripe_rows->index.range_at(clock_hand);
-    clock_hand = range.next;
-    sort_out(table, stripe, range, taken, segment);
+  for (std::uint64_t passed = 0; out.victims.size() - first < want && passed < kPasses * rows;) {
+    for (; passed >= rows && known < out.victims.size(); ++known) taken.insert(out.victims[known].suffix);
+    clock_hand = sort_out(table, stripe, clock_hand, taken, segment);
     // While it is choosy the same part goes of every segment, also where that is more than is wanted: if a segment were
     // passed for a row or two, rows would lose their heat faster than others leave.
     const bool is_choosy = passed < kChoosyPasses * rows;
     const std::uint64_t most =
-        is_choosy ? range.entries.size() * std::max(rows / kFew, 2 * want) / rows + 1 : want - taken.size();
-    const std::uint64_t spared = is_choosy ? range.entries.size() / kProbation : 0;
+        is_choosy ? segment.rows * std::max(rows / kFew, 2 * want) / rows + 1 : want - (out.victims.size() - first);
+    const std::uint64_t spared = is_choosy ? segment.rows / kProbation : 0;
     const std::uint64_t beyond = segment.probation.size() - std::min<std::uint64_t>(spared, segment.probation.size());
-    const std::size_t before = out.victims.size();
     const std::uint64_t most_waiting =
-        is_choosy ? range.entries.size() / (table.brought[stripe].are_pushed() ? kWaiting : kWaitingOfPulls) : 0;
-    const std::uint64_t waiting = end_probation(table, stripe, segment, beyond, most, most_waiting, out);
-    const std::uint64_t rest = most - (out.victims.size() - before);
+        is_choosy ? segment.rows / (table.brought[stripe].are_pushed() ? kWaiting : kWaitingOfPulls) : 0;
+    const std::uint64_t waiting = end_probation(table, stripe, segment, beyond, most, most_waiting);
+    const std::uint64_t rest = most - segment.victims.size();
     // Rows that wait for their push take the place of kept ones.
     const std::uint64_t share = beyond == 0 || !is_choosy ? rest : std::min(rest, waiting);
-    if (share > 0) end_stay(table, stripe, segment, share, out);
-    for (const Victim& victim : std::span(out.victims).subspan(before)) taken.insert(victim.suffix);
-    passed += range.entries.size();
+    if (share > 0) end_stay(table, stripe, segment, share);
+    add_victims(table, stripe, segment, out);
+    passed += segment.rows;
   }
 }
 

@@ -110,6 +110,8 @@ class Store::Tiering {
   struct SegmentRows {            // of the index, that may leave
     std::vector<Cold> probation;  // the first to leave first
     std::vector<Cold> main;       // without heat or with
+    std::vector<Cold> victims;    // of both
+    std::uint64_t rows = 0;
   };
   struct Eviction {
     std::vector<Victim> victims;  // by stripe
@@ -157,12 +159,12 @@ class Store::Tiering {
                                             std::uint64_t version) const noexcept;
   [[nodiscard]] double soon(const Table& table) const noexcept;
   [[nodiscard]] std::uint64_t age_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept;
-  void sort_out(const Table& table, std::uint32_t stripe, const RowIndex::Range& range,
-                const std::unordered_set<std::uint64_t>& taken, SegmentRows& out) const;
-  std::uint64_t end_probation(Table& table, std::uint32_t stripe, const SegmentRows& segment, std::uint64_t beyond,
-                              std::uint64_t most, std::uint64_t most_waiting, Eviction& out);
-  void end_stay(Table& table, std::uint32_t stripe, SegmentRows& segment, std::uint64_t most, Eviction& out);
-  void add_victim(Table& table, std::uint32_t stripe, const Cold& row, Eviction& out);
+  [[nodiscard]] std::uint64_t sort_out(const Table& table, std::uint32_t stripe, std::uint64_t suffix,
+                                       const std::unordered_set<std::uint64_t>& taken, SegmentRows& out) const;
+  static std::uint64_t end_probation(const Table& table, std::uint32_t stripe, SegmentRows& segment,
+                                     std::uint64_t beyond, std::uint64_t most, std::uint64_t most_waiting);
+  void end_stay(const Table& table, std::uint32_t stripe, SegmentRows& segment, std::uint64_t most) const;
+  void add_victims(const Table& table, std::uint32_t stripe, const SegmentRows& segment, Eviction& out) const;
   void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
   [[nodiscard]] float worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept;
   Status write_to_ssd(SsdBatch& batch);
