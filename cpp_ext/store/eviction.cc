@@ -239,13 +239,22 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
   const std::vector<Victim>& victims = eviction.victims;
   for (std::size_t begin = 0; begin < victims.size();) {
     const std::uint32_t stripe = victims[begin].stripe;
+    std::array<std::uint64_t, kRowsAtOnce> suffixes;
+    std::array<std::uint32_t, kRowsAtOnce> ids;
+    const std::size_t count = suffixes_of(std::span(victims).subspan(begin), std::span(suffixes));
     const std::unique_lock lock(store_.stripes[stripe].mutex);
     const LockTimer clock;
-    for (int row = 0; row < kRowsAtOnce && begin < victims.size() && victims[begin].stripe == stripe; ++row, ++begin) {
-      const Victim& victim = victims[begin];
-      if (victim.is_changed && !written.is_ok()) continue;
-      const std::uint32_t id = table.find(stripe, victim.suffix);
+    table.find_all(stripe, std::span(suffixes).first(count), ids.data());
+    for (const std::uint32_t id : std::span(ids).first(count)) {
       if (id == RowIndex::kNone) continue;
+      __builtin_prefetch(table.stripes[stripe]->slab.data(id) + table.layout.data_bytes);
+      table.stripes[stripe]->slab.fetch_meta(id);
+    }
+    std::uint64_t leaving = 0;
+    for (std::size_t row = 0; row < count; ++row, ++begin) {
+      const Victim& victim = victims[begin];
+      const std::uint32_t id = ids[row];  // no row is a victim twice
+      if (id == RowIndex::kNone || (victim.is_changed && !written.is_ok())) continue;
       RowMeta meta = table.stripes[stripe]->slab.meta(id);
       if (table.row(stripe, id).version() != victim.version) {
         meta.reset(static_cast<std::uint16_t>(meta.load() | RowMeta::kStored));
@@ -255,10 +264,11 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
       if (meta.is_pinned()) continue;
       token_at(stripe, victim.suffix).fetch_add(1, std::memory_order_release);
       static_cast<void>(table.remove(stripe, victim.suffix));
-      ++table.ssd_rows[stripe];
-      ++removed;
-      ++rows_evicted_;
+      ++leaving;
     }
+    table.ssd_rows[stripe] += leaving;
+    removed += leaving;
+    rows_evicted_ += leaving;
     longest_lock_.note(clock.elapsed());
   }
   eviction.victims.clear();

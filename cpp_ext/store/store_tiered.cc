@@ -22,19 +22,19 @@ void split(const Table& table, Stripes& stripes, const BatchOrder& order, std::s
     if (order.positions(stripe).empty()) continue;
     const std::shared_lock lock(stripes[stripe].mutex);
     const bool may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-    walk_stripe<Fetch::kNothing>(table, order, stripe,
-                                 [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
-                                   if (id != RowIndex::kNone) {
-                                     visit_row(stripe, suffix, id);
-                                   } else if (may_be_on_ssd) {
-                                     misses.push_back({.key = block[position],
-                                                       .suffix = suffix,
-                                                       .position = position,
-                                                       .stripe = static_cast<std::uint16_t>(stripe)});
-                                   } else {
-                                     visit_absent(stripe);
-                                   }
-                                 });
+    walk_stripe<Fetch::kMeta>(table, order, stripe,
+                              [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) {
+                                if (id != RowIndex::kNone) {
+                                  visit_row(stripe, suffix, id);
+                                } else if (may_be_on_ssd) {
+                                  misses.push_back({.key = block[position],
+                                                    .suffix = suffix,
+                                                    .position = position,
+                                                    .stripe = static_cast<std::uint16_t>(stripe)});
+                                } else {
+                                  visit_absent(stripe);
+                                }
+                              });
   }
 }
 
@@ -113,9 +113,19 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
 void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins) noexcept {
   for (std::size_t begin = 0; begin < pins.size();) {
     const std::uint32_t stripe = pins[begin].stripe;
+    std::array<std::uint64_t, kMostProbed> suffixes;
+    std::array<std::uint32_t, kMostProbed> ids;
+    std::size_t count = 0;
+    for (; count < kMostProbed && begin < pins.size() && pins[begin].stripe == stripe; ++begin) {
+      suffixes[count++] = pins[begin].suffix;
+    }
     const std::shared_lock lock(impl_->stripes[stripe].mutex);
-    for (; begin < pins.size() && pins[begin].stripe == stripe; ++begin) {
-      const std::uint32_t id = table.find(stripe, pins[begin].suffix);
+    table.find_all(stripe, std::span(suffixes).first(count), ids.data());
+    const auto rows = std::span(ids).first(count);
+    for (const std::uint32_t id : rows) {
+      if (id != RowIndex::kNone) table.stripes[stripe]->slab.fetch_meta(id);
+    }
+    for (const std::uint32_t id : rows) {
       if (id != RowIndex::kNone) table.stripes[stripe]->slab.meta(id).unpin();
     }
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace sparserow {
 namespace {
@@ -84,12 +85,17 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
   const bool has_room = rows_found == 0 || make_room(table, found).is_ok();
   for (std::size_t begin = 0; begin < misses.size();) {
     const std::uint32_t stripe = misses[begin].stripe;
+    std::array<std::uint64_t, kRowsAtOnce> suffixes;
+    std::array<std::uint32_t, kRowsAtOnce> ids;
+    const std::size_t count = suffixes_of(std::span(std::as_const(misses)).subspan(begin), std::span(suffixes));
     const std::unique_lock lock(store_.stripes[stripe].mutex);
     const LockTimer clock;
-    for (int row = 0; row < kRowsAtOnce && begin < misses.size() && misses[begin].stripe == stripe; ++row, ++begin) {
+    // Each row is claimed once, so that none of these comes to memory by another one's turn.
+    table.find_all(stripe, std::span(suffixes).first(count), ids.data());
+    for (std::size_t row = 0; row < count; ++row, ++begin) {
       const Miss& miss = misses[begin];
       const RowImage* image = images[begin].data == nullptr ? nullptr : &images[begin];
-      std::uint32_t id = table.find(stripe, miss.suffix);
+      std::uint32_t id = ids[row];
       if (id == RowIndex::kNone && token(stripe, miss.suffix) != miss.token) {
         again.push_back(miss);
         continue;

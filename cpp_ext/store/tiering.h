@@ -18,6 +18,7 @@
 // and background_mutex_ are leaves. Thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -93,7 +94,7 @@ class Store::Tiering {
  private:
   static constexpr std::uint32_t kTokens = 8192;  // of each stripe
   // Rows that come or go under one lock of a stripe, so that a pull waits for few of them. A pull meets every stripe.
-  static constexpr int kRowsAtOnce = 32;
+  static constexpr std::size_t kRowsAtOnce = 32;
 
   struct Victim {
     std::uint64_t key = 0;
@@ -124,6 +125,15 @@ class Store::Tiering {
     double heat = 0;
   };
 
+  // Fills `suffixes` from the first of the items, as far as these are of one stripe. Returns how many there are.
+  template <class Item>
+  static std::size_t suffixes_of(std::span<const Item> items, std::span<std::uint64_t> suffixes) noexcept {
+    std::size_t count = 0;
+    for (; count < std::min(items.size(), suffixes.size()) && items[count].stripe == items[0].stripe; ++count) {
+      suffixes[count] = items[count].suffix;
+    }
+    return count;
+  }
   [[nodiscard]] std::atomic<std::uint32_t>& token_at(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
     return tokens_[stripe * kTokens + (suffix * 0x9e3779b97f4a7c15ull >> 51)];
   }

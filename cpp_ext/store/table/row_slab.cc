@@ -79,6 +79,7 @@ std::uint32_t RowSlab::take_from(std::uint32_t chunk) noexcept {
   if (info.first_free != kNoFree) {
     place = info.first_free;
     std::memcpy(&info.first_free, bases_[chunk] + place * place_bytes(), sizeof info.first_free);
+    if (info.first_free != kNoFree) fetch_place(bases_[chunk] + info.first_free * place_bytes());
   } else {
     ++info.bumped;
   }

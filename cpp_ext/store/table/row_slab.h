@@ -12,6 +12,7 @@
 // Not thread-safe: guarded by its stripe's lock. Owns its chunks.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -40,11 +41,8 @@ class RowSlab {
   [[nodiscard]] RowRef at(std::uint32_t row) const noexcept { return {data(row), data(row) + data_bytes_}; }
 
   // The meta of a row; the slab must have been made with meta.
-  [[nodiscard]] RowMeta meta(std::uint32_t row) const noexcept {
-    const std::uint32_t chunk = row >> kRowBits;
-    std::byte* metas = bases_[chunk] + chunks_[chunk].capacity * place_bytes();
-    return RowMeta(reinterpret_cast<std::uint16_t*>(metas)[row & kRowMask]);
-  }
+  [[nodiscard]] RowMeta meta(std::uint32_t row) const noexcept { return RowMeta(*meta_at(row)); }
+  [[gnu::always_inline]] void fetch_meta(std::uint32_t row) const noexcept { __builtin_prefetch(meta_at(row), 1); }
 
   // A place for one row, its content unspecified; kNone when the system has no memory or the slab is full.
   [[nodiscard]] std::uint32_t allocate();
@@ -79,10 +77,24 @@ class RowSlab {
     std::uint32_t least;
   };
 
+  [[nodiscard]] std::uint16_t* meta_at(std::uint32_t row) const noexcept {
+    const std::uint32_t chunk = row >> kRowBits;
+    std::byte* metas = bases_[chunk] + chunks_[chunk].capacity * place_bytes();
+    return reinterpret_cast<std::uint16_t*>(metas) + (row & kRowMask);
+  }
   [[nodiscard]] std::size_t place_bytes() const noexcept { return data_bytes_ + RowLayout::kHeadBytes; }
   [[nodiscard]] std::size_t unit_bytes() const noexcept { return place_bytes() + meta_bytes_; }
   [[nodiscard]] Wish wish_at(std::uint64_t places) const noexcept;
   [[nodiscard]] bool back_chunk();
+  // The place that is taken next is written whole, and its last row may have left long ago. Always inlined: see
+  // fetch_lines() (table.h).
+  [[gnu::always_inline]] void fetch_place(const std::byte* at) const noexcept {
+    constexpr std::size_t kLine = 64;
+    constexpr std::size_t kMost = 1024;  // bytes; the hardware's own prefetcher follows
+    for (std::size_t offset = 0; offset < std::min(place_bytes(), kMost); offset += kLine) {
+      __builtin_prefetch(at + offset, 1);
+    }
+  }
   std::uint32_t take_from(std::uint32_t chunk) noexcept;
 
   ArenaPool* pool_;

@@ -105,6 +105,18 @@ class Table {
     const TableStripe* stripe_rows = stripes[stripe].get();
     return stripe_rows == nullptr ? RowIndex::kNone : stripe_rows->index.find(suffix);
   }
+  // The same for at most kMostProbed suffixes of a stripe; ids is as long. The buckets of the index are fetched at
+  // once.
+  void find_all(std::uint32_t stripe, std::span<const std::uint64_t> suffixes, std::uint32_t* ids) const noexcept {
+    const TableStripe* stripe_rows = stripes[stripe].get();
+    if (stripe_rows == nullptr) {
+      std::fill_n(ids, suffixes.size(), RowIndex::kNone);
+      return;
+    }
+    IndexProbe probe;
+    stripe_rows->index.begin_find(suffixes, ids, probe);
+    stripe_rows->index.finish_find(suffixes, ids, probe);
+  }
   [[nodiscard]] RowRef row(std::uint32_t stripe, std::uint32_t id) const noexcept {
     return stripes[stripe]->slab.at(id);
   }
@@ -186,7 +198,8 @@ inline constexpr std::size_t kMaxFetched = 1024;
 }
 
 // What a walk brings into cache for its visits. kRow: all of it, for a visit that adds absent rows.
-enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kNothing };
+// A tiered table's rows come with their meta but for kNothing; kMeta is that alone.
+enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kMeta, kNothing };
 
 template <Fetch kFetch>
 [[nodiscard]] std::size_t fetched_bytes(const Table& table) noexcept {
@@ -206,6 +219,8 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
   const std::size_t fetched = fetched_bytes<kFetch>(table);
   const auto fetch = [&](std::uint32_t id) __attribute__((always_inline)) {
     if (kFetch == Fetch::kNothing || id == RowIndex::kNone) return;
+    if (table.is_tiered) stripe_rows->slab.fetch_meta(id);
+    if (kFetch == Fetch::kMeta) return;
     const std::byte* const row = stripe_rows->slab.data(id);
     fetch_lines(row, fetched);
     if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(row + table.layout.data_bytes);
@@ -236,7 +251,7 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
 // hundred keys has a few in each stripe, whose fetches would hide nothing of each other.
 template <Fetch kFetch, class Visit>
 void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t first, std::uint32_t last, Visit&& visit) {
-  static_assert(kFetch != Fetch::kNothing);
+  static_assert(kFetch != Fetch::kNothing && kFetch != Fetch::kMeta);
   if (last == first + 1) {
     return walk_stripe<kFetch>(
         table, order, first,
@@ -253,6 +268,7 @@ void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t fir
   };
   const auto fetch = [&](const TableStripe& rows, std::uint32_t id) __attribute__((always_inline)) {
     if (id == RowIndex::kNone) return;
+    if (table.is_tiered) rows.slab.fetch_meta(id);
     const std::byte* const row = rows.slab.data(id);
     fetch_lines(row, fetched);
     if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(row + table.layout.data_bytes);
