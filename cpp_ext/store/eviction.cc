@@ -68,6 +68,11 @@ Status Store::Tiering::make_room_and(Table& table, const Counts& rows, const std
   ++wanting_;
   const std::lock_guard lock(evicting_);
   --wanting_;
+  return evict_until(table, rows, take);
+}
+
+// The same with evicting_.
+Status Store::Tiering::evict_until(Table& table, const Counts& rows, const std::function<bool()>& take) {
   for (int round = 0; round < kRounds; ++round) {
     if (take()) return Status::ok();
     std::uint64_t progress = 0;
@@ -310,6 +315,8 @@ Status Store::Tiering::write_back() {
           is_same ? meta.set_stored() : meta.reset(static_cast<std::uint16_t>(meta.load() | RowMeta::kStored));
         }
       } while (suffix != 0);
+      // The SSD's index has grown by rows that took no memory less.
+      SR_RETURN_IF_ERROR(evict_until(*table, Counts{}, [&] { return excess(*table, Counts{}) == 0; }));
     }
   }
   return ssd_->flush();

@@ -216,8 +216,8 @@ class Store {
   // Whether rows that were read from the SSD lately had to wait for the disk, one in 16 at least; true while too few
   // were read to tell. Else reads are work for CPUs, and to do them early saves no time.
   [[nodiscard]] bool waits_for_disk() const noexcept;
-  // Writes every row that changed to the SSD, and there to the disk; all stay in memory. FailedPrecondition without
-  // one.
+  // Writes every row that changed to the SSD, and there to the disk. Rows stay in memory, but for those that the SSD's
+  // index takes the room of. FailedPrecondition without one.
   Status write_back();
 
   // Rows by stripe, then by slot, then by hash. Rows present throughout the scan are returned exactly once; rows

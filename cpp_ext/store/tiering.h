@@ -78,7 +78,8 @@ class Store::Tiering {
                               std::span<const std::uint64_t> if_versions);
   // Removes the table from the map and from the SSD.
   Status drop(std::uint32_t table_id);
-  // Every row that the SSD does not have is written to it; all stay in memory.
+  // Every row that the SSD does not have is written to it. Rows stay in memory, but for those that the SSD's index
+  // takes the room of.
   Status write_back();
   // Rows of one slot that are on the SSD, with their suffixes. Also older images of rows that are in memory.
   Status visit_slot(Table& table, std::uint32_t slot,
@@ -155,6 +156,7 @@ class Store::Tiering {
   void run_background_evict();
   Status background_evict(std::uint32_t table_id);
   Status make_room_and(Table& table, const Counts& rows, const std::function<bool()>& take);
+  Status evict_until(Table& table, const Counts& rows, const std::function<bool()>& take);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
   [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);
   [[nodiscard]] Counts missing_places(const Table& table, const Counts& rows) const;

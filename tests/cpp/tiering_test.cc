@@ -436,6 +436,22 @@ TEST_CASE("room is made also where rows came in the order of their hash suffixes
   CHECK(store->used_bytes() <= store->options().memory_budget_bytes);
 }
 
+TEST_CASE("rows that are written back leave the room that the SSD's index takes by them") {
+  const Folder folder;
+  const auto store = open(tiered(folder, 0));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  const std::vector<float> grads(kDim, 1);
+  std::uint64_t rows = 0;
+  while (store->tier_stats()->rows_evicted == 0) {
+    REQUIRE(rows < 20'000);
+    const std::vector<std::uint64_t> key{rows++};
+    REQUIRE(store->apply(1, key, grads.data(), {.lr = 0.1f}).is_ok());
+  }
+  REQUIRE(store->write_back().is_ok());
+  CHECK(store->used_bytes() <= store->options().memory_budget_bytes);
+  CHECK(scan(*store, 1, 500).keys.size() == rows);
+}
+
 TEST_CASE("what can never fit is refused and makes nobody leave") {
   const Folder folder;
   const auto store = open(tiered(folder));
