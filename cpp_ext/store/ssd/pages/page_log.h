@@ -151,13 +151,13 @@ class PageLog final : public SsdTier {
   // Fetches what the searches of later spots read: the line of one, and the part of the index of another behind it.
   [[gnu::always_inline]] static void prefetch(const TablePages& table, std::span<const Spot> spots,
                                               std::size_t at) noexcept {
-    constexpr std::size_t kAhead = 8;  // spots
-    if (at + 2 * kAhead < spots.size()) {
-      const Spot& spot = spots[at + 2 * kAhead];
+    constexpr std::size_t kPrefetched = 8;  // spots
+    if (at + 2 * kPrefetched < spots.size()) {
+      const Spot& spot = spots[at + 2 * kPrefetched];
       table.partitions[spot.partition].index.prefetch_part(spot.hash);
     }
-    if (at + kAhead < spots.size()) {
-      const Spot& spot = spots[at + kAhead];
+    if (at + kPrefetched < spots.size()) {
+      const Spot& spot = spots[at + kPrefetched];
       table.partitions[spot.partition].index.prefetch(spot.hash);
     }
   }
