@@ -171,6 +171,33 @@ TEST_CASE("many tables in one frame, each wire dtype, checksums on") {
   }
 }
 
+TEST_CASE("a reply whose reader pauses in its middle is read to its end") {
+  // The reader takes 16 pieces in a turn. It then waits for what is left, which may be less than it awaited before.
+  constexpr std::size_t kTables = 60;
+  std::vector<TableSchema> tables;
+  for (std::size_t t = 0; t < kTables; ++t) tables.push_back(sgd_table("t/" + std::to_string(t), 64));
+  Cluster cluster(1, tables);
+  const auto client = take(Client::connect(cluster.client_options()));
+  std::vector<std::uint64_t> ids(8'000);
+  std::iota(ids.begin(), ids.end(), 1);
+  const std::vector<std::uint64_t> few(ids.begin(), ids.begin() + 240);  // 60 KiB
+  std::vector<Grouped> grouped;
+  std::vector<std::vector<float>> rows;
+  for (std::size_t t = 0; t < kTables; ++t) {
+    grouped.emplace_back(*client, tables[t].id, t == 0 ? ids : few);
+    rows.emplace_back(grouped.back().size() * 64);
+  }
+  std::vector<rpc::TablePull> pulls;
+  for (std::size_t t = 0; t < kTables; ++t) pulls.push_back(grouped[t].pull(tables[t], rows[t].data()));
+  for (std::size_t count = 10; count <= kTables; ++count) {
+    for (int turn = 0; turn < 4; ++turn) {
+      INFO(count);
+      REQUIRE_OK(client->pull(std::span(pulls).first(count), {.deadline = 10s}));
+    }
+  }
+  for (const auto& of_table : rows) CHECK(std::count(of_table.begin(), of_table.end(), 1.0f) == std::ssize(of_table));
+}
+
 TEST_CASE("what cannot be served is refused by name, and the connection goes on") {
   const auto table = sgd_table("t/a", 4);
   Cluster cluster(2, {table});

@@ -257,6 +257,7 @@ pollfd Channel::interest() const noexcept {
   if (!stream_) return {-1, 0, 0};
   short events = state_ == State::kConnecting ? short{0} : short{POLLIN};
   if (wants_write()) events |= POLLOUT;
+  stream_->be_readable_from(reader_.awaited());  // before each poll, as a reader may stop before all that came is taken
   return {stream_->fd(), events, 0};
 }
 

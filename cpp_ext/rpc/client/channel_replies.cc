@@ -23,7 +23,6 @@ void Channel::receive() {
       return;
     }
     if (moved.bytes == 0) {
-      stream_->be_readable_from(reader_.awaited());
       read_waits_for_write_ = moved.want == Transfer::Want::kWrite;
       return;
     }
@@ -35,11 +34,7 @@ void Channel::receive() {
       if (stream_) break_off(status.message());
       return;
     }
-    if (!stream_) return;
-    if (moved.bytes < first_bytes) {  // drained: poll says when there is more
-      stream_->be_readable_from(reader_.awaited());
-      return;
-    }
+    if (!stream_ || moved.bytes < first_bytes) return;  // drained: poll says when there is more
   }
 }
 
