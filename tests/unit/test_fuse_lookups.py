@@ -124,6 +124,13 @@ def test_a_merged_program_is_exported_again_and_saved(session: sr.Session, tmp_p
         torch.testing.assert_close(have, model(*batch(7, 9)), rtol=1e-6, atol=1e-6)
 
 
+def test_a_merged_program_has_the_weights_of_the_dense_part_alone(session: sr.Session) -> None:
+    merged = sr.merge_lookups(exported(distributed(Ranker(), session), batch(0)))
+    again = exported(merged, batch(0))
+    assert sorted(again.state_dict) == ["head.bias", "head.weight"]
+    assert not again.constants
+
+
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_what_waits_for_a_lookup_is_a_round_of_its_own(session: sr.Session, capture: str) -> None:
     model = distributed(Chained(), session)

@@ -76,6 +76,9 @@ def merge_lookups(program: ExportedProgram | fx.GraphModule, *, check: Sequence[
     merged = fx.GraphModule(source, copy.deepcopy(source.graph))
     merged.train(source.training)
     fuse_lookups(merged)
+    # What only the lookups used would else be published with the program: the anchors of layers.
+    merged.graph.eliminate_dead_code(_has_effect)
+    merged.recompile()
     merged.delete_all_unused_submodules()
     gap = largest_gap(source, merged, check) if check is not None else None
     if gap is not None:
@@ -269,6 +272,11 @@ def _pull_up(lookup: _Lookup, first: fx.Node, order: dict[fx.Node, int]) -> None
         first.prepend(node)
     for place, node in enumerate(first.graph.nodes):
         order[node] = place
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Returns whether a node stays where nothing uses its value."""
+    return node.op == "call_module" or node.is_impure() or _changes_something(node) or _changes_mode(node)
 
 
 def _changes_something(node: fx.Node) -> bool:
