@@ -246,7 +246,7 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
     const std::uint32_t stripe = victims[begin].stripe;
     std::array<std::uint64_t, kRowsAtOnce> suffixes;
     std::array<std::uint32_t, kRowsAtOnce> ids;
-    const std::size_t count = suffixes_of(std::span(victims).subspan(begin), std::span(suffixes));
+    const std::size_t count = suffixes_of_stripe(std::span(victims).subspan(begin), std::span(suffixes));
     const std::unique_lock lock(store_.stripes[stripe].mutex);
     const LockTimer clock;
     table.find_all(stripe, std::span(suffixes).first(count), ids.data());

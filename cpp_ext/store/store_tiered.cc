@@ -115,10 +115,8 @@ void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins)
     const std::uint32_t stripe = pins[begin].stripe;
     std::array<std::uint64_t, kMostProbed> suffixes;
     std::array<std::uint32_t, kMostProbed> ids;
-    std::size_t count = 0;
-    for (; count < kMostProbed && begin < pins.size() && pins[begin].stripe == stripe; ++begin) {
-      suffixes[count++] = pins[begin].suffix;
-    }
+    const std::size_t count = suffixes_of_stripe(std::span(pins).subspan(begin), std::span(suffixes));
+    begin += count;
     const std::shared_lock lock(impl_->stripes[stripe].mutex);
     table.find_all(stripe, std::span(suffixes).first(count), ids.data());
     const auto rows = std::span(ids).first(count);

@@ -87,7 +87,7 @@ Status Store::Tiering::look_up(Table& table, std::vector<Miss>& misses, bool mus
     const std::uint32_t stripe = misses[begin].stripe;
     std::array<std::uint64_t, kRowsAtOnce> suffixes;
     std::array<std::uint32_t, kRowsAtOnce> ids;
-    const std::size_t count = suffixes_of(std::span(std::as_const(misses)).subspan(begin), std::span(suffixes));
+    const std::size_t count = suffixes_of_stripe(std::span(std::as_const(misses)).subspan(begin), std::span(suffixes));
     const std::unique_lock lock(store_.stripes[stripe].mutex);
     const LockTimer clock;
     // Each row is claimed once, so that none of these comes to memory by another one's turn.

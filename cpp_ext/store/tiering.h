@@ -37,6 +37,16 @@
 
 namespace sparserow {
 
+// Fills `suffixes` from the first of the items, as far as these are of one stripe. Returns how many there are.
+template <class Item>
+std::size_t suffixes_of_stripe(std::span<const Item> items, std::span<std::uint64_t> suffixes) noexcept {
+  std::size_t count = 0;
+  for (; count < std::min(items.size(), suffixes.size()) && items[count].stripe == items[0].stripe; ++count) {
+    suffixes[count] = items[count].suffix;
+  }
+  return count;
+}
+
 class Store::Tiering {
  public:
   // A key that is not in memory.
@@ -126,15 +136,6 @@ class Store::Tiering {
     double heat = 0;
   };
 
-  // Fills `suffixes` from the first of the items, as far as these are of one stripe. Returns how many there are.
-  template <class Item>
-  static std::size_t suffixes_of(std::span<const Item> items, std::span<std::uint64_t> suffixes) noexcept {
-    std::size_t count = 0;
-    for (; count < std::min(items.size(), suffixes.size()) && items[count].stripe == items[0].stripe; ++count) {
-      suffixes[count] = items[count].suffix;
-    }
-    return count;
-  }
   [[nodiscard]] std::atomic<std::uint32_t>& token_at(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
     return tokens_[stripe * kTokens + (suffix * 0x9e3779b97f4a7c15ull >> 51)];
   }

@@ -18,11 +18,10 @@
 
 namespace sparserow::rpc {
 
-// What one table adds to a request's body; stays in place until the request is done.
 // A request with the memory that its body points into.
 struct Outgoing {
   Request request;
-  std::vector<TableHead> heads;
+  std::vector<TableHead> heads;                  // of its tables; stay in place until the request is done
   std::vector<std::vector<std::byte>> narrowed;  // 16-bit gradients
   ScanPayload scan;
   TraceSection trace;

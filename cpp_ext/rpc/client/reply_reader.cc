@@ -10,7 +10,7 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kStagingBytes = 64u << 10;
-constexpr std::size_t kAwaitedBytes = 256u << 10;
+constexpr std::size_t kAwaitedBytes = 256u << 10;  // of a large body, before its reader wakes
 
 }  // namespace
 
