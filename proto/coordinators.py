@@ -10,7 +10,8 @@ import grpc
 from . import control_pb2_grpc as pb_grpc
 from .errors import InvalidArgument, not_allowed
 from .grpc_status import error_of_status, leader_of_status
-from .security.security import Security, open_channel
+from .security.channels import open_channel
+from .security.security import Security
 
 ELECTION_SEC = 20.0  # time in which several coordinators elect a leader
 SILENCE_SEC = 3.0  # time without an answer after which another coordinator is asked

@@ -26,7 +26,7 @@ from ..proto.change_replies import METHOD, read_reply
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, Unavailable
 from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
-from ..proto.security.security import open_channel
+from ..proto.security.channels import open_channel
 from .loaded_version import LoadedVersion
 
 log = logging.getLogger(__name__)

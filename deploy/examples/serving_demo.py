@@ -12,7 +12,8 @@ import numpy as np
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, Unavailable
-from ...proto.security.security import open_channel, process_security
+from ...proto.security.channels import open_channel
+from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
 from ...worker.membership.shard_client import shard_client
 from ...worker.publish.publishing import Publication, publish_from

@@ -13,7 +13,8 @@ from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import NotFound, not_allowed
 from ...proto.grpc_status import error_of_status
-from ...proto.security.security import open_channel, process_security
+from ...proto.security.channels import open_channel
+from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
 from ...worker.membership.shard_client import shard_client
 

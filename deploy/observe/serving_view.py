@@ -12,7 +12,7 @@ from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.coordinators import parse_address
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import error_of_status
-from ...proto.security.security import open_channel
+from ...proto.security.channels import open_channel
 from .cluster_status import quantile
 
 

@@ -21,22 +21,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-import grpc
 from pydantic import Field, model_validator
 
 from ..config.config import Bytes, FromList, StrictModel, load_config
 from ..config.http_limits import HttpLimits
 from ..errors import FailedPrecondition, InvalidArgument
-from ..grpc_status import CHANNEL_OPTIONS
 from .signing_keys import signing_key, verification_keys
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each role may do what the roles before it may
+TOKEN_HEADER = "authorization"  # the metadata of a call that has the token
 _MOST_TOKEN_BYTES = 1024
 
 
@@ -282,6 +280,15 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def bearer_token(metadata: Any) -> str:
+    """Returns the token in a call's metadata; empty when there is none."""
+    for key, value in metadata or ():
+        if key == TOKEN_HEADER:
+            scheme, _, token = str(value).partition(" ")
+            return token.strip() if scheme.lower() == "bearer" else ""
+    return ""
+
+
 _NONE = Security()
 _process = _NONE
 
@@ -314,102 +321,3 @@ def loaded_security(security: Security | str | Path | None) -> Security:
     if security is None:
         return _process
     return security if isinstance(security, Security) else Security.load(security)
-
-
-# ---- gRPC
-
-_HEADER = "authorization"
-
-
-def bearer_token(metadata: Any) -> str:
-    """Returns the token in a call's metadata; empty when there is none."""
-    for key, value in metadata or ():
-        if key == _HEADER:
-            scheme, _, token = str(value).partition(" ")
-            return token.strip() if scheme.lower() == "bearer" else ""
-    return ""
-
-
-def channel_credentials(security: Security) -> grpc.ChannelCredentials:
-    """Returns credentials of a channel that trusts ``security.authorities``."""
-    return grpc.ssl_channel_credentials(
-        root_certificates=security.authorities.encode(),
-        private_key=security.key.encode() or None,
-        certificate_chain=security.certificate.encode() or None,
-    )
-
-
-def open_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> grpc.Channel:
-    """Returns a channel to ``HOST:PORT`` that shows the caller's token or certificate.
-
-    Args:
-        address: the address of the server, ``HOST:PORT``.
-        security: the identity to show; None stands for that of the process, whose token is read at each call.
-        options: the channel options of gRPC.
-    """
-    shown = security if security is not None else _process
-    if shown.authorities:
-        channel = grpc.secure_channel(address, channel_credentials(shown), options=options)
-    else:
-        channel = grpc.insecure_channel(address, options=options)
-    return grpc.intercept_channel(channel, _ShowsToken(_token_source(security)))
-
-
-def open_aio_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> Any:
-    """Returns a channel of asyncio, with the arguments of :func:`open_channel`."""
-    shown = security if security is not None else _process
-    token = _token_source(security)
-    interceptors = [_ShowsTokenInUnary(token), _ShowsTokenInStream(token)]
-    if shown.authorities:
-        return grpc.aio.secure_channel(address, channel_credentials(shown), options=options, interceptors=interceptors)
-    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
-
-
-def _token_source(security: Security | None) -> Callable[[], str]:
-    return (lambda: _process.token) if security is None else (lambda: security.token)
-
-
-class _CallDetails(grpc.ClientCallDetails):  # type: ignore[misc]
-    """The details of another call, with the token added."""
-
-    def __init__(self, details: Any, token: str) -> None:
-        self.method = details.method
-        self.timeout = details.timeout
-        self.credentials = details.credentials
-        self.wait_for_ready = details.wait_for_ready
-        self.compression = getattr(details, "compression", None)
-        self.metadata = [*(details.metadata or ()), (_HEADER, f"Bearer {token}")]
-
-
-class _ShowsToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    def __init__(self, token: Callable[[], str]) -> None:
-        self._token = token
-
-    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        token = self._token()
-        return continuation(_CallDetails(details, token) if token else details, request)
-
-    intercept_unary_stream = intercept_unary_unary
-
-
-class _AioInterceptor:
-    def __init__(self, token: Callable[[], str]) -> None:
-        self._token = token
-
-    def shown(self, details: Any) -> Any:
-        token = self._token()
-        if token:
-            metadata = grpc.aio.Metadata(*(details.metadata or ()))
-            metadata.add(_HEADER, f"Bearer {token}")
-            return details._replace(metadata=metadata)
-        return details
-
-
-class _ShowsTokenInUnary(_AioInterceptor, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(self.shown(details), request)
-
-
-class _ShowsTokenInStream(_AioInterceptor, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(self.shown(details), request)

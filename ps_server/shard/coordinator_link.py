@@ -16,7 +16,7 @@ from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.coordinators import ELECTION_SEC, Addresses
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable
 from ...proto.grpc_status import error_of_status
-from ...proto.security.security import open_aio_channel
+from ...proto.security.channels import open_aio_channel
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.grpc_status import error_of_status
-from ...proto.security.security import Security, open_channel
+from ...proto.security.channels import open_channel
+from ...proto.security.security import Security
 from .shard_assignment import ShardAssignment
 
 

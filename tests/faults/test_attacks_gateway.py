@@ -13,7 +13,8 @@ import sparserow as sr
 from sparserow.deploy.launch.security_files import Role, add_token, init_security
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
-from sparserow.proto.security.security import Security, open_channel
+from sparserow.proto.security.channels import open_channel
+from sparserow.proto.security.security import Security
 from sparserow_process import Launcher, Process
 
 DIM = 4

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from sparserow.proto.grpc_status import SERVER_OPTIONS
-from sparserow.proto.security.security import open_channel
+from sparserow.proto.security.channels import open_channel
 from sparserow_process import free_port
 
 WAITS_SEC = 10.0

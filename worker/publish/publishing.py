@@ -41,7 +41,8 @@ from ...proto.published.program_proof import make_proof
 from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
 from ...proto.schema import TableSchema
-from ...proto.security.security import loaded_security, open_channel
+from ...proto.security.channels import open_channel
+from ...proto.security.security import loaded_security
 from ..membership.shard_client import shard_client
 from .featured_program import featured_source
 from .program_export import Program, ProgramSource, ProgramTensor, export_program

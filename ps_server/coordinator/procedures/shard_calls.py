@@ -19,7 +19,7 @@ from ....proto.errors import FailedPrecondition, NotFound, SparserowError, Unava
 from ....proto.grpc_status import error_of_status
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
-from ....proto.security.security import open_aio_channel
+from ....proto.security.channels import open_aio_channel
 from ....proto.shard_protocol import QUORUM_PROTOCOL, SAVES_PROTOCOL
 from ..state.cluster import Cluster
 from ..state.roster import CommitWindow, Roster, WorkerKey

@@ -25,7 +25,8 @@ from ....proto.errors import (
     Unavailable,
 )
 from ....proto.grpc_status import CHANNEL_OPTIONS, NotLeader
-from ....proto.security.security import channel_credentials, process_security
+from ....proto.security.channels import channel_credentials
+from ....proto.security.security import process_security
 
 _CALL_SEC = 1.0
 _LARGEST_STATE = 1_400_000  # bytes; etcd's default bound on requests is 1.5 MiB
