@@ -7,83 +7,23 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import Any
 
 from . import control_pb2 as pb
 from .closing import Closing
+from .cluster_view import ClusterView
 from .coordinators import CoordinatorChannel
-from .errors import FailedPrecondition, InvalidArgument, not_allowed
-from .route import owners_of_runs
+from .errors import FailedPrecondition, not_allowed
+from .job_terms import GradScaleName, check_terms
 from .schema import TableSchema
 from .schema_message import message_of_schema, schema_of_message
 from .security.security import Security, process_security
-
-GradScaleName = Literal["mean", "sum"]
-GRAD_SCALES: tuple[GradScaleName, ...] = ("mean", "sum")  # in the order of the message's enum
-
+from .worker_identity import WorkerIdentity, caller_of
 
 _MAY_BE_REPEATED = frozenset(
     ("GetCluster", "CreateTable", "ListTables", "GetSave", "KeepRows", "GetStatus", "LeaseData", "ListFaults")
 )
-
-
-@dataclass(frozen=True)
-class ShardAddress:
-    """The index of a shard, and the address on which its data plane listens."""
-
-    index: int
-    host: str
-    port: int
-
-
-@dataclass(frozen=True)
-class ClusterView:
-    """A cluster as a client needs it.
-
-    Attributes:
-        cluster_id: the random 64-bit number that the cluster got at creation; a shard checks it in a client's HELLO.
-        slot_count: the number of slots, a power of two.
-        route_epoch: the version of the slot map, which rises whenever a slot changes its owner.
-        slot_owner: (slot_count) uint16, the shard index of each slot.
-        shards: the addresses of the shards, in the order of their indexes.
-    """
-
-    cluster_id: int
-    slot_count: int
-    route_epoch: int
-    slot_owner: NDArray[np.uint16]
-    shards: tuple[ShardAddress, ...]
-
-
-@dataclass(frozen=True)
-class WorkerIdentity:
-    """The identity of a worker within its job.
-
-    Attributes:
-        job_id, namespace_id: 32-bit ids, as in the frames of the data plane.
-        worker_id: the id of (job, rank), which stays the same for the life of the cluster.
-        epoch: rises when the same rank registers again; requests with an older epoch are refused as Fenced.
-        lease_sec: the worker leaves its job when it has not called ``heartbeat_worker`` for so many seconds.
-        first_step: the step that the worker begins with.
-        proof: 16 bytes that this worker alone knows and shows with its calls; b"" from a coordinator that gives none.
-        found: the rows of each table of the namespace, by table name, when the job's generation began. The number is
-            None where a shard could not be asked. At most 1,000 tables are listed, and none for a worker that joins a
-            running job. The whole is None from a coordinator of the previous version, which does not count them.
-    """
-
-    job_id: int
-    worker_id: int
-    epoch: int
-    lease_sec: float
-    first_step: int
-    namespace_id: int
-    proof: bytes = field(default=b"", repr=False)
-    found: Mapping[str, int | None] | None = field(default=None, repr=False)
 
 
 class ControlClient(Closing):
@@ -135,13 +75,7 @@ class ControlClient(Closing):
             Unavailable: the coordinator cannot be reached, or a shard does not serve yet; the text says which.
         """
         reply = self._call("GetCluster", pb.GetClusterRequest(), once_sec, is_patient=once_sec is None)
-        return ClusterView(
-            cluster_id=reply.cluster_id,
-            slot_count=reply.route.slot_count,
-            route_epoch=reply.route.epoch,
-            slot_owner=owners_of_runs([(run.start, run.shard) for run in reply.route.runs], reply.route.slot_count),
-            shards=tuple(ShardAddress(s.shard, s.data.host, s.data.port) for s in reply.shards),
-        )
+        return ClusterView.of_reply(reply)
 
     def create_table(self, schema: TableSchema) -> TableSchema:
         """Creates a table on every shard, or finds it there.
@@ -248,13 +182,7 @@ class ControlClient(Closing):
             DeadlineExceeded: not all ranks have joined; the text says how many have.
             Fenced: the same rank registered again meanwhile.
         """
-        if not 0 <= rank < world_size < 2**31 or (staleness is not None and not 0 <= staleness < 2**31):
-            raise InvalidArgument(
-                f"register_worker: rank {rank}, world_size {world_size}, staleness {staleness}; "
-                "allowed: 0 <= rank < world_size, staleness >= 0 or None"
-            )
-        if grad_scale not in GRAD_SCALES:
-            raise not_allowed("grad_scale", grad_scale, GRAD_SCALES)
+        check_terms(rank=rank, world_size=world_size, staleness=staleness, grad_scale=grad_scale)
         request = pb.RegisterWorkerRequest(
             namespace=namespace,
             job=job,
@@ -271,18 +199,7 @@ class ControlClient(Closing):
         reply = self._call("RegisterWorker", request, deadline_sec)
         if reply.quorum != (quorum or 0):
             raise FailedPrecondition("quorum: this coordinator runs an earlier build, which knows no quorum")
-        return WorkerIdentity(
-            job_id=reply.job_id,
-            worker_id=reply.worker_id,
-            epoch=reply.epoch,
-            lease_sec=reply.lease_sec,
-            first_step=reply.first_step,
-            namespace_id=reply.namespace_id,
-            proof=reply.proof,
-            found={table.name: table.rows if table.HasField("rows") else None for table in reply.found}
-            if reply.HasField("found_count")
-            else None,
-        )
+        return WorkerIdentity.of_reply(reply)
 
     def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> pb.WorkerHeartbeatReply:
         """Renews the lease of a worker; it has to be called at least every third of ``lease_sec``.
@@ -300,11 +217,7 @@ class ControlClient(Closing):
             Fenced: the lease has ended or the rank has registered again; the worker must register anew.
         """
         request = pb.WorkerHeartbeatRequest(
-            job_id=identity.job_id,
-            worker_id=identity.worker_id,
-            epoch=identity.epoch,
-            step=step,
-            proof=identity.proof,
+            job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, step=step, proof=identity.proof
         )
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply
@@ -337,7 +250,7 @@ class ControlClient(Closing):
                 leader.
         """
         request = pb.ReportFaultRequest(
-            caller=_caller(identity),
+            caller=caller_of(identity),
             host=socket.gethostname(),
             pid=os.getpid(),
             message=message,
@@ -389,7 +302,7 @@ class ControlClient(Closing):
             FailedPrecondition: another worker counts other chunks, or has another order.
         """
         request = pb.LeaseDataRequest(
-            caller=_caller(identity),
+            caller=caller_of(identity),
             run=run,
             epoch=epoch,
             epochs=epochs,
@@ -418,7 +331,7 @@ class ControlClient(Closing):
         Raises:
             InvalidArgument, FailedPrecondition, ResourceExhausted: the folder cannot be made.
         """
-        request = pb.BeginSaveRequest(url=url, caller=_caller(identity))
+        request = pb.BeginSaveRequest(url=url, caller=caller_of(identity))
         return str(self._call("BeginSave", request, deadline_sec).name)
 
     def enter_save(self, request: pb.EnterSaveRequest, identity: WorkerIdentity | None, *, deadline_sec: float) -> int:
@@ -430,7 +343,7 @@ class ControlClient(Closing):
         Raises:
             SparserowError: the save failed, here or in another worker. Older checkpoints are unchanged.
         """
-        request.caller.CopyFrom(_caller(identity))
+        request.caller.CopyFrom(caller_of(identity))
         return int(self._call("EnterSave", request, deadline_sec).step)
 
     def get_save(self, url: str, name: str, *, wait_sec: float = 0.0) -> pb.GetSaveReply:
@@ -455,7 +368,7 @@ class ControlClient(Closing):
         Raises:
             InvalidArgument: the scheme of the URL is unknown, or ``every_sec`` is out of range.
         """
-        request = pb.KeepRowsRequest(url=url, caller=_caller(identity), every_sec=every_sec, config_json=config_json)
+        request = pb.KeepRowsRequest(url=url, caller=caller_of(identity), every_sec=every_sec, config_json=config_json)
         self._call("KeepRows", request)
 
     def restore(
@@ -466,7 +379,7 @@ class ControlClient(Closing):
         Raises:
             SparserowError: the restore failed; the rows then belong to no checkpoint.
         """
-        request.caller.CopyFrom(_caller(identity))
+        request.caller.CopyFrom(caller_of(identity))
         reply: pb.RestoreReply = self._call("Restore", request, deadline_sec)
         return reply
 
@@ -483,11 +396,3 @@ class ControlClient(Closing):
             may_repeat=method in _MAY_BE_REPEATED,
             patience_sec=self.patience_sec if is_patient else 0.0,
         )
-
-
-def _caller(identity: WorkerIdentity | None) -> pb.CheckpointCaller:
-    if identity is None:
-        return pb.CheckpointCaller()
-    return pb.CheckpointCaller(
-        job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, proof=identity.proof
-    )

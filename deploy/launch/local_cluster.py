@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...proto.cluster_view import ShardAddress
 from ...proto.config.config import ClusterConfig, LogConfig, validate
-from ...proto.control import ShardAddress
 from ...proto.errors import DeadlineExceeded, Unavailable, error_of
 from .security_files import security_arguments
 

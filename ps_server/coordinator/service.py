@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ...proto import control_pb2 as pb
-from ...proto.control import GRAD_SCALES
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError, not_allowed
+from ...proto.job_terms import GRAD_SCALES
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
 from .lease_messages import ask_of, lease_reply

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sparserow.cpp_ext import _client
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
-from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import (
     DeadlineExceeded,
     Fenced,
@@ -22,6 +22,7 @@ from sparserow.proto.errors import (
 )
 from sparserow.proto.optimizers import SGD
 from sparserow.proto.schema import TableSchema
+from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
 DIM = 4

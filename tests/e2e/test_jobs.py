@@ -9,10 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
-from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded, FailedPrecondition, Fenced
 from sparserow.proto.optimizers import Adagrad
 from sparserow.proto.schema import TableSchema
+from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow_process import DEADLINE_SEC, wait_until
 
 LEASE_SEC = 6.0  # a thread that renews one may have no CPU for a while

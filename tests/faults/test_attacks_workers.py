@@ -10,8 +10,9 @@ import pytest
 import sparserow as sr
 from restart_scene import Scene
 from sparserow.proto import control_pb2 as pb
-from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security
+from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow.worker.membership.shard_client import shard_client
 from sparserow.worker.session.session import Session
 from sparserow_process import Launcher, wait_until

@@ -10,8 +10,9 @@ import pytest
 import sparserow as sr
 import torch
 from restart_scene import DIM, ROWS, AllRows, Scene, status_of
-from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security
+from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow.worker.membership.shard_client import shard_client
 from sparserow_process import Launcher, wait_until
 

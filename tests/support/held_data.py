@@ -6,8 +6,9 @@ import contextlib
 import threading
 from types import TracebackType
 
-from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded, Unavailable
+from sparserow.proto.worker_identity import WorkerIdentity
 
 _FIRST_RANK = 100
 _BEAT_SEC = 0.5

@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import pytest
 from sparserow.proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
-from sparserow.proto.control import ControlClient, WorkerIdentity
+from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import Unavailable
 from sparserow.proto.grpc_status import status_of_error
+from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow.worker.membership.lease import Lease
 from sparserow_process import wait_until
 

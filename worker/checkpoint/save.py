@@ -15,7 +15,7 @@ from ...proto import control_pb2 as pb
 from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import absolute as absolute
-from ...proto.control import ControlClient, WorkerIdentity
+from ...proto.control import ControlClient
 from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -25,6 +25,7 @@ from ...proto.errors import (
     error_of,
     not_allowed,
 )
+from ...proto.worker_identity import WorkerIdentity
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
 from .device_parts import TREE_KEY, parts_of

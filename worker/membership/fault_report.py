@@ -6,9 +6,10 @@ import logging
 import re
 import traceback
 
-from ...proto.control import ControlClient, WorkerIdentity
+from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, Fenced, Unavailable
 from ...proto.security.security import process_security
+from ...proto.worker_identity import WorkerIdentity
 
 _log = logging.getLogger(__name__)
 

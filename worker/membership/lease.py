@@ -7,8 +7,9 @@ import threading
 
 from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
-from ...proto.control import ControlClient, WorkerIdentity
+from ...proto.control import ControlClient
 from ...proto.errors import SparserowError
+from ...proto.worker_identity import WorkerIdentity
 
 _log = logging.getLogger(__name__)
 

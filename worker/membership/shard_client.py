@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ...cpp_ext import _client
-from ...proto.control import ClusterView, WorkerIdentity
+from ...proto.cluster_view import ClusterView
 from ...proto.security.security import Security
+from ...proto.worker_identity import WorkerIdentity
 
 
 def shard_client(

@@ -21,8 +21,9 @@ from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import FileFacts
 from ...proto.checkpoint.tensor_file import Tensor
+from ...proto.cluster_view import ClusterView
 from ...proto.config.units import format_bytes
-from ...proto.control import ClusterView, ControlClient
+from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, not_allowed
 from ...proto.grpc_status import error_of_status
 from ...proto.published.feature_files import write_features

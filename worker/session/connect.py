@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch.distributed as dist
 
 from ...cpp_ext import _client
-from ...proto.control import ControlClient, WorkerIdentity
+from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, not_allowed
 from ...proto.schema import DTYPES, Dtype
 from ...proto.security.security import Security, loaded_security
+from ...proto.worker_identity import WorkerIdentity
 from ..membership.fault_report import report_fault
 from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client

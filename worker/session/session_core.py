@@ -13,8 +13,8 @@ import torch
 from torch.distributed.algorithms.join import Join, Joinable
 
 from ...cpp_ext import _client
-from ...proto.control import WorkerIdentity
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.worker_identity import WorkerIdentity
 from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
