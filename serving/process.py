@@ -23,8 +23,8 @@ from ..proto.security.fresh_security import fresh_security
 from ..proto.security.security import process_security
 from .client.replica_pool import split_addresses
 from .client.shard_assignment import ShardAssignment
+from .follow_options import NO_THRESHOLD, FollowOptions, ThresholdOptions
 from .http_front import HttpFront
-from .live_sync import NO_THRESHOLD, FollowOptions, ThresholdOptions
 from .loaded_version import LoadedVersion, ServedTable, with_tables
 from .lookup import LocalLookup
 from .metrics import ServingMetrics

@@ -14,7 +14,8 @@ from ..proto.published.dense import newest_number
 from ..proto.published.model_names import handle_of
 from ..proto.published.registry import Alias, ModelRegistry
 from .client.shard_assignment import ShardAssignment
-from .live_sync import Follower, FollowOptions
+from .follow_options import FollowOptions
+from .live_sync import Follower
 from .loaded_version import LoadedVersion, load_version
 from .row_memory import RowMemory
 

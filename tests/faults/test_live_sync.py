@@ -16,7 +16,8 @@ from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.optimizers import SGD
 from sparserow.proto.schema import TableSchema, Uniform
 from sparserow.serving.client.shard_assignment import ShardAssignment
-from sparserow.serving.live_sync import NO_THRESHOLD, Follower, FollowOptions, ThresholdOptions
+from sparserow.serving.follow_options import NO_THRESHOLD, FollowOptions, ThresholdOptions
+from sparserow.serving.live_sync import Follower
 from sparserow.serving.loaded_version import LoadedVersion, ServedTable, with_tables
 from sparserow_process import wait_until
 from training_side import TrainingSide, rows_of
