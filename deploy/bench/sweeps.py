@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _server
-from ...ps_server.shard.engine import SWEEP_PAUSE_RATIO
+from ...ps_server.shard.table_sweeps import SWEEP_PAUSE_RATIO
 from .harness import Figure, median
 
 P99_LIMIT = 1.1

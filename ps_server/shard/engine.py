@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,23 +14,20 @@ from numpy.typing import NDArray
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
 from ...proto.config.config import ClusterConfig
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from ...proto.errors import FailedPrecondition, NotFound
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema
 from ...proto.security.security import Security, process_security
 from ...proto.shard_protocol import SHARD_PROTOCOL
-from ...proto.whole_file import write_whole
 from .coordinator_link import Registration
 from .follow_gate import FollowGate
-from .load import hottest_share, load_message, staleness_buckets, tier_message
+from .load import hottest_share, load_message, table_messages, tier_message
 from .native_schema import native_schema
-from .periodic_thread import PeriodicThread
-
-log = logging.getLogger(__name__)
+from .ssd_folder import SsdFolder
+from .table_sweeps import TableSweeps
 
 _MOST_LOST_RANGES = 10_000  # the largest number of ranges in a heartbeat
 REFUSAL_DEADLINE_SEC = 35.0  # time for earlier requests to end; longer than their default deadline
-SWEEP_PAUSE_RATIO = 3.0  # a sweep takes at most a quarter of one core
 
 
 @dataclass(frozen=True)
@@ -92,6 +86,10 @@ class ShardEngine:
         options: the options of the engine.
         place: what the coordinator gave to this process.
 
+    Attributes:
+        sweeps: the sweeps of the tables.
+        follow_gate: keeps followers from the rows while they are loaded.
+
     Raises:
         Unavailable: the port is taken.
         InvalidArgument: ``ssd_path`` is missing, cannot be written, or has the rows of another shard.
@@ -103,11 +101,12 @@ class ShardEngine:
         self.cluster_id = place.cluster_id
         self._slot_count = place.slot_count
         self._memory_budget_bytes = options.memory_budget_bytes
+        self._ssd_folder = None if options.ssd_path is None else SsdFolder(options.ssd_path, options.shard)
         self._store = _server.Store(
             memory_budget_bytes=options.memory_budget_bytes,
             slot_count=place.slot_count,
             lineage=place.lineage,
-            ssd_path=_ssd_folder(options),
+            ssd_path="" if self._ssd_folder is None else str(self._ssd_folder.path),
             ssd_bytes=options.ssd_bytes,
             ssd_engine=options.ssd_engine,
             ssd_direct_io=options.ssd_direct_io,
@@ -127,13 +126,9 @@ class ShardEngine:
         self.host = options.host
         self.shard = options.shard
         self._owned = np.zeros(place.slot_count, np.bool_)
-        self._ssd_folder = Path(_ssd_folder(options)) if options.ssd_path is not None else None
         self._jobs: set[int] = set()
         self._began = time.monotonic()
-        self._slot_share = 1.0  # the share of all slots that this shard owns
-        self._swept: set[int] = set()  # ids of the tables whose policy removes rows
-        self._sweep_lock = threading.Lock()  # one sweep at a time
-        self._sweeper = PeriodicThread(self.sweep_all, options.sweep_every_sec, name="sweeper")
+        self.sweeps = TableSweeps(self._store, self._server, options.sweep_every_sec)
         self.follow_gate = FollowGate(options.shard)
 
     @property
@@ -167,8 +162,7 @@ class ShardEngine:
         """
         for schema in schemas:
             self._store.create_table(native_schema(schema))
-            if schema.policy.sweeps:
-                self._swept.add(schema.id)
+            self.sweeps.add(schema)
         self._write_table_names()
 
     def drop_table(self, table_id: int) -> None:
@@ -178,40 +172,13 @@ class ShardEngine:
             NotFound: there is no such table.
         """
         self._store.drop_table(table_id)
-        self._swept.discard(table_id)
+        self.sweeps.remove(table_id)
         self._server.count_write(table_id)
         self._write_table_names()
 
-    def sweep(self, table_id: int, *, dry_run: bool = False) -> _server.SweepReport:
-        """Removes the rows that the table's policy no longer keeps, or counts them; blocks until that is done.
-
-        Raises:
-            NotFound: there is no such table.
-        """
-        with self._sweep_lock:
-            report = self._store.sweep(table_id, dry_run=dry_run, share=self._slot_share, pause_ratio=SWEEP_PAUSE_RATIO)
-        if not dry_run and any(freed.rows for freed in report.freed):
-            self._server.count_write(table_id)
-        return report
-
-    def sweep_all(self) -> None:
-        """Sweeps every table whose policy removes rows."""
-        for table_id in sorted(self._swept):
-            try:
-                self.sweep(table_id)
-            except NotFound:
-                continue  # dropped meanwhile
-            except SparserowError as error:
-                log.warning("table %d was not swept: %s", table_id, error)
-
     def _write_table_names(self) -> None:
-        """Writes the names of the tables for ``sparserow inspect``, because rows on the SSD have only ids."""
         if self._ssd_folder is not None:
-            lines = [f"{table.table_id} {table.name}\n" for table in self._store.stats()]
-            try:
-                write_whole(self._ssd_folder / "TABLES", "".join(lines))
-            except ResourceExhausted as error:
-                log.warning("the tables' names could not be written: %s", error)
+            self._ssd_folder.write_table_names(self._store.stats())
 
     def set_route(self, route: pb.Route) -> None:
         """Takes over a slot map.
@@ -248,7 +215,7 @@ class ShardEngine:
         """
         owners = owners_of_runs([(run.start, run.shard) for run in route.runs], route.slot_count)
         self._owned = owners == self.shard
-        self._slot_share = float(self._owned.mean())
+        self.sweeps.slot_share = float(self._owned.mean())
         return owners
 
     def set_job(self, request: pb.SetJobRequest) -> None:
@@ -321,26 +288,8 @@ class ShardEngine:
     def stats_message(self) -> pb.ShardStatsReply:
         """Returns the statistics that ``sparserow status`` shows."""
         stats = self.stats()
-        tables = [
-            pb.TableUsage(
-                table_id=table.table_id,
-                name=table.name,
-                rows=table.rows,
-                row_bytes=table.row_bytes,
-                total_bytes=table.total_bytes,
-                ssd_rows=table.ssd_rows,
-                ssd_bytes=table.ssd_bytes,
-                refused=table.refused,
-                filter_bytes=table.filter_bytes,
-                filter_error_rate=table.filter_error_rate,
-                filter_entries=table.filter_entries,
-                swept_rows=table.swept_rows,
-                staleness=staleness_buckets(stats["staleness"].get(table.table_id)),
-            )
-            for table in self.table_stats()
-        ]
         return pb.ShardStatsReply(
-            tables=tables,
+            tables=table_messages(self.table_stats(), stats),
             job_ids=sorted(self._jobs),
             used_bytes=self.used_bytes,
             reserved_bytes=self.reserved_bytes,
@@ -428,7 +377,7 @@ class ShardEngine:
         for schema in schemas:
             with contextlib.suppress(NotFound):
                 self._store.drop_table(schema.id)
-            self._swept.discard(schema.id)
+            self.sweeps.remove(schema.id)
         self.create_tables(schemas)
         for schema in schemas:
             self._server.count_write(schema.id)
@@ -441,19 +390,5 @@ class ShardEngine:
     def stop(self) -> None:
         """Stops the sweeps and closes all connections."""
         self._store.stop_sweeps()
-        self._sweeper.stop()
+        self.sweeps.stop()
         self._server.stop()
-
-
-def _ssd_folder(options: EngineOptions) -> str:
-    if options.ssd_path is None:
-        return ""
-    parent = Path(options.ssd_path)
-    if not parent.is_dir():
-        raise InvalidArgument(f"ssd_path: {parent} is not a folder; create it on the disk that is to have the rows")
-    folder = parent / f"shard-{options.shard}"
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument(f"ssd_path: the folder {parent} cannot be written: {error.strerror}") from None
-    return str(folder)

@@ -1,7 +1,8 @@
-"""Builds the messages about a shard's load: request times, bytes, the hottest keys, its SSD tier, staleness."""
+"""Builds the messages about a shard's load: request times, bytes, the hottest keys, tables, its SSD tier, staleness."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...cpp_ext import _server
@@ -41,6 +42,33 @@ def hottest_share(server: _server.Server) -> float:
     """Returns the share of the sampled keys that the hottest key has at least, in [0, 1]."""
     samples, keys = server.hot_keys(1)
     return float((keys[0][2] - keys[0][3]) / samples) if keys else 0.0
+
+
+def table_messages(tables: Iterable[_server.TableStats], stats: dict[str, Any]) -> list[pb.TableUsage]:
+    """Returns what each table takes, and the staleness of its pulls.
+
+    Args:
+        tables: the rows and bytes of each table.
+        stats: the present counters of the data plane.
+    """
+    return [
+        pb.TableUsage(
+            table_id=table.table_id,
+            name=table.name,
+            rows=table.rows,
+            row_bytes=table.row_bytes,
+            total_bytes=table.total_bytes,
+            ssd_rows=table.ssd_rows,
+            ssd_bytes=table.ssd_bytes,
+            refused=table.refused,
+            filter_bytes=table.filter_bytes,
+            filter_error_rate=table.filter_error_rate,
+            filter_entries=table.filter_entries,
+            swept_rows=table.swept_rows,
+            staleness=staleness_buckets(stats["staleness"].get(table.table_id)),
+        )
+        for table in tables
+    ]
 
 
 def tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:

@@ -52,7 +52,7 @@ class ShardService:
         engine = self._engine()
         if self._sweeps is None:
             self._sweeps = OneAtATime("sparserow-sweep", f"shard {engine.shard}: a sweep")
-        report = await self._sweeps.run(engine.sweep, request.table_id, dry_run=request.dry_run)
+        report = await self._sweeps.run(engine.sweeps.sweep, request.table_id, dry_run=request.dry_run)
         return pb.SweepTableReply(
             rows_seen=report.rows_seen,
             freed=[pb.SweepFreed(rows=freed.rows, bytes=freed.bytes) for freed in report.freed],

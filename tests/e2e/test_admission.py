@@ -137,7 +137,7 @@ def test_metrics_tell_of_refused_keys_and_swept_rows() -> None:
         )
         keys, rows = np.arange(100, dtype=np.uint64), np.ones((100, DIM), np.float32)
         client.assign(5, keys, rows, dim=DIM)
-        engine.sweep_all()
+        engine.sweeps.sweep_all()
         families = {family.name: family for family in ShardMetrics(engine, 0).collect()}
     swept = {sample.labels["rule"]: sample.value for sample in families["sparserow_ps_table_swept_rows"].samples}
     assert swept == {"steps": 0, "seconds": 0, "norm": 0, "bound": 90}
