@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import cast
 
 import torch
@@ -16,13 +16,13 @@ from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
 from ..data import StepBatch
-from ..data.leased import EpochScore, LeasedReader
+from ..data.leased import LeasedReader
 from ..layers.gather_tables import gather_tables
 from ..models import Tower
-from ..prefetch.device_batches import DeviceBatches
 from ..publish.program_export import ProgramSource
 from ..session.tracing import loaded, trace_allreduce
 from . import leased_epochs
+from .batch_placement import BatchPlacement
 from .best_model import BestModel
 from .build_model import build_model
 from .data_leases import SessionLeases
@@ -35,10 +35,11 @@ from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
 from .progressive import ProgressiveMetrics
 from .recent_samples import RecentSamples
+from .reported_epochs import ReportedEpochs
 from .run_identity import RunIdentity
 from .task_outputs import TaskOutputs
 from .told_epochs import ToldEpochs
-from .training_backend import TrainingBackend, stays_on_host
+from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
 from .training_device import out_of_memory
 from .training_report import EpochResult, Observer, TrainResult
@@ -82,9 +83,8 @@ class Trainer:
         self._set_activation_checkpointing()
         is_kept = job.publish is not None or job.keep is not None
         self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
-        self._device = group.device
-        self._bare.to(self._device)
-        self._place = self._batches_there()
+        self._bare.to(group.device)
+        self._placement = BatchPlacement(group.device, backend)
         self._model: nn.Module = wrapped(self._bare, job.train.parallel, group)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
@@ -100,9 +100,17 @@ class Trainer:
         self._progressive = (
             None if progressive is None else ProgressiveMetrics(progressive.window, job.train, group, observer.window)
         )
-        self._told: dict[int, EpochResult] = {}  # before a restart of this run as well
         checkpoint = job.train.checkpoint
-        self._told_epochs = None if checkpoint is None else ToldEpochs(absolute(checkpoint.url), identity)
+        self._shown_task = "" if self._outputs.shown is None else self._outputs.shown.name
+        self._reported = ReportedEpochs(
+            job,
+            group,
+            backend=backend,
+            observer=observer,
+            leased=self._leased,
+            shown_task=self._shown_task,
+            file=None if checkpoint is None else ToldEpochs(absolute(checkpoint.url), identity),
+        )
 
     def _set_activation_checkpointing(self) -> None:
         is_checkpointed = self._job.train.activation_checkpointing
@@ -167,8 +175,8 @@ class Trainer:
             raise FailedPrecondition("--resume: it needs train.checkpoint and model.backend ps")
         progress = self._checkpoints.resume(name)
         self._progress = progress or self._progress
-        if progress is not None and self._told_epochs is not None:
-            self._told = self._group.share(self._told_epochs.read() if self._group.rank == 0 else {})
+        if progress is not None:
+            self._reported.read()
         return progress is not None
 
     def run(self) -> TrainResult:
@@ -183,9 +191,9 @@ class Trainer:
         history = [EpochResult(**result) for result in progress.history]
         if self._checkpoints is not None:
             self._checkpoints.begin()
-        self._keep_told(history)
+        self._reported.keep(history)
         is_at_end = progress.is_trained and progress.epoch == train.epochs
-        if is_at_end and train.epochs in self._told and self._group.rank == 0:
+        if is_at_end and train.epochs in self._reported and self._group.rank == 0:
             leased_epochs.tell_all_done(train.epochs)
         elastic, session = train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
@@ -205,10 +213,10 @@ class Trainer:
                 progress.is_trained = True
                 if epoch == train.epochs and self._checkpoints is not None:
                     self._checkpoints.at_end(progress)
-            if self._is_past(epoch, rows_are_its=is_at_end):
-                history += self._told_before(epoch)
+            if self._reported.is_past(epoch, rows_are_its=is_at_end):
+                history += self._reported.before(epoch)
             else:
-                history += self._told_now(epoch)
+                history += self._reported.report(self._end_epoch(epoch))
             if history:
                 stop.add(history[-1])
             progress.history = [asdict(result) for result in history]
@@ -256,69 +264,6 @@ class Trainer:
         return (
             None if metric is None or self._checkpoints is None else BestModel(metric, self._checkpoints, self._group)
         )
-
-    def _is_past(self, epoch: int, *, rows_are_its: bool) -> bool:
-        """Returns whether an epoch is not to be evaluated, as a worker has reported it or it can no longer be reported.
-
-        The last epoch gives the result of the run, so its report must be about the rows that there are now. With
-        ``metrics.best`` any epoch may.
-
-        Args:
-            epoch: the number of the epoch.
-            rows_are_its: whether the rows are those after the last epoch.
-        """
-        train, leased = self._job.train, self._leased
-        is_last = epoch == train.epochs or self._job.metrics.best is not None
-        if leased is None:
-            return epoch in self._told and (not is_last or rows_are_its or train.staleness == 0)
-        return self._group.total(int(not leased_epochs.is_past(leased, is_last=is_last))) == 0
-
-    def _told_before(self, epoch: int) -> list[EpochResult]:
-        """Returns the known result of an epoch that was reported before.
-
-        With leased data only worker 0 returns it, since the other workers report nothing.
-        """
-        is_last, leased = epoch == self._job.train.epochs, self._leased
-        if is_last:
-            self._backend.settle(is_end=True)  # then the model is that at the end of the run
-        if leased is None:
-            return [self._told[epoch]]
-        known = (
-            leased_epochs.known_result(leased, epoch, self._group.world, self._shown_task)
-            if self._group.rank == 0
-            else None
-        )
-        if known is None:
-            return []
-        if not leased_epochs.was_tested(leased):  # worker 0 was restarted before it could test this epoch
-            leased_epochs.keep_untested(leased, known)
-            self._observer.epoch(known)
-        if is_last:
-            leased_epochs.tell_all_done(epoch)
-        return [known]
-
-    @property
-    def _shown_task(self) -> str:
-        return "" if self._outputs.shown is None else self._outputs.shown.name
-
-    def _keep_told(self, results: list[EpochResult]) -> None:
-        """Writes the results to the folder of checkpoints, so that a restarted worker 0 has them."""
-        if self._told_epochs is not None and self._group.is_first:
-            self._told.update({result.epoch: result for result in results})
-            self._told_epochs.write(self._told.values())
-
-    def _told_now(self, epoch: int) -> list[EpochResult]:
-        """Ends and reports an epoch; returns its result when this worker's result counts for all workers."""
-        result, counts = self._end_epoch(epoch), True
-        if self._leased is not None and leased_epochs.is_known(self._leased):
-            counts = self._group.rank == 0  # the result of worker 0 covers the samples of all workers
-            if counts:
-                self._leased.tell_tested(EpochScore(result.samples_per_sec, result.test_auc, result.test_log_loss))
-                kept = leased_epochs.metrics_of(self._shown_task, result.test_auc, result.test_log_loss)
-                result = replace(result, metrics=kept)  # a worker that is restarted knows no others
-        self._keep_told([result])
-        self._observer.epoch(result)  # after it was kept, so that a killed worker reports an epoch at most once
-        return [result] if counts else []
 
     def model_on_host(self) -> nn.Module:
         """Returns the model on the host, for what is kept of it; training is over then.
@@ -369,7 +314,7 @@ class Trainer:
                 if self._checkpoints is not None:
                     self._checkpoints.after_step(self._step.number, progress)  # with the workers that made the step
                 continue
-            batch = self._placed(given, train=True)
+            batch = self._placement.placed(given, train=True)
             result = self._run_step(batch)
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
                 self._backend.session.core.end_empty_step()  # commits count the batches of a lease that are done
@@ -393,27 +338,6 @@ class Trainer:
             self._progressive.end_epoch(epoch)
         self._group.wait()  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
-
-    def _batches_there(self) -> DeviceBatches | None:
-        """Returns what brings a batch to the device that no prefetch has brought; None where batches stay."""
-        session = self._backend.session
-        if self._device.type == "cpu" or session is None:
-            return None
-        return DeviceBatches(self._device, session.core.on_device.stores, stays_on_host)
-
-    def _placed(self, batch: StepBatch, *, train: bool = False) -> StepBatch:
-        """Returns the batch on the device of the model; its keys stay on the host where a session looks them up.
-
-        Batch and rows cross in one copy, unless a prefetch has brought them.
-        """
-        session = self._backend.session
-        if batch.device == self._device:
-            return batch
-        if session is None or self._place is None:
-            return batch.to(self._device)
-        pack = self._backend.pack(batch, train=train)
-        placed: StepBatch = self._place.receive(self._place.send(batch, pack), session.core.on_device, train=train)
-        return placed
 
     def _run_step(self, batch: StepBatch) -> StepResult:
         try:
@@ -452,7 +376,7 @@ class Trainer:
             self._group,
             self._outputs,
             self._job.metrics,
-            self._placed,
+            self._placement.placed,
             forwards_meet=self._backend.forwards_meet,
         )
         return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss, dict(tested.metrics))
