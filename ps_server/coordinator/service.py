@@ -6,38 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ...proto import control_pb2 as pb
-from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument, SparserowError, not_allowed
-from ...proto.job_terms import GRAD_SCALES
+from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument
 from ...proto.schema_message import message_of_schema
 from ..process.access import caller_reaches, check_caller
 from .lease_messages import ask_of, lease_reply
 from .procedures.checkpoint_restore import CheckpointRestores
 from .procedures.checkpoint_save import CheckpointSaves
-from .procedures.found_tables import FoundTablesOfJobs
 from .procedures.membership_change import JobOperations
 from .procedures.periodic_save import PeriodicSaves
-from .procedures.shard_calls import ShardCalls, check_knows_quorum
+from .procedures.shard_calls import ShardCalls
 from .procedures.shard_recovery import ShardRecoveries
 from .procedures.tables import Tables
+from .procedures.worker_registration import WorkerRegistrations
 from .state.cluster import Cluster
 from .state.faults import Process
-from .state.membership import JobTerms, Ticket
+from .state.membership import Ticket
 from .state.shards import PlaceNotFree, Shard
 from .status import fault_message, status_message
 
 log = logging.getLogger(__name__)
-
-# The answer that ranks are missing must reach a worker before its own deadline, also on busy CPUs.
-_ANSWER_MARGIN_SEC = 0.3  # at least
-_ANSWER_MARGIN = 0.1  # as a share of the worker's deadline
-_DEFAULT_WAIT_SEC = 60.0
-_PROOF_BYTES = 16
 
 
 class CoordinatorService:
@@ -64,8 +56,9 @@ class CoordinatorService:
         self._operations = JobOperations(cluster, shard_calls, save)
         self._clock = clock
         self._tables = Tables(cluster, shard_calls, save)
-        self._membership_changed = asyncio.Condition()
-        self._found_tables = FoundTablesOfJobs(cluster, shard_calls)
+        self._registrations = WorkerRegistrations(
+            cluster, shard_calls, self._operations, save=save, clock=clock, begin=self._begin
+        )
         self._saves = CheckpointSaves(cluster, shard_calls, self._operations, save)
         self._restores = CheckpointRestores(cluster, shard_calls, self._operations, save, self._tables.lock)
         self.recoveries = ShardRecoveries(cluster, shard_calls, self._tables.lock, save)
@@ -218,87 +211,7 @@ class CoordinatorService:
 
     async def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:
         """Registers a worker; answers when every rank has joined and every shard knows the members."""
-        self._cluster.check_ready()
-        if not 0 <= request.grad_scale < len(GRAD_SCALES):
-            raise not_allowed("grad_scale", request.grad_scale, "MEAN (0), SUM (1)")
-        terms = JobTerms(
-            world_size=request.world_size,
-            staleness=request.staleness if request.HasField("staleness") else None,
-            grad_scale=GRAD_SCALES[request.grad_scale],
-            quorum=request.quorum or None,
-        )
-        if terms.quorum is not None:
-            check_knows_quorum(self._cluster.shards.shards)
-        namespace_id = self._cluster.registry.namespace_id(request.namespace)
-        proof = secrets.token_bytes(_PROOF_BYTES) if request.proves else b""
-        ticket = self._cluster.jobs.register(request.namespace, request.job, request.rank, terms, proof)
-        process = Process(ticket.rank, ticket.epoch, request.host, request.pid)
-        key = ticket.job_id, ticket.worker_id
-        self._cluster.faults.came(f"{request.namespace}/{request.job}", key, process, time.time())
-        left = context.time_remaining()
-        if left is None:
-            wait_sec = _DEFAULT_WAIT_SEC
-        else:
-            wait_sec = max(0.05, left - max(_ANSWER_MARGIN_SEC, _ANSWER_MARGIN * left))
-        try:
-            self._save()
-            await self._notify()
-            found = await self._found_tables.of(ticket, refuses=request.needs_new_namespace)
-            await self._operations.settle(ticket.job_id)
-            await self._gather(ticket, wait_sec)
-            await self._operations.settle(ticket.job_id)
-            self._cluster.jobs.check(ticket)
-            span = self._cluster.rosters[ticket.job_id].spans[ticket.worker_id, ticket.epoch]
-            first_step = self._cluster.jobs.admit(ticket, self._clock(), reached=span.first_step - 1)
-            self._save()
-        except BaseException:  # also when the caller has gone
-            self._withdraw(ticket)
-            raise
-        log.info("job %s/%s: rank %d is worker %d", request.namespace, request.job, request.rank, ticket.worker_id)
-        return pb.RegisterWorkerReply(
-            namespace_id=namespace_id,
-            job_id=ticket.job_id,
-            worker_id=ticket.worker_id,
-            epoch=ticket.epoch,
-            lease_sec=self._cluster.jobs.lease_sec,
-            first_step=first_step,
-            proof=proof,
-            found=found.listed,
-            found_count=found.count,
-            quorum=request.quorum,
-        )
-
-    async def _gather(self, ticket: Ticket, wait_sec: float) -> None:
-        """Waits for the other ranks.
-
-        Raises:
-            DeadlineExceeded: not all ranks have joined within ``wait_sec``.
-            Fenced: this rank has registered again.
-        """
-        jobs = self._cluster.jobs
-        try:
-            async with self._membership_changed:
-                await asyncio.wait_for(
-                    self._membership_changed.wait_for(lambda: jobs.check(ticket).gathered), timeout=wait_sec
-                )
-        except asyncio.TimeoutError:
-            raise jobs.waiting_error(jobs.check(ticket), ticket, wait_sec) from None
-
-    def _withdraw(self, ticket: Ticket) -> None:
-        """Removes a candidate from its job; the shards are informed in the background, because the caller may have
-        gone.
-        """
-        self._cluster.faults.left((ticket.job_id, ticket.worker_id), ticket.epoch)
-        if self._cluster.jobs.withdraw(ticket) is not None:
-            self._begin(self._after_leaving(ticket.job_id))
-
-    async def _after_leaving(self, job_id: int) -> None:
-        try:
-            self._save()
-            await self._notify()
-            await self._operations.settle(job_id)
-        except SparserowError as error:  # the shard is behind now, or the disk is full; both are reported elsewhere
-            log.warning("job %d: %s", job_id, error)
+        return await self._registrations.register(request, context.time_remaining())
 
     def _ticket_of(self, caller: Any) -> Ticket:
         """Returns the registration that a message names, after checking that the token of the call reaches its
@@ -352,7 +265,7 @@ class CoordinatorService:
         except Fenced:
             return pb.DeregisterWorkerReply()
         self._cluster.jobs.leave_in_order(ticket)
-        await self._after_leaving(ticket.job_id)
+        await self._registrations.after_leaving(ticket.job_id)
         return pb.DeregisterWorkerReply()
 
     async def ReportFault(self, request: pb.ReportFaultRequest, context: Any) -> pb.ReportFaultReply:
@@ -427,10 +340,10 @@ class CoordinatorService:
             self._cluster.faults.lease_ended(name, key, ticket.rank, ticket.epoch, time.time(), lease_sec)
         self._forget_ended(now)
         if ended:
-            await self._notify()
+            await self._registrations.notify()
         if not self._cluster.shards.problem():
             for job_id in self._operations.unsettled():
-                self._begin(self._after_leaving(job_id))
+                self._begin(self._registrations.after_leaving(job_id))
 
     def _forget_ended(self, now: float) -> None:
         """Forgets jobs that ended long ago; the saved state follows with its next change."""
@@ -438,10 +351,6 @@ class CoordinatorService:
         if forgotten := cluster.jobs.forget_ended(cluster.rosters, now):
             log.info("the state of %d ended jobs is removed", len(forgotten))
         cluster.data.bound(cluster.jobs.jobs)
-
-    async def _notify(self) -> None:
-        async with self._membership_changed:
-            self._membership_changed.notify_all()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts a task that belongs to the service and is cancelled with it."""
