@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from ....proto import control_pb2 as pb
@@ -31,8 +27,10 @@ from ....proto.grpc_status import NotLeader
 from ..state.cluster import Cluster
 from ..state.shards import Shard
 from .membership_change import CUT_DEADLINE_SEC, CutPoint, JobOperations
-from .save_base import Base, find_base
+from .save import Caller, Save, SavePhase
+from .save_base import find_base
 from .shard_calls import ShardCalls, all_of
+from .written_files import WrittenFiles
 
 log = logging.getLogger(__name__)
 
@@ -40,44 +38,6 @@ PART_BYTES = 32 << 20
 _MOST_CONFIG_BYTES = 1 << 20  # the largest configuration of a job
 _GATHER_DEADLINE_SEC = 600.0
 _GATHER_POLL_SEC = 0.02
-
-
-class SavePhase(Enum):
-    """The phase of a save; the values are those of ``SavePhase`` in control.proto."""
-
-    GATHERING = 0
-    CUTTING = 1
-    WRITING = 2
-    SAVED = 3
-    FAILED = 4
-
-
-Caller = tuple[int, int, int]  # (job id, worker id, epoch)
-
-
-@dataclass
-class Save:
-    """One save, from its first caller to its manifest."""
-
-    folder: Folder
-    name: str
-    job_id: int
-    begun: set[Caller] = field(default_factory=set)
-    entered: dict[Caller, files.WorkerEntry | None] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    keep: int = 0
-    full_every: int = 1
-    base: Base | None = None  # the checkpoint whose changes it saves; None: it saves all rows
-    data: dict[int, dict[str, Any]] = field(default_factory=dict)  # by job id: the progress of leased data
-    side_budget_bytes: int = 0
-    phase: SavePhase = SavePhase.GATHERING
-    problem: SparserowError | None = None
-    rows: int = 0
-    bytes: int = 0
-    step: int = -1
-    key: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies the save to the shards
-    is_cut: asyncio.Event = field(default_factory=asyncio.Event)  # also set when the save has failed
-    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class CheckpointSaves:
@@ -342,87 +302,14 @@ class CheckpointSaves:
         return points, await self._shard_calls.cut(request)
 
     async def _write(self, save: Save, points: list[CutPoint], cuts: list[pb.CutReply]) -> files.Manifest:
-        schemas = {schema.id: schema for schema in self._cluster.registry.tables()}
-        parts: dict[int, list[files.PartEntry]] = {table_id: [] for table_id in schemas}
-        slots: list[files.SlotsEntry] = []
-        stats: dict[str, int] = {}
-        await all_of(self._dump(save, shard, parts, slots, stats) for shard in self._cluster.shards.shards)
-        windows = [json.loads(cut.windows_json) for cut in cuts]
-        rosters = self._cluster.rosters
-        jobs = [
-            files.JobEntry(
-                job_id=point.job_id,
-                name=rosters[point.job_id].name if point.job_id in rosters else "",
-                staleness=point.staleness,
-                generation=rosters[point.job_id].generation if point.job_id in rosters else 0,
-                step=point.step,
-                sequences=tuple((*key, sequence) for key, sequence in point.sequences.items()),
-                windows=tuple(of_shard[index] for of_shard in windows),
-                data=save.data.get(point.job_id, {}),
-            )
-            for index, point in enumerate(points)
-        ]
-        base = save.base
-        return files.Manifest(
-            base="" if base is None else base.manifest.name,
-            chain=0 if base is None else len(base.needs),
-            chain_bytes=0 if base is None else base.manifest.chain_bytes + save.bytes,
-            needs=() if base is None else base.needs,
-            full_bytes=0 if base is None else base.full_bytes,
-            since_full=0 if base is None else base.since_full,
-            name=save.name,
-            created=files.now_text(),
-            cluster_id=self._cluster.cluster_id,
-            slot_count=self._cluster.slots.slot_count,
-            shards=len(self._cluster.shards.shards),
-            lineage=self._cluster.shards.lineage,
-            tables=tuple(
-                files.TableEntry(
-                    schemas[table_id], tuple(sorted(found, key=lambda part: (part.shard, part.first_slot)))
-                )
-                for table_id, found in parts.items()
-                if table_id in schemas
-            ),
-            slots=tuple(sorted(slots, key=lambda facts: facts.file)),
-            jobs=tuple(jobs),
-            workers=tuple(sorted(filter(None, save.entered.values()), key=lambda entry: entry.rank)),
-            job=save.job_id,
-            config=save.config,
-            stats=stats,
-        )
+        written = WrittenFiles(save, self._cluster)
+        await all_of(self._dump(save, shard, written) for shard in self._cluster.shards.shards)
+        return written.manifest(points, cuts)
 
-    async def _dump(
-        self,
-        save: Save,
-        shard: Shard,
-        parts: dict[int, list[files.PartEntry]],
-        slots: list[files.SlotsEntry],
-        stats: dict[str, int],
-    ) -> None:
+    async def _dump(self, save: Save, shard: Shard, written: WrittenFiles) -> None:
         request = pb.DumpRequest(save=save.key, url=(save.folder / save.name).url, part_bytes=PART_BYTES)
         async for reply in self._shard_calls.stream(shard, "Dump", request):
-            if reply.HasField("rows"):
-                file = reply.rows.file
-                for part in reply.rows.parts:
-                    entry = files.PartEntry(
-                        file=file.file,
-                        bytes=file.bytes,
-                        xxh3=file.xxh3,
-                        shard=shard.index,
-                        first_slot=part.first_slot,
-                        end_slot=part.end_slot,
-                        rows=part.rows,
-                    )
-                    parts.setdefault(part.table_id, []).append(entry)
-                    save.rows += part.rows
-                save.bytes += file.bytes
-            elif reply.HasField("slots"):
-                first_slot, end_slot = self._cluster.slots.bounds_of(shard.index)
-                facts = reply.slots
-                slots.append(files.SlotsEntry(facts.file, facts.bytes, facts.xxh3, first_slot, end_slot))
-            else:
-                for name in ("rows_saved", "side_bytes_most", "writes_stalled"):
-                    stats[name] = stats.get(name, 0) + getattr(reply.stats, name)
+            written.add(shard, reply)
 
 
 def _put_manifest(folder: Folder, manifest: files.Manifest) -> None:
