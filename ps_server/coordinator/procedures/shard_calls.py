@@ -12,66 +12,21 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import grpc
-
-from ....proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
+from ....proto import control_pb2 as pb
 from ....proto.errors import FailedPrecondition, NotFound, SparserowError, Unavailable
-from ....proto.grpc_status import error_of_status
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
-from ....proto.security.channels import open_aio_channel
 from ....proto.shard_protocol import QUORUM_PROTOCOL, SAVES_PROTOCOL
 from ..state.cluster import Cluster
 from ..state.roster import CommitWindow, Roster, WorkerKey
 from ..state.shards import Shard, ShardPhase
+from .shard_link import CALL_DEADLINE_SEC, ShardLink
 
 log = logging.getLogger(__name__)
 
-CALL_DEADLINE_SEC = 5.0
 REFUSAL_DEADLINE_SEC = 40.0  # earlier requests for rows end within it
 _LOOK_SEC = 0.5
 _TABLES_A_CALL = 1000
-
-
-class ShardLink:
-    """The connection to the process that has a shard; a new one is made when another process replaces it.
-
-    Attributes:
-        instance: the random number of the process.
-        lock: held during a message, so that the shard receives one message at a time.
-    """
-
-    def __init__(self, instance: int, address: tuple[str, int], index: int) -> None:
-        self.instance = instance
-        self.lock = asyncio.Lock()
-        self._peer = f"shard {index} at {address[0]}:{address[1]}"
-        self._channel = open_aio_channel(f"{address[0]}:{address[1]}")
-        self._stub: Any = pb_grpc.ShardStub(self._channel)
-
-    async def call(self, method: str, request: Any, deadline_sec: float | None = CALL_DEADLINE_SEC) -> Any:
-        """Makes one call and returns its reply; raises errors of the taxonomy.
-
-        Args:
-            method: the name of the method in the Shard service.
-            request: the message to send.
-            deadline_sec: the deadline in seconds; None means no deadline.
-        """
-        try:
-            return await getattr(self._stub, method)(request, timeout=deadline_sec)
-        except grpc.RpcError as error:
-            raise error_of_status(error, self._peer) from None
-
-    async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
-        """Yields the replies of a call with many replies; the call ends with the shard, or when its reader stops."""
-        try:
-            async for reply in getattr(self._stub, method)(request):
-                yield reply
-        except grpc.RpcError as error:
-            raise error_of_status(error, self._peer) from None
-
-    async def close(self) -> None:
-        """Closes the connection."""
-        await self._channel.close()
 
 
 class ShardCalls:
