@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -22,10 +20,10 @@ from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads
-from ..session.tracing import Trace
-from .ahead_or_aside import AheadOrAside, pace_of
-from .device_batches import DeviceBatches, SentBatch
-from .id_plan import Guess, IdPlan, IdsOf, LearntIds, NamedIds, NoIds
+from .ahead_or_aside import pace_of
+from .device_batches import DeviceBatches
+from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds, NoIds
+from .pass_work import PassItem, PassProgress, PassSource, PassWork, PrefetchSettings, StatefulLoader
 from .pipeline import Pipeline
 
 Batch = TypeVar("Batch")
@@ -122,67 +120,7 @@ def prefetch(
     pace = None
     if not always and batches is None and hints == 0 and leads(session):
         pace = pace_of(session, (depth, exact, torch.is_grad_enabled()))
-    return Prefetch(loader, session, _Settings(depth, exact, plan, batches, hints, pace))
-
-
-@runtime_checkable
-class StatefulLoader(Protocol):
-    """A loader whose position can be saved and resumed, like torchdata's stateful loaders."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-@dataclass
-class _Progress:
-    """The position of the training loop in the last pass.
-
-    Attributes:
-        taken: the loader's state after the batch that was taken last; None when the loader has no state.
-        is_whole: whether the loader's present state is the position, because no pass has begun or the pass has ended.
-        is_under_way: whether a pass has begun and was not closed.
-    """
-
-    taken: Any = None
-    is_whole: bool = True
-    is_under_way: bool = False
-
-    def begin(self, state: Any) -> None:
-        self.taken, self.is_whole, self.is_under_way = state, False, True
-
-
-@dataclass(frozen=True)
-class _Source:
-    """One pass of the loader, with the loader when it can save its position."""
-
-    batches: Iterator[Any]
-    stateful: StatefulLoader | None
-    progress: _Progress
-
-    def state(self) -> Any:
-        return None if self.stateful is None else deepcopy(self.stateful.state_dict())
-
-
-@dataclass(frozen=True)
-class _Settings:
-    depth: int
-    exact: bool
-    plan: IdPlan
-    device: DeviceBatches | None
-    hints: int
-    pace: AheadOrAside | None  # None: rows are always pulled ahead
-
-
-@dataclass
-class _Item:
-    number: int  # the number of the batch in this pass, from 0
-    host: Any  # the batch as the loader gave it
-    position: Any  # the loader's state after this batch; None when the loader has no state
-    rows: _client.PrefetchedBatch | None = None
-    guess: Guess | None = None  # the ids that the rows are for, until they are packed for a device
-    owner: Any = None  # keeps the tensors of the guess alive
-    sent: SentBatch | None = None  # None: the batch stays where it is
-    is_ahead: bool = True  # whether its rows were to be pulled ahead
+    return Prefetch(loader, session, PrefetchSettings(depth, exact, plan, batches, hints, pace))
 
 
 class Prefetch(Generic[Batch]):
@@ -194,14 +132,14 @@ class Prefetch(Generic[Batch]):
         settings: the options of the prefetch.
     """
 
-    def __init__(self, loader: Iterable[Batch], session: Session, settings: _Settings) -> None:
+    def __init__(self, loader: Iterable[Batch], session: Session, settings: PrefetchSettings) -> None:
         self._loader, self._session, self._settings = loader, session, settings
         self._native = _client.Prefetcher(session.core.native, exact=settings.exact)
         self._stateful = loader if isinstance(loader, StatefulLoader) else None
-        self._progress = _Progress()
+        self._progress = PassProgress()
 
     def __iter__(self) -> PrefetchIterator[Batch]:
-        source = _Source(iter(self._loader), self._stateful, _Progress())
+        source = PassSource(iter(self._loader), self._stateful, PassProgress())
         batches: PrefetchIterator[Batch] = PrefetchIterator(source, self._session, self._native, self._settings)
         self._progress = source.progress
         return batches
@@ -244,7 +182,7 @@ class Prefetch(Generic[Batch]):
         load = self._shared("load_state_dicts")
         self._check_between_passes("load_state_dicts")
         load(states)
-        self._progress = _Progress()
+        self._progress = PassProgress()
 
     def _shared(self, method: str) -> Callable[[Sequence[dict[str, Any]]], None]:
         found: Callable[[Sequence[dict[str, Any]]], None] | None = getattr(self._loader, method, None)
@@ -266,7 +204,7 @@ class Prefetch(Generic[Batch]):
         loader = self._check_stateful()
         self._check_between_passes("load_state_dict")
         loader.load_state_dict(state)
-        self._progress = _Progress()
+        self._progress = PassProgress()
 
     def _check_between_passes(self, method: str) -> None:
         if self._progress.is_under_way:
@@ -285,11 +223,13 @@ class Prefetch(Generic[Batch]):
 class PrefetchIterator(Generic[Batch]):
     """One pass over the loader. Leaving the loop early by ``break``, an error or Ctrl-C ends its threads."""
 
-    def __init__(self, source: _Source, session: Session, native: _client.Prefetcher, settings: _Settings) -> None:
+    def __init__(
+        self, source: PassSource, session: Session, native: _client.Prefetcher, settings: PrefetchSettings
+    ) -> None:
         self._session, self._native, self._settings = session, native, settings
         self._progress = source.progress
         self._progress.begin(source.state())
-        self._work = _Work(session.core.native, native, settings, session.core.trace)
+        self._work = PassWork(session.core.native, native, settings, session.core.trace)
         stages = [("dedup", self._work.index), ("pull", self._work.pull)]
         if settings.hints:
             stages.insert(1, ("hint", self._work.hint))
@@ -324,7 +264,7 @@ class PrefetchIterator(Generic[Batch]):
         self._settings.plan.begin(batch)
         return batch
 
-    def _hand_over(self, item: _Item) -> Batch:
+    def _hand_over(self, item: PassItem) -> Batch:
         """Gives the batch's rows to the step; returns the batch as the training loop sees it."""
         sent, device = item.sent, self._settings.device
         pack = None if sent is None or sent.sent.pack is None else sent.sent.pack.native
@@ -338,7 +278,7 @@ class PrefetchIterator(Generic[Batch]):
             batch = device.receive(sent, self._session.core.on_device)
         return batch
 
-    def _take(self) -> _Item:
+    def _take(self) -> PassItem:
         was_open = self._finalizer.alive
         try:
             return self._pipeline.take()
@@ -351,72 +291,7 @@ class PrefetchIterator(Generic[Batch]):
         self._finalizer()
 
 
-def _end(plan: IdPlan, pipeline: Pipeline[_Item], progress: _Progress) -> None:
+def _end(plan: IdPlan, pipeline: Pipeline[PassItem], progress: PassProgress) -> None:
     progress.is_under_way = False
     plan.end()
     pipeline.close()
-
-
-class _Work:
-    """The work of the threads, a method for each stage. It shares only ``position`` with the iterator."""
-
-    def __init__(
-        self, session: _client.NativeSession, native: _client.Prefetcher, settings: _Settings, trace: Trace
-    ) -> None:
-        self._native, self._settings, self._trace = native, settings, trace
-        # The number of the batch that was taken last, and its step. Before the first batch, -1 and the present step.
-        self.position = (-1, session.step)
-
-    def load(self, source: _Source) -> Iterator[_Item]:
-        number = 0
-        while True:
-            with self._trace.span("load", step=self._latest_step(number)):
-                try:
-                    batch = next(source.batches)
-                except StopIteration:
-                    return
-                position = source.state()
-            is_ahead = self._settings.pace is None or self._settings.pace.is_ahead
-            yield _Item(number, batch, position, is_ahead=is_ahead)
-            number += 1
-
-    @staticmethod
-    def skips(item: _Item) -> bool:
-        return not item.is_ahead
-
-    def index(self, item: _Item) -> _Item:
-        if not item.is_ahead:
-            return item
-        with self._trace.span("dedup", step=self._latest_step(item.number)):
-            item.guess, item.owner = self._settings.plan.guess(item.number, item.host)
-            if item.guess is not None:
-                item.rows = self._native.index(*item.guess)
-        return item
-
-    def hint(self, item: _Item) -> _Item:
-        if item.rows is not None:
-            with self._trace.span("hint", step=self._latest_step(item.number)):
-                self._native.hint(item.rows)
-        return item
-
-    def pull(self, item: _Item) -> _Item:
-        if item.rows is not None:
-            step = self._latest_step(item.number)
-            with self._trace.span("prefetch", step=step):
-                self._native.pull(item.rows, step)
-        if self._settings.device is not None:
-            with self._trace.span("send", step=self._latest_step(item.number)):
-                item.sent = self._settings.device.send(item.host, self._pack_of(item))
-        item.guess = item.owner = None
-        return item
-
-    def _pack_of(self, item: _Item) -> _client.LookupPack | None:
-        if item.rows is None or item.guess is None:
-            return None
-        pack, _ = self._native.pack(item.rows, *item.guess)
-        return pack if pack.bytes else None
-
-    def _latest_step(self, number: int) -> int:
-        """Returns the latest step that can use batch ``number``, if each batch is used for at most one step."""
-        taken, step = self.position
-        return step + number - taken
