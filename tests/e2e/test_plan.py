@@ -23,10 +23,10 @@ from sparserow.deploy.preflight.planning import (
     Plan,
     PlannedCache,
     PlannedTable,
-    Popularity,
     plan,
     plan_on_devices,
 )
+from sparserow.deploy.preflight.popularity import Popularity
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
