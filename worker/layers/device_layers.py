@@ -20,10 +20,10 @@ from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows, t
 from ..device_tables.lookup import BagOptions, ReadRows, WantedIds, keys_of_all, look_up, read_together
 from ..device_tables.rank_rows import check_optimizer
 from ..session.session import Session
+from .current_forward import joint_forward
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
 from .joint_plan import Lookup
 from .layer_swap import CARRY_CHUNK_BYTES, Swap, distributed_layer_of
-from .rows_ahead import joint_forward
 
 _PLACE = "tables.placement 'device'"
 

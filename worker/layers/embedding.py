@@ -20,7 +20,8 @@ from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, typed_error
 from ..session.tensor_group import TensorGroup
 from .compiled_lookups import fuse_in_this_graph
-from .rows_ahead import LayerChanges, rows_made_ahead
+from .current_forward import rows_made_ahead
+from .rows_ahead import LayerChanges
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag

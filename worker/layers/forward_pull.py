@@ -24,9 +24,10 @@ from ..data.batch_tensors import id_tensors
 from ..id_trace.forward_trace import ForwardTrace
 from ..id_trace.id_expressions import Expression, IdSources, Root, TracedIds, descriptions
 from ..session.session import Session
+from .current_forward import Forward, begin_forward, end_forward
 from .handed_rows import SameBatch
 from .joint_lookups import JointLookups
-from .rows_ahead import Forward, LookupRecord, RowsAhead, begin_forward, end_forward
+from .rows_ahead import LookupRecord, RowsAhead
 
 _MAX_TRACES = 8
 _FORWARDS_PER_MISS = 10  # with misses more often than this, the last trace uses only the batch's own tensors

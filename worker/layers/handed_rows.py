@@ -23,7 +23,7 @@ from ..data.batch_tensors import tensors_of
 from ..session.join import collective_device
 from ..session.session import Session
 from ..session.tensor_group import TensorGroup
-from .rows_ahead import joint_forward
+from .current_forward import joint_forward
 
 if TYPE_CHECKING:
     from .embedding import DistributedLayer
