@@ -26,10 +26,10 @@
 #include <vector>
 
 #include "store/saved_images.h"
+#include "store/snapshot_page.h"
 #include "store/store.h"
 #include "store/store_impl.h"
 #include "store/table/lock_timer.h"
-#include "util/mapped_vector.h"
 
 namespace sparserow {
 
@@ -47,19 +47,6 @@ struct SnapshotStats {
   std::uint64_t rows_saved = 0;       // to the side buffer
   std::uint64_t side_bytes_most = 0;  // that it held at once
   std::uint64_t writes_stalled = 0;   // batches that waited for room in it
-};
-
-// Rows of one table of slots [first_slot, end_slot): whole ones, by slot and hash, or some.
-struct SnapshotPage {
-  std::vector<std::uint64_t> keys;           // (n)
-  std::vector<std::uint64_t> versions;       // (n)
-  std::vector<std::uint32_t> update_counts;  // (n)
-  MappedVector<std::byte> weights;           // (n, dim) as stored
-  MappedVector<float> state;                 // (n, state floats)
-  std::vector<std::uint32_t> age_steps;      // (n) as StoredRows; empty where the policy does not ask for it
-  std::vector<std::uint32_t> push_seconds;   // (n) likewise
-  std::uint32_t first_slot = 0;
-  std::uint32_t end_slot = 0;  // one beyond the last
 };
 
 class Store::Snapshot {
@@ -129,6 +116,10 @@ class Store::Snapshot {
   void wait_for_room();
 
  private:
+  static constexpr std::size_t kImageBytes = sizeof(SavedImage);  // of an image beside its data
+  // The most bytes of a table's rows that come in one page; a 64th of them is copied under a stripe's lock.
+  static constexpr std::uint64_t kSmallTableBytes = 4u << 20;
+
   struct Dump {  // of one table
     std::shared_ptr<Table> table;
     std::uint32_t slot = 0;                                             // the next one
@@ -156,20 +147,20 @@ class Store::Snapshot {
     }
   };
 
+  // ---- collecting rows: snapshot_collect.cc
   void add(Slot& slot, const Table& table, std::uint64_t suffix, std::uint64_t version, std::uint32_t update_count,
            const std::byte* data) const;
   Status collect(Dump& dump, std::uint32_t slot, Slot& out);
   void collect_memory(Dump& dump, std::uint32_t slot, Slot& out, bool& may_be_on_ssd);
   [[nodiscard]] bool is_small(const Table& table, std::uint64_t max_bytes) const;
   [[nodiscard]] bool collect_stripe(Dump& dump, std::uint32_t stripe, Slot& out);
-  Result<SnapshotPage> whole_table(Dump& dump, std::uint64_t max_bytes, SnapshotPage used);
   void take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_suffix, bool is_end, Slot& out);
   [[nodiscard]] bool is_wanted(std::uint32_t slot, std::uint64_t version) const noexcept {
     return version <= slot_versions_[slot] && (options_.since.empty() || version > options_.since[slot]);
   }
-  [[nodiscard]] SnapshotPage begin_page(const Dump& dump, std::uint64_t max_bytes, SnapshotPage used) const;
-  void put(SnapshotPage& page, const Dump& dump, std::uint32_t stripe, std::uint64_t suffix, std::uint64_t version,
-           std::uint32_t update_count, const std::byte* data) const;
+
+  Result<SnapshotPage> whole_table(Dump& dump, std::uint64_t max_bytes, SnapshotPage used);
+  [[nodiscard]] SnapshotPageWriter begin_page(const Dump& dump, std::uint64_t max_bytes, SnapshotPage used) const;
   [[nodiscard]] Status failure() const;
   void note_progress();
   void give_up();
