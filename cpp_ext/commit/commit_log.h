@@ -218,6 +218,8 @@ class CommitLog {
   Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared);
   void count_writes(std::span<const Kept> commits);
   void end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, const Member& member);
+  Status end_workers(Lock& lock, const JobPtr& job, const JobSpec& spec);
+  void take_members(Job& job, const JobSpec& spec, bool is_lossy);
   void count_lost(std::uint32_t job_id, const WorkerKey& worker, bool is_steps,
                   const std::vector<JobWindow::Range>& ranges);
   void retire(std::uint32_t job_id, Job& job, const WorkerKey& worker);

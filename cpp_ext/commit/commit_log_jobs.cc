@@ -25,6 +25,19 @@ Status check_members(const JobSpec& spec) {
   return Status::ok();
 }
 
+// kFailedPrecondition when a live member has an earlier epoch than its worker had in this job.
+Status check_epochs(const Job& job, const JobSpec& spec) {
+  for (const Member& member : spec.members) {
+    if (member.until_step != kForever) continue;
+    const auto known = job.epochs.find(member.worker_id);
+    if (known == job.epochs.end() || member.epoch >= known->second) continue;
+    return Status(Code::kFailedPrecondition, "members: worker " + std::to_string(member.worker_id) + " has epoch " +
+                                                 std::to_string(known->second) + " and cannot go down to " +
+                                                 std::to_string(member.epoch));
+  }
+  return Status::ok();
+}
+
 // Answers the parked pulls of workers that left, so that these do not wait for their deadlines.
 void unpark_gone(Job& job, std::vector<PullOutcome>& outcomes) {
   const auto is_gone = [&job](const ParkedPull& pull) { return !job.admit(pull.worker_id, pull.epoch).is_ok(); };
@@ -145,6 +158,55 @@ CommitLog::JobPtr CommitLog::begin_clock(const JobSpec& spec, std::vector<PullOu
   return fresh;
 }
 
+// Ends the workers that the spec names as left, and applies the steps that waited for them alone.
+Status CommitLog::end_workers(Lock& lock, const JobPtr& job, const JobSpec& spec) {
+  job->operation = spec.operation;
+  for (const Member& member : spec.members) {
+    const bool is_here = job->workers.contains({member.worker_id, member.epoch});
+    if (is_here && member.until_step != kForever) end_worker(lock, spec.job_id, job, member);
+  }
+  advance(lock, job);
+  // Both let the mutex go while they apply. A FREEZE that came meanwhile keeps its job, and decides anew.
+  SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
+  const auto now = jobs_.find(spec.job_id);
+  if (now != jobs_.end() && now->second == job) return Status::ok();
+  return Status(Code::kFailedPrecondition, "operation: " + std::to_string(spec.operation) + " of job " +
+                                               std::to_string(spec.job_id) +
+                                               " was overtaken by one that ended the job");
+}
+
+// Makes the members of the spec the workers of a job: new ones get a window, and those that are not named are retired.
+void CommitLog::take_members(Job& job, const JobSpec& spec, bool is_lossy) {
+  std::set<WorkerKey> named;
+  for (const Member& member : spec.members) {
+    const WorkerKey key{member.worker_id, member.epoch};
+    named.insert(key);
+    std::uint32_t& epoch = job.epochs[member.worker_id];
+    epoch = std::max(epoch, member.epoch);
+    if (member.until_step == kForever) retired_.forget(spec.job_id, key);
+    const auto [place, is_new] = job.workers.try_emplace(key);
+    JobWorker& worker = place->second;
+    worker.rank = member.rank;
+    worker.until_step = member.until_step;
+    worker.proof = member.proof;
+    if (!is_new) continue;
+    worker.is_restored = is_lossy && worker.is_live();
+    worker.first_step = std::max(member.first_step, job.completed + 1);
+    if (const WindowImage* saved = saved_window(spec.job_id, spec.generation, key); saved != nullptr) {
+      worker.window = JobWindow(*saved);
+      worker.first_step = member.first_step;
+      worker.named_a_step = !is_lossy;
+      continue;
+    }
+    worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);
+  }
+  std::vector<WorkerKey> dropped;
+  for (const auto& [key, worker] : job.workers) {
+    if (!named.contains(key)) dropped.push_back(key);
+  }
+  for (const WorkerKey& key : dropped) retire(spec.job_id, job, key);
+}
+
 Status CommitLog::set_job(const JobSpec& spec) {
   SR_RETURN_IF_ERROR(check_members(spec));
   std::vector<PullOutcome> outcomes;
@@ -153,29 +215,9 @@ Status CommitLog::set_job(const JobSpec& spec) {
   SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
   const auto found = jobs_.find(spec.job_id);
   JobPtr job = found == jobs_.end() ? nullptr : found->second;
-  for (const Member& member : spec.members) {
-    if (!job || member.until_step != kForever) continue;
-    const auto known = job->epochs.find(member.worker_id);
-    if (known == job->epochs.end() || member.epoch >= known->second) continue;
-    return Status(Code::kFailedPrecondition, "members: worker " + std::to_string(member.worker_id) + " has epoch " +
-                                                 std::to_string(known->second) + " and cannot go down to " +
-                                                 std::to_string(member.epoch));
-  }
   if (job) {
-    job->operation = spec.operation;
-    for (const Member& member : spec.members) {
-      const bool is_here = job->workers.contains({member.worker_id, member.epoch});
-      if (is_here && member.until_step != kForever) end_worker(lock, spec.job_id, job, member);
-    }
-    advance(lock, job);
-    // Both let the mutex go while they apply. A FREEZE that came meanwhile keeps its job, and decides anew.
-    SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
-    const auto now = jobs_.find(spec.job_id);
-    if (now == jobs_.end() || now->second != job) {
-      return Status(Code::kFailedPrecondition, "operation: " + std::to_string(spec.operation) + " of job " +
-                                                   std::to_string(spec.job_id) +
-                                                   " was overtaken by one that ended the job");
-    }
+    SR_RETURN_IF_ERROR(check_epochs(*job, spec));
+    SR_RETURN_IF_ERROR(end_workers(lock, job, spec));
   }
   bool is_lossy = false;
   if (!job || job->generation != spec.generation) {
@@ -187,34 +229,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
   job->staleness = spec.staleness;
   job->quorum = spec.quorum;
   job->operation = spec.operation;
-  std::set<WorkerKey> named;
-  for (const Member& member : spec.members) {
-    const WorkerKey key{member.worker_id, member.epoch};
-    named.insert(key);
-    std::uint32_t& epoch = job->epochs[member.worker_id];
-    epoch = std::max(epoch, member.epoch);
-    if (member.until_step == kForever) retired_.forget(spec.job_id, key);
-    const auto [place, is_new] = job->workers.try_emplace(key);
-    JobWorker& worker = place->second;
-    worker.rank = member.rank;
-    worker.until_step = member.until_step;
-    worker.proof = member.proof;
-    if (!is_new) continue;
-    worker.is_restored = is_lossy && worker.is_live();
-    worker.first_step = std::max(member.first_step, job->completed + 1);
-    if (const WindowImage* saved = saved_window(spec.job_id, spec.generation, key); saved != nullptr) {
-      worker.window = JobWindow(*saved);
-      worker.first_step = member.first_step;
-      worker.named_a_step = !is_lossy;
-      continue;
-    }
-    worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);
-  }
-  std::vector<WorkerKey> dropped;
-  for (const auto& [key, worker] : job->workers) {
-    if (!named.contains(key)) dropped.push_back(key);
-  }
-  for (const WorkerKey& key : dropped) retire(spec.job_id, *job, key);
+  take_members(*job, spec, is_lossy);
   job->resolved = true;
   job->cut.reset();
   unpark_gone(*job, outcomes);
