@@ -15,9 +15,10 @@ APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-
 # For tests that are skipped without: hosts of their own (tests/e2e/test_several_hosts.py), packets that get lost between
 # them, and several coordinators (tests/faults/test_etcd.py).
 APT_TEST_PACKAGES := iproute2 nftables etcd-server
-PIP := $(PY) -m pip install -q --disable-pip-version-check
+# Modules are compiled when they are first imported; most of those that come are never imported.
+PIP := $(PY) -m pip install -q --disable-pip-version-check --no-compile
 GPU_VENV := build/gpu-venv
-GPU_PIP := $(GPU_VENV)/bin/python -m pip install -q --disable-pip-version-check
+GPU_PIP := $(GPU_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-compile
 # The part of the native core that needs no Python is compiled while packages come. Building the native core goes on
 # from there, and tells what is wrong with it.
 START_CORE = { PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
