@@ -17,7 +17,8 @@ SIZE = replace(gpu.QUICK, rows=500, batch=32, repetitions=10)
 
 def test_each_part_that_is_there_has_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
     host = torch.device("cpu")
-    figures = {figure.metric.rpartition(": ")[2]: figure for figure in gpu.measure_steps(SIZE, 2, host)}
+    size = replace(SIZE, batch=2)  # Triton's interpreter pools a sample of 26 bags in some 2 ms
+    figures = {figure.metric.rpartition(": ")[2]: figure for figure in gpu.measure_steps(size, 2, host)}
     for backend in backends_of(host):
         assert figures[f"dense part in a job of one rank, {backend}"].ratio > 0
     lack = lack_of_fbgemm()
