@@ -45,16 +45,14 @@ def coordinator(
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
     del die_with_parent  # its callback has acted on it
-    import uvloop
-
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
-    from ...proto.startup import end_start
     from ...ps_server.coordinator.leader_election import run_elected
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
     from ...ps_server.coordinator.state.cluster import ClusterOptions
     from ...ps_server.coordinator.storage.etcd import EtcdAddress
+    from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.listen import is_loopback
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.stopping import StopRequest
@@ -105,5 +103,4 @@ def coordinator(
             print(f"sparserow: coordinator at {running.address}, waiting for {cluster.shards} shards", flush=True)
             await stop.wait()
 
-    end_start()
-    uvloop.run(run())
+    run_server(run())

@@ -39,15 +39,13 @@ def gateway(
     log_level: options.LogLevel = "info",
 ) -> None:
     """Serve Pull and Push of a training cluster's rows over gRPC until SIGTERM or Ctrl-C."""
-    import uvloop
-
     from ...proto import rows_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
     from ...proto.control import ControlClient
     from ...proto.errors import not_allowed
     from ...proto.security.fresh_security import fresh_security
-    from ...proto.startup import end_start
     from ...ps_server.process.control_server import ControlServer
+    from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.listen import check_host, check_port_free
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.metrics import serve_metrics
@@ -94,5 +92,4 @@ def gateway(
             await asyncio.sleep(max(0.1, min(5.0, idle_sec / 4)))
             await asyncio.to_thread(service.leave_idle)
 
-    end_start()
-    uvloop.run(run())
+    run_server(run())

@@ -40,12 +40,10 @@ def ps(
 ) -> None:
     """Run a parameter server until SIGTERM or Ctrl-C; it then finishes the requests under way and leaves."""
     del die_with_parent  # its callback has acted on it
-    import uvloop
-
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
-    from ...proto.startup import end_start
     from ...proto.telemetry import telemetry_from_environment
+    from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.logs import start_log
     from ...ps_server.process.stopping import StopRequest
     from ...ps_server.shard.engine import EngineOptions
@@ -82,9 +80,8 @@ def ps(
     async def run() -> None:
         await serve_shard(config, StopRequest())
 
-    end_start()
     try:
-        uvloop.run(run())
+        run_server(run())
     finally:
         if telemetry is not None:
             telemetry.close()

@@ -86,15 +86,13 @@ def serve(
 ) -> None:
     """Serve published models, or a training cluster's rows, until SIGTERM or Ctrl-C."""
     del die_with_parent  # its callback has acted on it
-    import uvloop
-
     from ...proto import serving_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, not_allowed
     from ...proto.security.security import process_security
-    from ...proto.startup import end_start
     from ...ps_server.process.advertise import Advertised, advertised
     from ...ps_server.process.control_server import ControlServer
+    from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.http_server import HttpServer
     from ...ps_server.process.listen import check_host, check_port_free
     from ...ps_server.process.logs import start_log
@@ -168,5 +166,4 @@ def serve(
             say_ready,
         )
 
-    end_start()
-    uvloop.run(run())
+    run_server(run())

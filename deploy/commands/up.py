@@ -73,10 +73,9 @@ def up(
     A shard that ends by itself is restored from the newest checkpoint, if there is one and no synchronous job runs.
     Otherwise the whole cluster stops with an error: start a new one and restore a checkpoint.
     """
-    import uvloop
-
     from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, SparserowError
+    from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.logs import start_log
     from ..launch.single_host import EmbeddedOptions
 
@@ -127,7 +126,7 @@ def up(
         ):
             raise InvalidArgument("--cpus-per-shard, --strategy and --serve*: have no effect without --on")
         start_log("coordinator", log)
-        uvloop.run(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port, advertise), parent))
+        run_server(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port, advertise), parent))
     except SparserowError as error:
         if parent is None:
             raise
@@ -136,11 +135,9 @@ def up(
 
 
 async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
-    from ...proto.startup import end_start
     from ...ps_server.process.stopping import StopRequest
     from ..launch.single_host import run_embedded
 
-    end_start()
     stop = StopRequest()
     watch = _follow_parent(parent, stop) if parent is not None else None
 
