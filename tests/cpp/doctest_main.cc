@@ -1,3 +1,4 @@
-// The main() that all C++ tests share: compiling it costs more than most of the tests do.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+// The main() of the C++ tests that have none of their own.
 #include <doctest/doctest.h>
+
+int main(int argc, char** argv) { return doctest::Context(argc, argv).run(); }

@@ -1,5 +1,4 @@
 // Hints: a shard takes them while its reads wait for the disk, and a client that is told no asks seldom.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "rpc/server/hints.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,4 @@
 // The stored form of a row, byte by byte: what is on a disk today must be read by every later build.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "store/table/row_codec.h"
 
 #include <doctest/doctest.h>

@@ -1,6 +1,5 @@
 // The engines of the SSD tier against a map: random batches, visits of slots, dropped tables, readers beside writers.
 // Pages alone: keys whose hashes are the same, a full disk, damage, and garbage that is collected.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include "store/ssd/ssd_tier.h"
 
 #include <doctest/doctest.h>

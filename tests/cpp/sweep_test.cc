@@ -1,5 +1,4 @@
 // What sweeps remove, in memory and on the SSD, and what they leave alone.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
 #include <atomic>

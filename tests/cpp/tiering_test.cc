@@ -1,6 +1,5 @@
 // A store with an SSD gives what one without gives, whatever was evicted in between; threads, full disks, damage.
 // A million random operations are in tests/property/test_tiers_model.py.
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 #include <unistd.h>
 
