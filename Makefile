@@ -15,7 +15,9 @@ APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-
 # For tests that are skipped without: hosts of their own (tests/e2e/test_several_hosts.py), packets that get lost between
 # them, and several coordinators (tests/faults/test_etcd.py).
 APT_TEST_PACKAGES := iproute2 nftables etcd-server
-# Modules are compiled when they are first imported; most of those that come are never imported.
+# Modules are compiled when they are first imported, since most of those that come are never imported. COMPILE_USED does
+# so with those that all processes of a job import at once.
+COMPILE_USED := $(PY) -c "import torch._dynamo"
 PIP := $(PY) -m pip install -q --disable-pip-version-check --no-compile
 GPU_VENV := build/gpu-venv
 GPU_PIP := $(GPU_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-compile
@@ -46,7 +48,7 @@ $(VENV)/.stamp-python: requirements.txt | build/.stamp-apt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "sparserow: installing Python packages"
 	@$(PIP) $$(grep -E '^(cmake|ninja)==' requirements.txt)
-	@$(START_CORE) & code=0; { $(PIP) $(TORCH_PIP) "$(TORCH)" && $(PIP) setuptools -r requirements.txt; } || code=$$?; wait; exit $$code
+	@$(START_CORE) & code=0; { $(PIP) $(TORCH_PIP) "$(TORCH)" && $(PIP) setuptools -r requirements.txt && $(COMPILE_USED); } || code=$$?; wait; exit $$code
 	@touch $@
 
 $(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
