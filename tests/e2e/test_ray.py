@@ -84,6 +84,14 @@ def nodes() -> Iterator[Nodes]:
     made.cluster.shutdown()
 
 
+@pytest.fixture(scope="module")
+def wide_node() -> Iterator[Nodes]:
+    """A cluster of one node, for tests whose jobs it outlives."""
+    made = Nodes(1, cpus=32)
+    yield made
+    made.cluster.shutdown()
+
+
 def is_ready(control: ControlClient) -> bool:
     try:
         return control.status().ready
@@ -176,9 +184,10 @@ def test_workers_of_ray_train_go_back_together(nodes: Nodes, launcher: Launcher,
 
 
 @pytest.mark.parametrize("saves", [False, True] if FULL else [False])
-def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool) -> None:
+def test_the_example_of_the_page(
+    wide_node: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
+) -> None:
     """It runs as docs/ray.md has it, beside a job file, with a section train.checkpoint or none."""
-    nodes = Nodes(1, cpus=32)
     log = write_click_log(tmp_path, rows=2000, test_rows=500, seed=3)
     keeps = f", checkpoint: {{url: '{tmp_path / 'ckpt'}', every_steps: 5}}" if saves else ""
     (tmp_path / "job.yaml").write_text(
@@ -186,7 +195,7 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f"model: {{kind: dlrm, rows: 1000}}\ntrain: {{workers: 2, threads: 1, batch_size: 128{keeps}}}\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+    monkeypatch.setenv("RAY_ADDRESS", wide_node.address)
     page = (Path(__file__).resolve().parents[2] / "docs" / "ray.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
@@ -196,15 +205,13 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert bool(files.list_names(Folder(str(tmp_path / "ckpt")))) == saves
     finally:
         ray.shutdown()
-        nodes.cluster.shutdown()
 
 
-def test_data_that_are_not_there_are_told_without_a_restart(tmp_path: Path) -> None:
-    nodes = Nodes(1, cpus=4)
+def test_data_that_are_not_there_are_told_without_a_restart(wide_node: Nodes, tmp_path: Path) -> None:
     keeps = f"train.checkpoint={{url: '{tmp_path / 'ckpt'}', every_steps: 5}}"
     data = [f"data.train={tmp_path / 'nowhere.tsv'}", f"data.test={tmp_path / 'nowhere.tsv'}"]
     job = load_config(JobConfig, JOBS / "demo.yaml", [*data, "train.workers=2", keeps])
-    ray.init(address=nodes.address, log_to_driver=False)
+    ray.init(address=wide_node.address, log_to_driver=False)
     try:
         with (
             sr.local_cluster(shards=1, checkpoint_roots=(str(tmp_path),)) as cluster,
@@ -213,7 +220,6 @@ def test_data_that_are_not_there_are_told_without_a_restart(tmp_path: Path) -> N
             train_on_ray(job, cluster.address, storage_path=str(tmp_path / "ray"))
     finally:
         ray.shutdown()
-        nodes.cluster.shutdown()
 
 
 def test_bad_input_is_one_line(launcher: Launcher) -> None:
