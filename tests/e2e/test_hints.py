@@ -17,6 +17,9 @@ from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
+from sparserow.worker.prefetch import batches as prefetch_batches
+from sparserow.worker.prefetch.trials import Trial
+from sparserow.worker.session.session_stats import SessionStats
 from sparserow.worker.training.ps_backend import PsBackend
 from sparserow_process import wait_until
 
@@ -63,10 +66,12 @@ def forget_cached(folder: Path) -> None:
             os.close(file)
 
 
-def train(folder: Path, hints: int, *, is_cold: bool = True) -> tuple[int, int, np.ndarray]:
-    """Misses of pulls and commits, keys brought ahead, and the weights at the end.
+def train(
+    folder: Path, hints: int, *, is_cold: bool = True, always: bool = True
+) -> tuple[int, int, np.ndarray, SessionStats]:
+    """Misses of pulls and commits, keys brought ahead, the weights at the end, and the counters of the session.
 
-    Hints are waited for where the files are cold, which is where a shard takes them.
+    Hints are waited for where the files are cold, which is where a shard takes them, and where all are sent.
     """
     with (
         local_cluster(shards=1, memory_budget="16MiB", ssd_path=folder) as cluster,
@@ -87,12 +92,12 @@ def train(folder: Path, hints: int, *, is_cold: bool = True) -> tuple[int, int, 
                 table.pull(part)
         before = tier(control)
         loader = Counted(batches)
-        for number, batch in enumerate(sr.prefetch(loader, session, depth=1, hints=hints, ids=ids)):
+        for number, batch in enumerate(sr.prefetch(loader, session, depth=1, hints=hints, ids=ids, always=always)):
             model(batch).backward()
             assert session.step()
             if is_cold:
                 forget_cached(folder)
-            if hints == 0 or not is_cold:
+            if hints == 0 or not is_cold or not always:
                 continue
             wanted = min(number + 1 + hints, STEPS)  # what was loaded is known to the shard by now or soon
             wait_until(lambda wanted=wanted: session.stats().rows_hinted >= wanted * BATCH, "the shard takes the hints")
@@ -100,7 +105,7 @@ def train(folder: Path, hints: int, *, is_cold: bool = True) -> tuple[int, int, 
         after = tier(control)
         assert loader.loaded == STEPS
         weights = table.pull(order)
-        return after.misses - before.misses, after.brought_ahead - before.brought_ahead, weights
+        return after.misses - before.misses, after.brought_ahead - before.brought_ahead, weights, session.stats()
 
 
 def ids(batch: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -118,10 +123,10 @@ def settled(control: ControlClient) -> bool:
 def test_hinted_rows_are_in_memory_when_they_are_pulled(tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "with").mkdir()
-    missed, ahead, weights = train(tmp_path / "without", hints=0)
+    missed, ahead, weights, _ = train(tmp_path / "without", hints=0)
     assert ahead == 0
     assert missed > STEPS * BATCH // 10
-    missed_with, ahead_with, weights_with = train(tmp_path / "with", hints=4)
+    missed_with, ahead_with, weights_with, _ = train(tmp_path / "with", hints=4)
     print(f"misses of {STEPS * BATCH:,} keys: {missed:,} without hints, {missed_with:,} with; {ahead_with:,} ahead")
     assert missed_with < missed // 2
     assert ahead_with > missed // 2
@@ -129,10 +134,30 @@ def test_hinted_rows_are_in_memory_when_they_are_pulled(tmp_path: Path) -> None:
 
 
 def test_hints_are_declined_where_reads_do_not_wait_for_the_disk(tmp_path: Path) -> None:
-    missed, ahead, _ = train(tmp_path, hints=4, is_cold=False)
+    missed, ahead, _, _ = train(tmp_path, hints=4, is_cold=False)
     print(f"misses of {STEPS * BATCH:,} keys: {missed:,}; {ahead:,} ahead")
     assert missed > STEPS * BATCH // 10
     assert ahead == 0
+
+
+class InTurns(Trial):
+    """Leaves out the hints of every second batch that is taken."""
+
+    def note(self, was_on: bool, now: float) -> None:
+        del was_on, now
+        self.is_on = not self.is_on
+
+
+def test_batches_whose_hints_are_left_out_have_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch_batches, "hint_trial_of", lambda *_: InTurns(5))
+    (tmp_path / "without").mkdir()
+    (tmp_path / "with").mkdir()
+    _, _, weights, stats = train(tmp_path / "without", hints=0)
+    assert stats.batches_unhinted == 0
+    _, _, weights_with, stats = train(tmp_path / "with", hints=4, always=False)
+    assert STEPS // 4 < stats.batches_unhinted < STEPS
+    assert 0 < stats.rows_hinted <= (STEPS - stats.batches_unhinted) * BATCH
+    np.testing.assert_array_equal(weights, weights_with)
 
 
 def test_hints_of_shards_without_an_ssd_are_taken_for_nothing() -> None:

@@ -3,7 +3,7 @@
 A pass has three threads. *load* asks the loader for batches. *dedup* reduces the ids of a batch to unique keys by
 shard. *pull* asks the shards for their rows, and sends batch and rows to the device. The training thread takes a batch
 and hands its rows to the session's step, where lookups find them. When exact, it first asks again for rows that have
-changed. Where that costs more than it hides, the threads only load (``ahead_or_aside.py``).
+changed. Where that costs more than it hides, the threads only load (``trials.py``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..session.session import Session
 from ..session.tensor_group import leads
-from .ahead_or_aside import pace_of
 from .device_batches import DeviceBatches
 from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds, NoIds
 from .pass_work import PassItem, PassProgress, PassSource, PassWork, PrefetchSettings, StatefulLoader
 from .pipeline import Pipeline
+from .trials import ahead_trial_of, hint_trial_of
 
 Batch = TypeVar("Batch")
 
@@ -62,9 +62,9 @@ def prefetch(
             which then need not cross. None: every tensor is copied.
         hints: the number of batches beyond ``depth`` that are loaded as well. Shards with an SSD get their keys, so
             that their rows are in memory when they are pulled. A late or wrong hint only costs reads.
-        always: whether rows are pulled ahead even where that makes steps slower. False: both ways are tried in turns,
-            and the faster one is kept (``session.stats().batches_aside``). With ``device`` or ``hints`` rows are always
-            pulled ahead.
+        always: whether rows are pulled ahead, and hints are sent, even where that makes steps slower. False: both ways
+            are tried in turns, and the faster one is kept (``session.stats().batches_aside`` and
+            ``batches_unhinted``). With ``device`` or ``hints`` rows are always pulled ahead.
 
     Returns:
         An iterable; each ``iter()`` is one pass over the loader, with threads of its own. Its position can be saved and
@@ -117,10 +117,12 @@ def prefetch(
             raise InvalidArgument(f"prefetch.{error}") from None
         session.core.on_device.link(there)
         batches = DeviceBatches(there, session.core.on_device.stores, on_host)
-    pace = None
-    if not always and batches is None and hints == 0 and leads(session):
-        pace = pace_of(session, (depth, exact, torch.is_grad_enabled()))
-    return Prefetch(loader, session, PrefetchSettings(depth, exact, plan, batches, hints, pace))
+    ahead_trial, hint_trial, options = None, None, (exact, torch.is_grad_enabled())
+    if not always and hints > 0:
+        hint_trial = hint_trial_of(session, depth, hints, *options)
+    elif not always and batches is None and leads(session):
+        ahead_trial = ahead_trial_of(session, depth, *options)
+    return Prefetch(loader, session, PrefetchSettings(depth, exact, plan, batches, hints, ahead_trial, hint_trial))
 
 
 class Prefetch(Generic[Batch]):
@@ -233,8 +235,9 @@ class PrefetchIterator(Generic[Batch]):
         stages = [("dedup", self._work.index), ("pull", self._work.pull)]
         if settings.hints:
             stages.insert(1, ("hint", self._work.hint))
-        if settings.pace is not None:
-            settings.pace.begin()
+        for trial in (settings.ahead_trial, settings.hint_trial):
+            if trial is not None:
+                trial.begin()
         self._pipeline = Pipeline(
             self._work.load(source), stages, depth=settings.depth, ahead=settings.hints, skips=self._work.skips
         )
@@ -251,9 +254,7 @@ class PrefetchIterator(Generic[Batch]):
         try:
             with self._session.core.trace.span("wait for batch", step=self._session.current_step):
                 item = self._take()
-            if self._settings.pace is not None:
-                self._settings.pace.note(item.is_ahead, time.perf_counter())
-                self._session.core.batches_aside += not item.is_ahead
+            self._note_ways(item)
             with self._session.core.trace.span("hand over", step=self._session.current_step):
                 batch = self._hand_over(item)
         except BaseException:
@@ -264,6 +265,15 @@ class PrefetchIterator(Generic[Batch]):
         self._settings.plan.begin(batch)
         return batch
 
+    def _note_ways(self, item: PassItem) -> None:
+        settings, core, now = self._settings, self._session.core, time.perf_counter()
+        if settings.ahead_trial is not None:
+            settings.ahead_trial.note(item.is_ahead, now)
+            core.batches_aside += not item.is_ahead
+        if settings.hint_trial is not None:
+            settings.hint_trial.note(item.is_hinted, now)
+            core.batches_unhinted += not item.is_hinted
+
     def _hand_over(self, item: PassItem) -> Batch:
         """Gives the batch's rows to the step; returns the batch as the training loop sees it."""
         sent, device = item.sent, self._settings.device
@@ -271,8 +281,8 @@ class PrefetchIterator(Generic[Batch]):
         if item.rows is not None:
             rows = item.rows.rows
             left = self._native.hand_over(item.rows, with_gradient=torch.is_grad_enabled(), pack=pack)
-            if self._settings.pace is not None:
-                self._settings.pace.note_left(left / max(1, rows))
+            if self._settings.ahead_trial is not None:
+                self._settings.ahead_trial.note_left(left / max(1, rows))
         batch: Batch = item.host
         if sent is not None and device is not None:
             batch = device.receive(sent, self._session.core.on_device)

@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from ...cpp_ext import _client
 from ..session.tracing import Trace
-from .ahead_or_aside import AheadOrAside
 from .device_batches import DeviceBatches, SentBatch
 from .id_plan import Guess, IdPlan
+from .trials import AheadTrial, Trial
 
 
 @runtime_checkable
@@ -69,7 +69,8 @@ class PrefetchSettings:
     plan: IdPlan
     device: DeviceBatches | None
     hints: int
-    pace: AheadOrAside | None  # None: rows are always pulled ahead
+    ahead_trial: AheadTrial | None  # None: rows are always pulled ahead
+    hint_trial: Trial | None  # None: shards are told of every batch, or of none
 
 
 @dataclass
@@ -84,6 +85,7 @@ class PassItem:
     owner: Any = None  # keeps the tensors of the guess alive
     sent: SentBatch | None = None  # None: the batch stays where it is
     is_ahead: bool = True  # whether its rows were to be pulled ahead
+    is_hinted: bool = True  # whether shards with an SSD were to be told its keys
 
 
 class PassWork:
@@ -117,8 +119,14 @@ class PassWork:
                 except StopIteration:
                     return
                 position = source.state()
-            is_ahead = self._settings.pace is None or self._settings.pace.is_ahead
-            yield PassItem(number, batch, position, is_ahead=is_ahead)
+            ahead, hints = self._settings.ahead_trial, self._settings.hint_trial
+            yield PassItem(
+                number,
+                batch,
+                position,
+                is_ahead=ahead is None or ahead.is_on,
+                is_hinted=hints is None or hints.is_on,
+            )
             number += 1
 
     @staticmethod
@@ -138,7 +146,7 @@ class PassWork:
 
     def hint(self, item: PassItem) -> PassItem:
         """Tells the shards which rows will be pulled."""
-        if item.rows is not None:
+        if item.rows is not None and item.is_hinted:
             with self._trace.span("hint", step=self._latest_step(item.number)):
                 self._native.hint(item.rows)
         return item

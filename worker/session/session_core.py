@@ -58,6 +58,7 @@ class SessionCore(SessionTables):
             which ids its batches hold.
         tensor_group: the ranks that share this worker; None: this rank is a worker by itself.
         batches_aside: the batches of prefetches whose rows were left to their forward.
+        batches_unhinted: the batches of prefetches with hints whose keys no shard was told.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class SessionCore(SessionTables):
         self._watch = StepWatch(native)
         self.trace_requests = TraceRequests()
         self.tensor_group: TensorGroup | None = None
-        self.batches_aside = 0
+        self.batches_aside = self.batches_unhinted = 0
         close_at_exit(self, is_connected=on_close is not None)
 
     @property
@@ -280,7 +281,7 @@ class SessionCore(SessionTables):
     def stats(self) -> SessionStats:
         """Returns the counters since the session was made."""
         counted = {**dict.fromkeys(SessionStats.of_python(), 0), **self.native.stats()}
-        counted["batches_aside"] = self.batches_aside
+        counted.update(batches_aside=self.batches_aside, batches_unhinted=self.batches_unhinted)
         for name, more in ({} if self.device_tables is None else self.device_tables.stats()).items():
             counted[name] += more
         return SessionStats(**counted)

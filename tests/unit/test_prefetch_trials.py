@@ -1,4 +1,4 @@
-"""A prefetch that steps aside: the faster way is kept, the order stays, and rows are those of a loop without it."""
+"""Trials of a prefetch: the faster way is kept, the order stays, and rows are those of a loop without it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import sparserow as sr
 import torch
 from sparserow.worker.prefetch import batches as prefetch_batches
-from sparserow.worker.prefetch.ahead_or_aside import AheadOrAside
 from sparserow.worker.prefetch.pipeline import Pipeline
+from sparserow.worker.prefetch.trials import AheadTrial, Trial, hint_trial_of
 from torch import Tensor, nn
 
 ROWS, TABLES, DEPTH, STEPS = 60, 3, 2, 40
@@ -24,24 +24,26 @@ def ways_of(
     seconds: Callable[[bool, int], float],
     steps: int,
     passes: int = 1,
-    after: Callable[[AheadOrAside, bool], None] = lambda *_: None,
+    after: Callable[[AheadTrial, bool], None] = lambda *_: None,
+    trial: Trial | None = None,
+    depth: int = DEPTH,
 ) -> list[bool]:
     """Returns the ways of the batches of a loop whose steps take ``seconds(way, batches since the way changed)``.
 
-    ``after`` is called with the pace and the way of each batch after it was taken.
+    ``after`` is called with the trial and the way of each batch after it was taken.
     """
-    pace, ways, now = AheadOrAside(DEPTH), [], 0.0
+    trial, ways, now = trial or AheadTrial(depth), [], 0.0
     for _ in range(passes):
-        pace.begin()
-        under_way = deque(pace.is_ahead for _ in range(DEPTH))
+        trial.begin()
+        under_way = deque(trial.is_on for _ in range(depth))
         run = 0
         for _ in range(steps):
-            under_way.append(pace.is_ahead)
+            under_way.append(trial.is_on)
             way = under_way.popleft()
             run = run + 1 if ways and ways[-1] == way else 0
             ways.append(way)
-            pace.note(way, now)
-            after(pace, way)
+            trial.note(way, now)
+            after(trial, way)
             now += seconds(way, run)
         now += 1000.0  # an evaluation between two passes
     return ways
@@ -49,9 +51,9 @@ def ways_of(
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.8, 20, 70), (0.7, 9_000, 9_950)])
 def test_batches_whose_rows_are_left_to_their_step_end_a_trial_soon(share: float, least: int, most: int) -> None:
-    def left(pace: AheadOrAside, way: bool) -> None:
+    def left(trial: AheadTrial, way: bool) -> None:
         if way:
-            pace.note_left(share)
+            trial.note_left(share)
 
     ways = ways_of(lambda way, _: 0.9 if way else 1.0, 10_000, after=left)
     assert least < ways.count(True) < most
@@ -67,6 +69,21 @@ def test_the_faster_way_is_kept_and_trials_in_vain_become_rare(faster: bool) -> 
     ways = ways_of(lambda way, _: 1.0 if way is faster else 1.1, 10_000)
     assert ways.count(faster) > 0.97 * len(ways)
     assert 2 < changes(ways) < 25
+
+
+def test_hints_that_cost_more_than_they_hide_are_left_out_and_tried_again_within_1024_steps() -> None:
+    class Owner:
+        """Stands for a session."""
+
+    owner, other = Owner(), Owner()
+    trial = hint_trial_of(owner, DEPTH, 4, True, True)
+    assert trial is hint_trial_of(owner, DEPTH, 4, True, True), "an epoch goes on with what the one before has found"
+    assert trial is not hint_trial_of(owner, DEPTH, 4, True, False)
+    assert trial is not hint_trial_of(other, DEPTH, 4, True, True)
+    ways = ways_of(lambda way, _: 1.3 if way else 1.0, 20_000, trial=trial, depth=DEPTH + 4)
+    assert ways.count(False) > 0.97 * len(ways)
+    ends = [step for step, (one, next_one) in enumerate(pairwise(ways)) if one and not next_one]
+    assert max(later - end for end, later in pairwise(ends)) <= 1024 + 2 * (12 + 2 * (DEPTH + 4 + 2))
 
 
 def test_a_way_that_becomes_the_faster_one_is_found_again() -> None:
@@ -119,13 +136,13 @@ class Columns(nn.Module):
         return torch.stack([table(x[:, i]).sum(0) for i, table in enumerate(self.tables)])
 
 
-class InTurns(AheadOrAside):
+class InTurns(AheadTrial):
     """Changes its way every three batches."""
 
-    def note(self, is_ahead: bool, now: float) -> None:
-        del is_ahead, now
+    def note(self, was_on: bool, now: float) -> None:
+        del was_on, now
         self._run += 1
-        self.is_ahead = self._run // 3 % 2 == 0
+        self.is_on = self._run // 3 % 2 == 0
 
 
 def train(session: sr.Session, batches_of: Callable[[list[Tensor]], Any]) -> list[np.ndarray[Any, Any]]:
@@ -140,15 +157,15 @@ def train(session: sr.Session, batches_of: Callable[[list[Tensor]], Any]) -> lis
     return [session.table(f"tables.{i}").pull(np.arange(ROWS)) for i in range(TABLES)]
 
 
-class Lefts(AheadOrAside):
+class Lefts(AheadTrial):
     """Notes the shares of rows that were left to their step, and pulls all batches ahead."""
 
     def __init__(self) -> None:
         super().__init__(DEPTH)
         self.shares: list[float] = []
 
-    def note(self, is_ahead: bool, now: float) -> None:
-        del is_ahead, now
+    def note(self, was_on: bool, now: float) -> None:
+        del was_on, now
 
     def note_left(self, share: float) -> None:
         self.shares.append(share)
@@ -158,8 +175,8 @@ class Lefts(AheadOrAside):
 def test_the_share_of_rows_that_are_left_is_that_of_the_batch(
     rows: int, is_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace = Lefts()
-    monkeypatch.setattr(prefetch_batches, "pace_of", lambda *_: pace)
+    trial = Lefts()
+    monkeypatch.setattr(prefetch_batches, "ahead_trial_of", lambda *_: trial)
     with sr.InProcessCluster(shards=1).connect("left") as session:
         with sr.deferred(min_rows=1):
             model: nn.Module = nn.Sequential(nn.Embedding(rows, 3))
@@ -168,13 +185,13 @@ def test_the_share_of_rows_that_are_left_is_that_of_the_batch(
         for batch in sr.prefetch([torch.randint(rows, (64,), generator=draw) for _ in range(20)], session, depth=DEPTH):
             model(batch).sum().backward()
             session.step()
-    assert len(pace.shares) == 19, "the first batch is learnt from"
-    assert all(0 <= share <= 1 for share in pace.shares)
-    assert max(pace.shares) > 0.9 if is_left else max(pace.shares) < 0.3
+    assert len(trial.shares) == 19, "the first batch is learnt from"
+    assert all(0 <= share <= 1 for share in trial.shares)
+    assert max(trial.shares) > 0.9 if is_left else max(trial.shares) < 0.3
 
 
 def test_rows_do_not_depend_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch_batches, "pace_of", lambda *_: InTurns(DEPTH))
+    monkeypatch.setattr(prefetch_batches, "ahead_trial_of", lambda *_: InTurns(DEPTH))
     with sr.InProcessCluster(shards=2).connect("plain") as session:
         expected = train(session, lambda batches: batches)
     with sr.InProcessCluster(shards=2).connect("ahead") as session:
@@ -189,7 +206,7 @@ def test_rows_do_not_depend_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_batch_is_pulled_ahead_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch_batches, "pace_of", lambda *_: InTurns(DEPTH))
+    monkeypatch.setattr(prefetch_batches, "ahead_trial_of", lambda *_: InTurns(DEPTH))
     with sr.InProcessCluster(shards=2).connect("always") as session:
         train(session, lambda batches: sr.prefetch(batches, session, depth=DEPTH, always=True))
         assert session.stats().batches_aside == 0
