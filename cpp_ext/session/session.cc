@@ -57,7 +57,7 @@ Status Session::set_lr(std::string_view name, float lr) {
 
 Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
   SR_RETURN_IF_ERROR(state_->check_usable());
-  SR_RETURN_IF_ERROR(expect(Phase::kOpen, "pull_ahead"));
+  if (train) SR_RETURN_IF_ERROR(expect(Phase::kOpen, "a forward that trains"));
   std::vector<AheadIds> known;
   for (const AheadLookup& lookup : lookups) {
     if (Binding* binding = find(lookup.binding); binding != nullptr) known.push_back({binding, lookup.ids});

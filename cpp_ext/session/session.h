@@ -76,7 +76,8 @@ class Session {
 
   // Pulls what these lookups need in one call, one frame per shard. Wrong guesses are harmless: lookups with an
   // id out of range are left to the op. train as in Binding::lookup, within a NoGradScope too; rows of an evaluation
-  // are kept until end_evaluation().
+  // are kept until end_evaluation(). Another thread may evaluate within the end of a step: FailedPrecondition only when
+  // it trains.
   Status pull_ahead(std::span<const AheadLookup> lookups, bool train);
   void end_evaluation();
   // Whether a lookup of this step that pulls from now on counts as missed, as after pull_ahead(); lookups that are made

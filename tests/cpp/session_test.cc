@@ -128,6 +128,26 @@ TEST_CASE("rows that are too long are shortened, after the scale and however lar
   CHECK(first_weight(*binding, 9) == doctest::Approx(1.0f - 0.5f * clipped));
 }
 
+TEST_CASE("another thread may evaluate while a step ends, and none may train") {
+  Fixture f;
+  const auto binding = f.binding();
+  const std::vector<std::int64_t> ids{1, 60}, others{2, 50};
+  REQUIRE(binding->lookup(ref(ids), true).is_ok());
+  stage_ones(*binding, ids);
+  REQUIRE(f.session->seal(1.0f).is_ok());
+  const AheadLookup lookups[]{{"test/t", ref(others)}};
+  std::thread evaluates([&] {
+    CHECK(f.session->pull_ahead(lookups, false).is_ok());
+    CHECK(binding->lookup(ref(others), false).value().row(0)[0] == 1.0f);
+  });
+  evaluates.join();
+  const Status refused = f.session->pull_ahead(lookups, true);
+  CHECK(refused.code() == Code::kFailedPrecondition);
+  CHECK(refused.message() == "session: a forward that trains is not allowed in this phase of the step");
+  REQUIRE(f.session->prepare().is_ok());
+  REQUIRE(f.session->commit_prepared().is_ok());
+}
+
 TEST_CASE("names are unique while they are bound") {
   Fixture f;
   CHECK(f.session->bind({"test/t", 1, 1, kDim, 0, 0.1f}).code() == Code::kFailedPrecondition);

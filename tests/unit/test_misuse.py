@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -57,6 +58,28 @@ def train(model: nn.Module, end: Callable[[torch.optim.Optimizer], object], back
 
 def once(loss: Tensor) -> None:
     loss.backward()
+
+
+def test_a_layer_in_eval_mode_within_a_model_in_train_mode_is_warned_of_once(session: sr.Session) -> None:
+    model = distributed(session)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        once(model(IDS).sum())
+        session.step()
+        model.eval()
+        model(IDS)
+        model.train()
+        model.one.is_frozen = True  # its rows are kept on purpose
+        model.one.eval()
+        once(model(IDS).sum())
+        session.step()
+    model.one.is_frozen = False
+    with pytest.warns(UserWarning, match=r"table 'misuse/one': its layer is in eval mode within .* do not train"):
+        once(model(IDS).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.step()
+        once(model(IDS).sum())
 
 
 def twice(loss: Tensor) -> None:

@@ -25,6 +25,7 @@ from ..id_trace.forward_trace import ForwardTrace
 from ..id_trace.id_expressions import Expression, IdSources, Root, TracedIds, descriptions
 from ..session.session import Session
 from .current_forward import Forward, begin_forward, end_forward
+from .eval_warning import EvalWarning
 from .handed_rows import SameBatch
 from .joint_lookups import JointLookups
 from .rows_ahead import LookupRecord, RowsAhead
@@ -51,6 +52,7 @@ class ForwardPull:
         self._watch_model = session.core.watch_model
         self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._eval_warning = EvalWarning()
         self._sources: IdSources | None = None
         self._ahead: RowsAhead | None = None
         self._forward: _TracedForward | None = None
@@ -76,6 +78,8 @@ class ForwardPull:
         if torch.compiler.is_compiling():
             return
         self._watch(module)
+        if module.training and torch.is_grad_enabled():
+            self._eval_warning.look_at(module)
         batch = (args, kwargs)
         sources, made = self._sources, None
         if sources is not None and sources.plan.size > 0:
