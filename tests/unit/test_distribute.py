@@ -273,3 +273,44 @@ def test_hash_key_is_pinned() -> None:
     assert sr.hash_key(b"") == xxhash.xxh3_64_intdigest(b"") >> 1
     assert sr.hash_key(("a", "bc")) != sr.hash_key(("ab", "c"))
     assert 0 <= sr.hash_key("x" * 1000) < 2**63
+
+
+def compiled_whole(model: Model) -> nn.Module:
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+def compiled_tower(model: Model) -> nn.Module:
+    model.tower = torch.compile(model.tower, backend="eager")  # type: ignore[assignment]
+    return model
+
+
+def compiled_layer(model: Model) -> nn.Module:
+    model.tower.user_id = torch.compile(model.tower.user_id, backend="eager")  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize("compiled", [compiled_whole, compiled_tower, compiled_layer])
+def test_compiled_modules_leave_no_trace_in_names_of_tables(
+    cluster: sr.InProcessCluster, compiled: Callable[[Model], nn.Module]
+) -> None:
+    with cluster.connect("run") as first:
+        sr.distribute(Model(), first, optimizer=SGD, min_rows=ROWS)
+        first.table("tower.user_id").assign([1], np.full((1, DIM), 9, np.float32))
+    with cluster.connect("run") as second:
+        model = compiled(Model())
+        options = {"tower.user_id": sr.Table(seed=0)}
+        sr.distribute(model, second, optimizer=SGD, min_rows=ROWS, tables=options)
+        assert second.core.bound_tables() == ("tower.user_id",)
+        plain = model.get_submodule("_orig_mod") if compiled is compiled_whole else model
+        layer = plain.tower.user_id if compiled is not compiled_tower else plain.tower._orig_mod.user_id
+        assert type(layer).__name__ == "DistributedEmbedding"
+        np.testing.assert_array_equal(layer(torch.tensor([1])).detach(), np.full((1, DIM), 9))
+
+
+def test_weights_of_a_compiled_model_are_imported(session: sr.Session) -> None:
+    sr.distribute(Model(), session, optimizer=SGD, min_rows=ROWS)
+    for compiled in (compiled_whole, compiled_tower, compiled_layer):
+        model = Model()
+        weight = model.tower.user_id.weight.detach().clone()
+        assert sr.import_weights(session, compiled(model).state_dict()) == {"tower.user_id": ROWS}
+        np.testing.assert_array_equal(session.table("tower.user_id").pull(np.arange(ROWS)), weight)

@@ -26,6 +26,7 @@ from ...cpp_ext import torch_ops as ops
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, typed_error
 from ...proto.optimizers import RowOptimizer
 from ...proto.schema import Constant, TableSchema
+from ..session.compiled_module import plain_path
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
 from ..session.table import TableRows
@@ -101,7 +102,7 @@ class DenseRows:
     """
 
     def __init__(self, model: nn.Module, session: Session, optimizer: RowOptimizer, table: str) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        named = [(plain_path(name), p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise InvalidArgument("dense_on_servers: the model has no parameters besides its tables")
         self._places: list[_ParameterRows] = []

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import Table, TableSchema
+from ..session.compiled_module import inside, plain_path, set_module
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
@@ -48,10 +49,11 @@ def distribute(
     """Moves the rows of ``nn.Embedding`` and ``nn.EmbeddingBag`` layers to the parameter servers, in place.
 
     Rows of tables with placement "device" go to the devices of the job's ranks instead (docs/device-tables.md).
-    A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace. Each layer
-    becomes a distributed layer with the same ``forward``; smaller layers stay. Layers that share one weight, or that
-    ``bind`` names together, read and train one table. The table of a frozen layer (``weight.requires_grad`` False) is
-    read without a clock, and this job never pushes to it. Call it on every rank, before the dense
+    A table is named after its layer's path in the model (``"tower.user_id"``), in the session's namespace; modules
+    that ``torch.compile`` puts around others are no part of a path. Each layer becomes a distributed layer with the
+    same ``forward``; smaller layers stay. Layers that share one weight, or that ``bind`` names together, read and train
+    one table. The table of a frozen layer (``weight.requires_grad`` False) is read without a clock, and this job never
+    pushes to it. Call it on every rank, before the dense
     optimizer is made and before ``DistributedDataParallel`` and ``torch.compile``. A warning names replaced weights
     that an optimizer or a list of weights still refers to. A gradient that reaches one of them is an error.
 
@@ -126,7 +128,7 @@ def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[Swapped
             if placed is not swap.layers[0]:
                 layer = distributed_layer_of(placed.layer, schema, session.core.origins)
             for path in placed.paths:
-                model.set_submodule(path, layer)
+                set_module(model, path, layer)
             if not swap.is_frozen:
                 swapped.append(swapped_weight(placed.paths[0], placed.layer))
     return swapped
@@ -154,12 +156,12 @@ def _plan(
     bind: Mapping[str, Sequence[str]],
 ) -> list[Swap]:
     """Plans the layers to swap; raises before anything is changed."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    if isinstance(inside(model), nn.parallel.DistributedDataParallel):
         raise FailedPrecondition("distribute: call it before DistributedDataParallel wraps the model")
     layers = _without(exclude, _layers(model, min_rows))
     if not layers:
         distributed = (DistributedEmbedding, DistributedEmbeddingBag)
-        done = [path for path, module in model.named_modules() if isinstance(module, distributed)]
+        done = [plain_path(path) for path, module in model.named_modules() if isinstance(module, distributed)]
         if done:
             raise FailedPrecondition(f"distribute: the layers {', '.join(done)} are distributed already")
         raise InvalidArgument(
@@ -183,9 +185,12 @@ def _layers(model: nn.Module, min_rows: int) -> list[PlacedLayer]:
     for path, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or module.num_embeddings < min_rows:
             continue
+        path = plain_path(path)
         if not path:
             raise InvalidArgument("distribute: the model is itself an embedding; wrap it in a module that names it")
-        found.setdefault(id(module), (module, []))[1].append(path)
+        paths = found.setdefault(id(module), (module, []))[1]
+        if path not in paths:
+            paths.append(path)
     return [PlacedLayer(layer, tuple(paths)) for layer, paths in found.values()]
 
 

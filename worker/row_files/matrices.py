@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, not_allowed
+from ..session.compiled_module import plain_path
 from ..session.session import Session
 from ..session.table import Rows, first_nonfinite_row
 from .export import Progress
@@ -46,7 +47,7 @@ def import_weights(
             as dense weights, are ignored.
         tables: the table in the session's namespace for each entry to import. None imports every entry whose name is
             "NAME" or "NAME.weight", where NAME is a table of the namespace. "module." (DDP) or
-            "embedding_bags."/"embeddings." (TorchRec) may precede NAME.
+            "embedding_bags."/"embeddings." (TorchRec) may precede NAME; parts "_orig_mod" (torch.compile) do not count.
         batch_rows: the number of rows that are assigned at a time.
         progress: called with the number of rows assigned so far; None: not called.
 
@@ -147,7 +148,7 @@ def _some(names: Any) -> str:
 
 
 def _table_of(entry: str, known: set[str]) -> str | None:
-    name = entry.removesuffix(".weight")
+    name = plain_path(entry).removesuffix(".weight")
     candidates = [name, name.removeprefix("module.")]
     found = _TORCHREC.search(name)
     if found is not None:
