@@ -110,6 +110,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         root = str(folder / "models")
         sr.publish(session, "ctr", root=root, model=model, features=features, example=example)
         tensors = tuple(features(example).values())
+        compiled = torch.compile(model, backend="eager")
+        assert sr.publish(session, "compiled", root=root, model=compiled, features=features, example=example).rows
         with pytest.raises(sr.InvalidArgument, match="features: has no effect without model"):
             sr.publish(session, "ctr", root=root, features=features)
         one = {name: values[:1] for name, values in train.items()}

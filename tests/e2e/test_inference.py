@@ -218,6 +218,8 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
             assert published is not None
             expected.append(trained.score(batch(9, 6)).tolist())
         assert (published.number, published.step) == (3, session.current_step)
+        compiled: nn.Module = torch.compile(trained.model, backend="eager")  # type: ignore[assignment]
+        assert sr.DensePublisher(session, "ctr", root=root, model=compiled).version == 1
         with pytest.raises(sr.InvalidArgument, match=r"weight 'tower.0.weight' of version 1 is torch.float32 of shape"):
             sr.DensePublisher(session, "ctr", root=root, model=nn.Linear(2, 2))
         with pytest.raises(sr.InvalidArgument, match="every_sec: 0 is not allowed"):

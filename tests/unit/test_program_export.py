@@ -52,6 +52,20 @@ def test_views_of_data_are_published_alone(column: torch.Tensor) -> None:
     assert model.mean.data_ptr() == large.data_ptr()
 
 
+def compiled_part(model: nn.Module) -> nn.Module:
+    return nn.Sequential(torch.compile(model, backend="eager"))
+
+
+@pytest.mark.parametrize("compiled", [lambda model: torch.compile(model, backend="eager"), compiled_part])
+def test_the_module_inside_a_compiled_one_is_exported(column: torch.Tensor, compiled: Any) -> None:
+    model = Model(torch.ones(2), torch.ones(2), torch.randn(2))
+    program = export_program(source(compiled(model), column), is_signed=False)
+    loaded = torch.export.load(io.BytesIO(program.archive)).module()
+    given = [column[20:27], column[30:37]]
+    torch.testing.assert_close(loaded(given), model(given))
+    assert not any("_orig_mod" in tensor.name for tensor in program.largest)
+
+
 @pytest.mark.parametrize("name", ["mean", "scale", "weight"])
 def test_a_model_that_holds_data_is_not_published(column: torch.Tensor, name: str) -> None:
     parts = {part: torch.ones(2) for part in ("mean", "scale", "weight")}

@@ -17,6 +17,7 @@ from ...proto.published.program_proof import make_proof
 from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import loaded_security
 from ..checkpoint.state_tree import encode_tree
+from ..session.compiled_module import bare, plain_path
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -112,7 +113,8 @@ class DensePublisher:
         return published
 
     def _weights(self) -> dict[str, Any]:
-        weights = self._model.state_dict()
+        own = self._model.state_dict()
+        weights = {**{plain_path(key): value for key, value in bare(self._model).state_dict().items()}, **own}
         for key, (shape, dtype) in self._shapes.items():
             value = weights.get(key)
             if value is None or (tuple(value.shape), value.dtype) != (shape, dtype):

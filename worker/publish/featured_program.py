@@ -31,6 +31,9 @@ def featured_source(
     Raises:
         InvalidArgument: an argument is no feature, a feature is no argument, or the example has too few rows or keys.
     """
+    from ..session.compiled_module import bare
+
+    model = bare(model)  # as the signature of a compiled forward has no names
     arguments = arguments_of(model, tuple(feature.name for feature in features.set.features))
     tensors = features(example)
     takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(model.forward).parameters.values())

@@ -111,7 +111,13 @@ def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
             memory with the example.
         FailedPrecondition: ranks have the model in parts, or tables on their devices.
     """
-    source = replace(source, model=_exportable(source.model))
+    from ..session.compiled_module import uncompiled
+
+    with uncompiled(source.model) as model:
+        return _export(replace(source, model=_exportable(model)), is_signed=is_signed)
+
+
+def _export(source: ProgramSource, *, is_signed: bool) -> Program:
     import torch
     from torch.utils import _pytree as pytree
 

@@ -134,7 +134,8 @@ def publish(
         session: a session of a cluster.
         name: the name of the model.
         root: the folder of published models, by path or URL.
-        model: the model, in any mode; ``torch.export`` exports it in eval mode. None: only rows are published.
+        model: the model, in any mode; ``torch.export`` exports it in eval mode, and a compiled model as it was before.
+            None: only rows are published.
         example: example arguments of the model's forward, needed with ``model``; they are not published. With
             ``features`` they are columns of two rows or more.
         features: makes the arguments of the model's forward, which has one for each feature, by its name. A served

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 
 _INNER = "_orig_mod"  # torch's name of the module inside a compiled one
@@ -37,3 +40,22 @@ def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     for parent in parents:
         holder = inside(holder.get_submodule(parent))
     holder.set_submodule(name, module)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[nn.Module]:
+    """Yields the model itself, in which the modules inside stand in the place of compiled ones until the end."""
+    whole = bare(model)
+    compiled = [
+        (holder, name, part)
+        for holder in whole.modules()
+        for name, part in holder._modules.items()
+        if part is not None and inside(part) is not part
+    ]
+    try:
+        for holder, name, part in compiled:
+            holder._modules[name] = inside(part)
+        yield whole
+    finally:
+        for holder, name, part in compiled:
+            holder._modules[name] = part
