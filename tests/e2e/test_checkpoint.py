@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import sparserow as sr
 import torch
 from checkpoint_rows import rows_of_checkpoint
+from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from torch import nn
@@ -414,6 +417,54 @@ def test_bad_input(cluster, tmp_path):
         pytest.raises(FailedPrecondition, match=r"with 64 slots, this one has 128; start it with --slot-count=64"),
     ):
         sr.restore(session, url)
+
+
+@pytest.mark.parametrize("saved_as", ["plain", "compiled", "before the mend"])
+def test_compiled_and_plain_models_load_the_states_of_each_other(cluster, tmp_path, monkeypatch, saved_as):
+    url = str(tmp_path / "ckpt")
+    if saved_as == "before the mend":
+        saving = sys.modules["sparserow.worker.checkpoint.save"]
+        monkeypatch.setattr(saving, "state_of", lambda model: dict(model.state_dict()))
+    with sr.connect(cluster.address, f"compiled-{saved_as[:4]}", rank=0, world_size=1) as session:
+        model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        compiled = torch.compile(model, backend="eager")
+        kept = {key: value.clone() for key, value in model.state_dict().items()}
+        rows = session.table("user").pull(np.arange(ROWS))
+        sr.save(session, url, model=model if saved_as == "plain" else compiled)
+        for other in (model, compiled):
+            session.table("user").assign(np.arange(ROWS), np.zeros((ROWS, DIM), np.float32))
+            with torch.no_grad():
+                model.top[0].weight.zero_()
+            sr.restore(session, url, model=other)
+            assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
+            np.testing.assert_array_equal(session.table("user").pull(np.arange(ROWS)), rows)
+        model.top = torch.compile(model.top, backend="eager")
+        sr.restore(session, url, model=model)
+        monkeypatch.undo()
+        assert "top.0.weight" in plain_names(session, model, str(tmp_path / "of_parts"))
+
+
+def plain_names(session, model, url):
+    """The names of the dense state of a checkpoint that is made of the model."""
+    folder = Folder(url) / sr.save(session, url, model=model).name
+    tree = decode_tree(folder.read("worker.0.safetensors"), url, tensor_of)
+    return list(tree["model"])
+
+
+def test_another_model_is_refused_before_any_row_changes(cluster, tmp_path):
+    url = str(tmp_path / "ckpt")
+    with sr.connect(cluster.address, "other-model", rank=0, world_size=1) as session:
+        model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        sr.save(session, url, model=model)
+        session.table("user").assign([3], np.full((1, DIM), 7, np.float32))
+        model.top = nn.Sequential(nn.Linear(DIM, 9), nn.ReLU(), nn.Linear(9, 1))
+        text = (
+            r"it lacks top.2.weight, top.2.bias; this model lacks top.3.weight, top.3.bias; the shapes differ: "
+            r"top.0.weight is \(8, 4\) there and \(9, 4\) here, .*; nothing was changed"
+        )
+        with pytest.raises(FailedPrecondition, match=text):
+            sr.restore(session, url, model=model)
+        np.testing.assert_array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
 
 
 def test_a_session_without_a_cluster_or_within_a_step_is_refused(cluster, tmp_path):

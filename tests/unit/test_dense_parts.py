@@ -12,7 +12,8 @@ import torch
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, NotFound, ResourceExhausted
 from sparserow.worker.checkpoint import dense_parts
-from sparserow.worker.checkpoint.dense_parts import load_parts, load_whole_optimizer, save_parts
+from sparserow.worker.checkpoint.dense_parts import check_model, load_parts, load_whole_optimizer, save_parts
+from sparserow.worker.checkpoint.dense_state import check_state, load_state, plain_state
 from sparserow.worker.checkpoint.every_rank import on_every_rank
 from torch import nn
 
@@ -112,6 +113,38 @@ def test_another_model_is_refused(folder: Folder, other: Callable[[], Any], text
     model, optimizer = made(1)
     with pytest.raises(FailedPrecondition, match=text):
         load_parts(folder, save_parts(folder, model, optimizer), *other(), {})
+
+
+def test_the_tensors_of_another_model_are_told_before_a_load(folder: Folder) -> None:
+    model, optimizer = made(1)
+    saved = save_parts(folder, model, optimizer)
+    check_model(folder, saved, made(2)[0])
+    with pytest.raises(FailedPrecondition, match=r"model/0\.weight of this model has the shape \[5, 4\]"):
+        check_model(folder, saved, made(2, width=5)[0])
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "_orig_mod.module."])
+def test_older_states_of_compiled_models_are_loaded(prefix: str) -> None:
+    (model, _), (other, _) = made(1), made(2)
+    state = plain_state({f"{prefix}{key}": value for key, value in model.state_dict().items()}, other)
+    check_state(other, state, "here")
+    load_state(other, state)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+class Grown(nn.Linear):
+    """Takes states that lack its bias."""
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state_dict.setdefault(f"{prefix}bias", torch.zeros(self.out_features))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_modules_that_load_in_their_own_way_are_not_compared() -> None:
+    state = nn.Sequential(nn.Linear(4, 3, bias=False)).state_dict()
+    check_state(nn.Sequential(Grown(4, 3)), state, "here")
+    with pytest.raises(FailedPrecondition, match=r"restore: here has another model: it lacks 0\.bias; build the same"):
+        check_state(nn.Sequential(nn.Linear(4, 3)), state, "here")
 
 
 def test_an_optimizer_that_was_not_saved_is_not_found(folder: Folder) -> None:

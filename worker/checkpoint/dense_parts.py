@@ -46,6 +46,7 @@ from ...proto.checkpoint.local_file import sync_folder
 from ...proto.checkpoint.manifest import check_file
 from ...proto.errors import FailedPrecondition, NotFound
 from ..layers.table_handle import EXTRA_STATE, renamed
+from ..session.compiled_module import plain_path
 from .every_rank import gathered, is_alone, on_every_rank, rank_here, ranks
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -114,6 +115,22 @@ def load_parts(
         set_optimizer_state_dict(model, optimizer, _optimizer_state(tensors, saved))
 
 
+def check_model(folder: Folder, saved: Mapping[str, Any], model: nn.Module) -> None:
+    """Checks that the tensors of a model have the names and shapes of a tree that :func:`save_parts` returned.
+
+    Args:
+        folder: the folder of the checkpoint.
+        saved: the tree.
+        model: the model.
+
+    Raises:
+        FailedPrecondition: the checkpoint's model has other tensors; the text names one.
+    """
+    tensors, _ = _split(model, None)
+    shapes = {name: shape for name, shape in saved["shapes"].items() if name.startswith(_MODEL)}
+    _check_shapes(folder, shapes, {name: list(tensor.shape) for name, tensor in tensors.items()})
+
+
 def load_whole_model(model: nn.Module, state: dict[str, Any]) -> None:
     """Loads a model that ranks have in parts from the whole ``state_dict`` of a checkpoint without parts."""
     set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
@@ -124,7 +141,7 @@ def load_whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, sta
 
     Parameters count in the order of the optimizer, as torch's ``load_state_dict`` has it.
     """
-    paths = {id(parameter): path for path, parameter in model.named_parameters()}
+    paths = {id(parameter): plain_path(path) for path, parameter in model.named_parameters()}
     mine = [paths[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     groups = [{**group, "params": [mine[index] for index in group["params"]]} for group in state["param_groups"]]
     of_path: dict[str, Any] = {"state": {mine[index]: values for index, values in state["state"].items()}}

@@ -18,12 +18,14 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
 from ..layers.table_handle import renamed
+from ..session.compiled_module import bare
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
+from .dense_state import check_state, load_state, plain_state
 from .device_parts import Wanted, read_parts
 from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import set_random_state
-from .save import OneOrMore, SharedReader, Stateful, absolute, bare, cluster_of, several
+from .save import OneOrMore, SharedReader, Stateful, absolute, cluster_of, several
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def restore(
         session: the session of this worker.
         url: the URL that ``save`` was given.
         name: the name of the checkpoint; None: the newest.
-        model: the model to load; None: no model is loaded.
+        model: the model to load, compiled or not, whatever the saved one was; None: no model is loaded.
         optimizer: the dense optimizer to load; None: none is loaded.
         scaler: the scaler of the loss to load; None: none is loaded.
         scheduler: one scheduler or several to load, in the order that ``save`` was given; None: none are loaded.
@@ -95,8 +97,9 @@ def restore(
 
     Raises:
         NotFound: there is no such checkpoint, or it lacks a state that was asked for.
-        FailedPrecondition: another job runs on the cluster; the slot count, or a table's dim, dtype or optimizer,
-            differs; or the session is within a step.
+        FailedPrecondition: the names or shapes of the checkpoint's model are not those of ``model``, and nothing is
+            changed; another job runs on the cluster; the slot count, or a table's dim, dtype or optimizer, differs; or
+            the session is within a step.
         DataLoss: a file is missing or damaged; the text names it.
     """
     group = session.core.tensor_group
@@ -123,6 +126,7 @@ def restore(
     )
 
     states, unread = _States.found(Folder(url), name)
+    _Dense(states.folder, model, optimizer, full).check(states)
     wanted = Wanted(f"{url}/{states.name}", full, tuple(request.tables), reset_optimizer)
     on_devices = read_parts(session, states.ranks, states.of_rank, wanted, unread)
     _leave_to_servers(request, on_devices.names)
@@ -250,6 +254,41 @@ class _Dense:
     optimizer: torch.optim.Optimizer | None
     renames: Mapping[str, str]
 
+    def check(self, states: _States) -> None:
+        """Checks, before anything is changed, that names and shapes of the checkpoint's model are those of this one.
+
+        A state that cannot be read is told when it is loaded.
+
+        Raises:
+            FailedPrecondition: they differ; with parts every rank raises it.
+        """
+        if self.model is None:
+            return
+        try:
+            first = states.of_rank(0) or {}
+        except SparserowError:
+            first = {}
+        try:
+            if is_in_parts(self.model):
+                on_every_rank(lambda: self._check(first))
+            else:
+                self._check(first)
+        except FailedPrecondition as error:
+            raise FailedPrecondition(f"{error}; nothing was changed") from None
+
+    def _check(self, first: Mapping[str, Any]) -> None:
+        assert self.model is not None
+        if TREE in first:
+            from .dense_parts import check_model  # slow to import
+
+            check_model(self.folder, first[TREE], bare(self.model))
+        elif "model" in first:
+            check_state(self.model, self._present(first["model"]), self.folder.url)
+
+    def _present(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.model is not None
+        return renamed(plain_state(state, self.model), self.renames)
+
     def load_parts(self, saved: Mapping[str, Any]) -> None:
         """Loads files of parts, which every rank reads together."""
         from .dense_parts import load_parts  # slow to import
@@ -265,13 +304,13 @@ class _Dense:
     def load_model(self, state: dict[str, Any]) -> None:
         """Loads a whole state of the model."""
         assert self.model is not None
-        present = renamed(state, self.renames)
+        present = self._present(state)
         if is_in_parts(self.model):
             from .dense_parts import load_whole_model  # slow to import
 
             load_whole_model(bare(self.model), present)
         else:
-            bare(self.model).load_state_dict(present)
+            load_state(self.model, present)
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Loads a whole state of the optimizer."""
@@ -288,7 +327,7 @@ class _States:
     """The states of the workers in a checkpoint; each file is read when it is first asked for."""
 
     def __init__(self, folder: Folder, manifest: files.Manifest | None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._entries = {} if manifest is None else {entry.rank: entry for entry in manifest.workers}
         self._read: dict[int, dict[str, Any]] = {}
         self.name = "" if manifest is None else manifest.name
@@ -323,8 +362,8 @@ class _States:
         if entry is None:
             return None
         if rank not in self._read:
-            data = files.check_file(self._folder, entry)
-            self._read[rank] = decode_tree(data, f"{self._folder.url}/{entry.file}", tensor_of)
+            data = files.check_file(self.folder, entry)
+            self._read[rank] = decode_tree(data, f"{self.folder.url}/{entry.file}", tensor_of)
         return self._read[rank]
 
 

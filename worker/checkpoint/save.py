@@ -26,8 +26,10 @@ from ...proto.errors import (
     not_allowed,
 )
 from ...proto.worker_identity import WorkerIdentity
+from ..session.compiled_module import bare
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
+from .dense_state import state_of
 from .device_parts import TREE_KEY, parts_of
 from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import random_state
@@ -317,7 +319,7 @@ def _state(
     if parts is not None and is_first:
         tree[TREE] = parts
     if model is not None and is_first and parts is None:
-        tree["model"] = dict(bare(model).state_dict())
+        tree["model"] = state_of(model)
     if optimizer is not None and is_first and parts is None:
         tree["optimizer"] = optimizer.state_dict()
     if scaler is not None:
@@ -363,13 +365,6 @@ def cluster_of(session: Session, what: str) -> tuple[ControlClient, WorkerIdenti
     if session.core.identity is None or not isinstance(session.core.catalog, ControlClient):
         raise FailedPrecondition(f"{what}: the session's shards are in this process; it needs a cluster (connect)")
     return session.core.catalog, session.core.identity
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """Returns the model itself, without DDP."""
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    assert isinstance(inner, nn.Module)
-    return inner
 
 
 def several(scheduler: OneOrMore) -> Sequence[Stateful]:
