@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler, OptState
 
+from .dense_step import step_dense
+
 
 def unscale(scaler: GradScaler, dense: torch.optim.Optimizer) -> None:
     """Unscales the gradients of an optimizer, as ``scaler.unscale_`` does.
@@ -72,13 +74,21 @@ class LossScale:
         """Unscales the dense gradients unless that was done; returns whether an Inf or NaN is among them."""
         return any(bool(found.item()) for found in self.found_on_device(dense))
 
-    def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
+    def finish(
+        self,
+        dense: torch.optim.Optimizer | None,
+        sparse: torch.optim.Optimizer | None,
+        *,
+        skip: bool,
+        step: int | None = None,
+    ) -> None:
         """Steps ``dense`` unless ``skip``, and updates the scale, as torch does after a step taken or skipped.
 
         Args:
             dense: the optimizer of the dense side; None: there is none here.
             sparse: the optimizer with the tables' learning rates; None: there is no table.
             skip: whether the step is skipped.
+            step: the number of the session's step, whose rows were committed; None: there is no session.
         """
         found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
         if sparse is not None:
@@ -88,7 +98,7 @@ class LossScale:
             for flag in record["found_inf_per_device"].values():
                 flag.fill_(float(skip))
             if not skip:
-                dense.step()  # the verdict is known here, so the scaler need not ask the device for it
+                step_dense(dense, step)  # the verdict is known here, so the scaler need not ask the device for it
             record["stage"] = OptState.STEPPED
         self._scaler.update()
 
@@ -120,7 +130,14 @@ class ScaleOfLoop(LossScale):
                 (grad._values() if grad.is_sparse else grad).mul_(self.inverse)
         return list(self._record(self._stepped)["found_inf_per_device"].values())
 
-    def finish(self, dense: torch.optim.Optimizer | None, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
+    def finish(
+        self,
+        dense: torch.optim.Optimizer | None,
+        sparse: torch.optim.Optimizer | None,
+        *,
+        skip: bool,
+        step: int | None = None,
+    ) -> None:
         """Steps ``dense`` unless ``skip``, and records for the scaler whether the step was skipped.
 
         The loop updates the scale.
@@ -131,7 +148,7 @@ class ScaleOfLoop(LossScale):
         for flag in self._record(self._stepped)["found_inf_per_device"].values():
             flag.fill_(float(skip))
         if dense is not None and not skip:
-            dense.step()
+            step_dense(dense, step)
 
     def forget(self, dense: torch.optim.Optimizer | None) -> None:
         """Removes the scaler's records of a step that failed: its gradients are gone, the scale stays."""

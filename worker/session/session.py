@@ -161,10 +161,12 @@ class Session(Closing, Joinable):
             NonFiniteGradient: a sparse or dense gradient, of this rank or another, has NaN or Inf. The model and the
                 tables are unchanged, and the session can go on. With a scaler or ``on_nonfinite="skip"`` it is not
                 raised.
-            FailedPrecondition: no backward reached a table, and ``allow_empty`` is False.
-            InvalidArgument: ``clip_row_norm`` is not above 0. Or ``dense`` or ``clip_row_norm`` is given although the
-                dense tensors are on the servers. Or, within ``Join``, the session stands before the DDP model or
-                ``dense`` is a ``ZeroRedundancyOptimizer``.
+            FailedPrecondition: no backward reached a table, and ``allow_empty`` is False. Or ``dense.step()`` raised
+                after the rows were committed; its error is the cause, and the dense weights were not updated.
+            InvalidArgument: ``dense`` is no optimizer, is ``session.optimizer``, needs a closure as LBFGS does, or is a
+                ``SparseAdam`` with a dense gradient. Or ``clip_row_norm`` is not above 0. Or ``dense`` or
+                ``clip_row_norm`` is given although the dense tensors are on the servers. Or, within ``Join``, the
+                session stands before the DDP model or ``dense`` is a ``ZeroRedundancyOptimizer``.
             ResourceExhausted, Unavailable, ...: a shard refused the step; nothing was applied anywhere.
             Fenced: this worker has lost its place in the job; the text says when the step may have been applied.
             DeadlineExceeded: the outcome is unknown, and the session can only be closed. Unless ``staleness`` is 0,

@@ -18,6 +18,7 @@ from ...proto.worker_identity import WorkerIdentity
 from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
+from .dense_step import check_gradients
 from .join import check_place_in_join
 from .loss_scale import LossScale
 from .quorum import check_step
@@ -137,6 +138,8 @@ class SessionCore(SessionTables):
         self.native.check_usable()
         if clip_row_norm is not None and not 0 < clip_row_norm < math.inf:
             raise not_allowed("session.step.clip_row_norm", clip_row_norm, "> 0, or None")
+        if dense is not None:
+            check_gradients(dense)
         check_place_in_join(joinable, dense if self.placement.world_size > 1 else None)
         Join.notify_join_context(joinable)
         check_step(self.placement, dense)

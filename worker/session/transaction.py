@@ -14,6 +14,7 @@ from ...cpp_ext.device_step import StepOnDevice
 from ...proto.errors import FailedPrecondition, OutsideQuorum, SparserowError
 from .background_push import BackgroundPush
 from .commit_doubt import fenced_in_doubt
+from .dense_step import step_dense
 from .device_side import DeviceSide, SealedRows
 from .join import collective_device
 from .loss_scale import LossScale
@@ -118,9 +119,9 @@ def end_step(
         if sparse is not None and (verdict == _OUTSIDE or not is_skipped):  # for schedulers the job's step is over
             sparse.step_from_session()
         if scale is not None:
-            scale.finish(dense, sparse, skip=is_skipped)
+            scale.finish(dense, sparse, skip=is_skipped, step=step)
         elif dense is not None and not is_skipped:
-            dense.step()
+            step_dense(dense, step)
     except BaseException:
         if scale is not None:
             scale.forget(dense)

@@ -6,14 +6,14 @@ the optimizer that it wraps, so schedulers, checkpoints and ``state_dict`` see t
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.errors import FailedPrecondition, InvalidArgument
+from .dense_step import check_optimizer
 from .loss_scale import LossScale, ScaleOfLoop
 
 if TYPE_CHECKING:
@@ -141,17 +141,10 @@ def checked_dense(session: Session, dense: torch.optim.Optimizer) -> torch.optim
     Raises:
         InvalidArgument: ``dense`` is not an optimizer, is wrapped already, or calls its closure several times a step.
     """
-    if not isinstance(dense, torch.optim.Optimizer):
-        raise not_allowed("session.wrap.dense: type", type(dense).__name__, "torch.optim.Optimizer")
+    check_optimizer(dense, "session.wrap")
     if isinstance(dense, WrappedOptimizer) or session.core.is_optimizer(dense):
         raise InvalidArgument(
             "session.wrap: dense is wrapped already, or is session.optimizer; allowed: the optimizer of the dense side"
-        )
-    closure = inspect.signature(type(dense).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InvalidArgument(
-            f"session.wrap: {type(dense).__name__} calls its closure several times a step, but rows are updated once a "
-            "step; allowed: optimizers whose step() needs no closure"
         )
     return dense
 
@@ -162,9 +155,18 @@ def unwrapped(
     """Returns the optimizer that ``session.step`` steps: ``dense`` itself, or the optimizer that ``dense`` wraps.
 
     Raises:
-        InvalidArgument: another session wrapped ``dense``, or a scaler is given besides a wrapped optimizer.
+        InvalidArgument: ``dense`` is not an optimizer, needs a closure, or is ``session.optimizer``. Or another session
+            wrapped ``dense``, or a scaler is given besides a wrapped optimizer.
     """
+    if dense is None:
+        return None
     if not isinstance(dense, WrappedOptimizer):
+        check_optimizer(dense, "session.step")
+        if session.core.is_optimizer(dense):
+            raise InvalidArgument(
+                "session.step: dense is session.optimizer, which the session steps itself; allowed: the optimizer of "
+                "the dense side, or None"
+            )
         return dense
     if dense._session is not session:
         raise InvalidArgument("session.step: dense is wrapped by another session")
