@@ -233,3 +233,17 @@ def test_two_sessions_over_one_process_do_not_take_each_others_commits_for_their
             table.assign(keys, value * ones)
             assert (tables[0].pull(keys) == value).all()
         assert [table.delete(keys) for table in tables] == [8, 0]
+
+
+@pytest.mark.parametrize("given", [None, "localhost:7800"])
+def test_prefetch_without_a_session_names_the_argument(given: object) -> None:
+    with pytest.raises(sr.InvalidArgument, match=r"prefetch\.session: type: '(NoneType|str)' .* allowed: a session"):
+        sr.prefetch([IDS], given)
+
+
+def test_distribute_over_a_closed_session_says_that_it_is_closed() -> None:
+    session = sr.InProcessCluster(shards=1).connect("closed")
+    distributed(session)
+    session.close()
+    with pytest.raises(sr.FailedPrecondition, match="session is closed"):
+        distributed(session)

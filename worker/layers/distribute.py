@@ -82,10 +82,11 @@ def distribute(
             ``bind``, is that of no layer of at least ``min_rows``; or layers of one table have different sizes; or an
             optimizer has no counterpart on the servers; or the model's device cannot hold the row cache; or a table
             with placement "device" does not fit on one, or the session's staleness is not 0.
-        FailedPrecondition: the model is distributed already; or a layer uses an option that cannot be distributed, in
-            which case the text names the layer and the reason; or a table is in use in this process, or exists with
-            another schema. The model is then unchanged.
+        FailedPrecondition: the session is closed; or the model is distributed already; or a layer uses an option that
+            cannot be distributed, in which case the text names the layer and the reason; or a table is in use in this
+            process, or exists with another schema. The model is then unchanged.
     """
+    session.core.native.check_usable()
     swapped = _swap(
         model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights, bind or {})
     )

@@ -71,13 +71,15 @@ def prefetch(
         resumed when the loader's can: by ``state_dict``, like torchdata's stateful loaders.
 
     Raises:
-        InvalidArgument: ``depth`` is not positive, or ``hints`` is negative. Or ``exact=False``, and the session's
-            staleness is below ``depth``, or below the sum of ``depth`` and the row cache's staleness. Or ``exact=True``
-            with a row cache. Or this machine has no such device.
+        InvalidArgument: ``session`` is no session, ``depth`` is not positive, or ``hints`` is negative. Or
+            ``exact=False``, and the session's staleness is below ``depth``, or below the sum of ``depth`` and the row
+            cache's staleness. Or ``exact=True`` with a row cache. Or this machine has no such device.
         FailedPrecondition: the session is closed, or no model was distributed over it.
         Exception: while iterating, the error that the loader or a background thread raised, with its traceback; or
             ``ids`` names a table that the model does not have.
     """
+    if not isinstance(session, Session):
+        raise not_allowed("prefetch.session: type", type(session).__name__, "a session, as sr.connect returns")
     staleness = session.core.placement.staleness
     if not isinstance(depth, int) or depth < 1:
         raise not_allowed("prefetch.depth", depth, ">= 1")
