@@ -1,4 +1,4 @@
-"""The dense optimizer of a step: what cannot step is refused before rows move, and a step that fails late says so."""
+"""The optimizer of a step: one that cannot step is refused before rows move, a late error says what it left."""
 
 from __future__ import annotations
 
@@ -137,3 +137,35 @@ def test_a_dense_step_that_fails_after_the_commit_says_that_rows_have_moved(
     assert torch.equal(model.head.weight, head)
     (model(IDS) ** 2).mean().backward()
     assert session.step(torch.optim.SGD(model.parameters(), lr=0.5))
+
+
+def nothing(session: sr.Session) -> None:
+    del session
+
+
+@pytest.mark.parametrize(
+    ("is_wrapped", "leave_out", "is_trained"),
+    [(False, nothing, True), (False, sr.Session.discard, False), (True, nothing, False)],
+    ids=["dense", "discard", "wrapped"],
+)
+def test_rows_of_a_batch_left_out_after_backward(
+    session: sr.Session, model: Net, is_wrapped: bool, leave_out: Callable[[sr.Session], None], is_trained: bool
+) -> None:
+    """Only ``discard`` and a wrapped ``zero_grad`` drop them, as docs/train-your-model.md says."""
+    dense = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer, before = session.wrap(dense) if is_wrapped else dense, rows(session)
+    model(torch.tensor([1])).sum().backward()
+    optimizer.zero_grad()
+    leave_out(session)
+    model(torch.tensor([2])).sum().backward()
+    assert session.step(optimizer)
+    moved = (rows(session) != before).any(axis=1)
+    assert moved[2]
+    assert moved[1] == is_trained
+
+
+def test_a_step_with_a_scaler_updates_it(session: sr.Session, model: Net) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    scaler.scale(model(IDS).sum()).backward()
+    assert session.step(torch.optim.SGD(model.parameters(), lr=0.5), scaler)
+    assert scaler.get_scale() == 16.0
