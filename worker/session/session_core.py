@@ -140,6 +140,8 @@ class SessionCore(SessionTables):
             raise not_allowed("session.step.clip_row_norm", clip_row_norm, "> 0, or None")
         if dense is not None:
             check_gradients(dense)
+        elif self._dense_rows is None:
+            self._watch.look_for_forgotten(stacklevel=3)
         check_place_in_join(joinable, dense if self.placement.world_size > 1 else None)
         Join.notify_join_context(joinable)
         check_step(self.placement, dense)

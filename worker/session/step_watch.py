@@ -23,6 +23,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...cpp_ext import _client
+from .forgotten_optimizer import ForgottenOptimizer
 
 _watches: weakref.WeakSet[StepWatch] = weakref.WeakSet()
 
@@ -40,6 +41,7 @@ class StepWatch:
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._is_stepping = False
+        self._forgotten = ForgottenOptimizer()
         _watches.add(self)
 
     def add_model(self, model: nn.Module) -> None:
@@ -55,11 +57,20 @@ class StepWatch:
         """
         if dense is not None:
             self._optimizers.add(dense)
+            self._forgotten.end()
         self._is_stepping = True
         try:
             yield
         finally:
             self._is_stepping = False
+
+    def look_for_forgotten(self, *, stacklevel: int) -> None:
+        """Warns, once a session, when dense weights have gradients and no optimizer was ever given for them.
+
+        Args:
+            stacklevel: the frame that the warning names; 1 is the caller of this method.
+        """
+        self._forgotten.look(tuple(self._models), stacklevel=stacklevel + 1)
 
     def close(self) -> None:
         """Ends the watch."""
@@ -69,6 +80,7 @@ class StepWatch:
         """Refuses lookups from now on if this optimizer has just stepped in place of the session."""
         if self._is_stepping or os.getpid() != self._process:
             return
+        self._forgotten.end()  # a loop that steps an optimizer itself has not forgotten it
         staged = self._native.staged_calls
         if staged == 0 or self._native.lookup_refusal or not self._is_concerned(optimizer):
             return
