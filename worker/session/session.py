@@ -144,8 +144,8 @@ class Session(Closing, Joinable):
         of both sides are gone, whatever the outcome: this method calls ``dense.zero_grad()``.
 
         Args:
-            dense: the optimizer of the model's local parameters; None after :func:`dense_on_servers`, or where only rows
-                are trained. A warning is issued when parameters with gradients do not move.
+            dense: the optimizer of the local parameters; None after :func:`dense_on_servers`, or where only rows are
+                trained. A warning is issued when parameters with gradients do not move.
             scaler: the ``torch.amp.GradScaler`` that scaled the loss; None: the loss is not scaled. A step that the
                 scaler skips raises nothing, as in torch.
             allow_empty: whether to commit although no backward reached a distributed table.
