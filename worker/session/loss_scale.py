@@ -70,6 +70,12 @@ class LossScale:
         record: dict[str, Any] = self._scaler._per_optimizer_states[id(optimizer)]
         return record
 
+    def _note_verdict(self, sparse: torch.optim.Optimizer | None, *, skip: bool) -> None:
+        """Has the scaler know of the tables' optimizer whether the step is skipped."""
+        if sparse is not None:
+            found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
+            self._record(sparse)["found_inf_per_device"] = {found.device: found}
+
     def unscale(self, dense: torch.optim.Optimizer) -> bool:
         """Unscales the dense gradients unless that was done; returns whether an Inf or NaN is among them."""
         return any(bool(found.item()) for found in self.found_on_device(dense))
@@ -90,9 +96,7 @@ class LossScale:
             skip: whether the step is skipped.
             step: the number of the session's step, whose rows were committed; None: there is no session.
         """
-        found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
-        if sparse is not None:
-            self._record(sparse)["found_inf_per_device"] = {found.device: found}
+        self._note_verdict(sparse, skip=skip)
         if dense is not None:
             record = self._record(dense)
             for flag in record["found_inf_per_device"].values():
@@ -142,9 +146,7 @@ class ScaleOfLoop(LossScale):
 
         The loop updates the scale.
         """
-        found = torch.full((), float(skip), dtype=torch.float32, device=self._scaler._scale.device)  # type: ignore[union-attr]
-        if sparse is not None:
-            self._record(sparse)["found_inf_per_device"] = {found.device: found}
+        self._note_verdict(sparse, skip=skip)
         for flag in self._record(self._stepped)["found_inf_per_device"].values():
             flag.fill_(float(skip))
         if dense is not None and not skip:
