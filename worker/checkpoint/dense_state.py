@@ -54,7 +54,7 @@ def check_state(model: nn.Module, state: Mapping[str, Any], where: str) -> None:
     Raises:
         FailedPrecondition: a name or shape differs; the text names at most three of each kind.
     """
-    own, optional = _loaded_otherwise(bare(model)), _handles(bare(model))
+    own, optional = tuple(_own_prefixes(bare(model))), _handles(bare(model))
     mine = {key: value for key, value in state_of(model).items() if not key.startswith(own)}
     saved = {key: value for key, value in state.items() if not key.startswith(own)}
     differing = [
@@ -97,12 +97,8 @@ def _handles(model: nn.Module) -> set[str]:
     }
 
 
-def _loaded_otherwise(model: nn.Module) -> tuple[str, ...]:
-    """Returns the prefixes of the names that a module's own code loads, which may take other names or shapes."""
-    return tuple(_own_prefixes(model))
-
-
 def _own_prefixes(model: nn.Module) -> Iterator[str]:
+    """Yields the prefixes of the names that a module's own code loads, which may take other names or shapes."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
         yield ""
     for path, module in model.named_modules(remove_duplicate=False):
