@@ -50,7 +50,7 @@ void Store::Snapshot::collect_memory(Dump& dump, std::uint32_t slot, Slot& out, 
       suffix = next;
       is_end = suffix == 0 || slots.slot_in_stripe(suffix) != in_stripe;
     }
-    // With an SSD what was seen here may still be somewhere else a moment later: all is handed out at the end.
+    // A row of a store with an SSD may move between the tiers after this look, so the rows are handed out at the end.
     if (!table.is_tiered) take_images(dump, slot, suffix, is_end, out);
   }
 }
