@@ -5,6 +5,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
+# An environment that keeps Python from storing what it compiles (images of containers often do) has each of the
+# processes here compile torch again.
+unexport PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX
 
 TORCH ?= torch==2.13.0
 TORCH_PIP ?=
@@ -15,9 +18,10 @@ APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-
 # For tests that are skipped without: hosts of their own (tests/e2e/test_several_hosts.py), packets that get lost between
 # them, and several coordinators (tests/faults/test_etcd.py).
 APT_TEST_PACKAGES := iproute2 nftables etcd-server
-# Modules are compiled when they are first imported, since most of those that come are never imported. COMPILE_USED does
-# so with those that all processes of a job import at once.
+# Modules are compiled when they are first imported, since most of those that come are never imported. COMPILE_USED and
+# COMPILE_OWN do so with those that all processes of a job import at once.
 COMPILE_USED := $(PY) -c "import torch._dynamo"
+COMPILE_OWN := { $(PY) -m sparserow.deploy.cli --help && $(PY) -c "import sparserow.worker"; } > /dev/null
 PIP := $(PY) -m pip install -q --disable-pip-version-check --no-compile
 GPU_VENV := build/gpu-venv
 GPU_PIP := $(GPU_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-compile
@@ -54,6 +58,7 @@ $(VENV)/.stamp-python: requirements.txt | build/.stamp-apt
 $(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
 	@echo "sparserow: building the native core"
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(COMPILE_OWN)
 	@touch $@
 
 demo: setup

@@ -17,19 +17,26 @@ from sparserow.serving.service import Address, ServingService
 SWEEPS = 40  # more than an event loop has threads
 
 
+class Sweeps:
+    """They last until they are let go."""
+
+    def __init__(self) -> None:
+        self.gate, self.count = threading.Event(), 0
+
+    def sweep(self, table_id: int, *, dry_run: bool) -> Any:
+        assert not dry_run
+        self.count += 1
+        assert self.gate.wait(120)
+        return SimpleNamespace(rows_seen=table_id, freed=[], is_complete=True, longest_hold_seconds=0.0)
+
+
 class Engine:
-    """Its sweeps last until they are let go."""
+    """What the service asks of a shard's engine here."""
 
     shard = 3
 
     def __init__(self) -> None:
-        self.gate, self.sweeps = threading.Event(), 0
-
-    def sweep(self, table_id: int, *, dry_run: bool) -> Any:
-        assert not dry_run
-        self.sweeps += 1
-        assert self.gate.wait(120)
-        return SimpleNamespace(rows_seen=table_id, freed=[], is_complete=True, longest_hold_seconds=0.0)
+        self.sweeps = Sweeps()
 
     def freeze_job(self, _: pb.FreezeJobRequest) -> pb.FreezeJobReply:
         return pb.FreezeJobReply()
@@ -56,14 +63,14 @@ def test_many_sweeps_leave_room_for_a_hold() -> None:
         assert {(type(error), str(error)) for error in refused} == {(ResourceExhausted, words)}
         with pytest.raises(ResourceExhausted):
             await service.Sweep(request, None)
-        engine.gate.set()
+        engine.sweeps.gate.set()
         reply = None
         while reply is None:
             try:
                 reply = await service.Sweep(request, None)
             except ResourceExhausted:
                 await asyncio.sleep(0.01)
-        assert (reply.rows_seen, engine.sweeps) == (7, 2)
+        assert (reply.rows_seen, engine.sweeps.count) == (7, 2)
 
     asyncio.run(asyncio.wait_for(run(), 120))
 
