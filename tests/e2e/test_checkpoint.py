@@ -467,6 +467,31 @@ def test_another_model_is_refused_before_any_row_changes(cluster, tmp_path):
         np.testing.assert_array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
 
 
+@pytest.mark.parametrize("mistake", ["groups", "schedulers", "no scaler"])
+def test_states_that_do_not_fit_are_refused_before_any_row_changes(cluster, tmp_path, mistake):
+    url = str(tmp_path / "ckpt")
+    with sr.connect(cluster.address, f"unfit-{mistake.replace(' ', '-')}", rank=0, world_size=1) as session:
+        model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        dense = torch.optim.Adam(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(dense, 5)
+        sr.save(session, url, model=model, optimizer=dense, scheduler=scheduler)
+        session.table("user").assign([3], np.full((1, DIM), 7, np.float32))
+        parameters = list(model.parameters())
+        wrong, text = {
+            "groups": (
+                {"optimizer": torch.optim.Adam([{"params": parameters[:1]}, {"params": parameters[1:]}])},
+                r"another optimizer: its parameter groups have \[\d\] parameters there and \[1, \d\] here",
+            ),
+            "schedulers": ({"scheduler": [scheduler, scheduler]}, "the state of 1 schedulers, but 2 are given"),
+            "no scaler": ({"scaler": torch.amp.GradScaler("cpu")}, "no state of the scaler of rank 0"),
+        }[mistake]
+        with pytest.raises((FailedPrecondition, NotFound), match=f"{text}.*; nothing was changed"):
+            sr.restore(session, url, model=model, **wrong)
+        np.testing.assert_array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
+        sr.restore(session, url, model=model, optimizer=dense, scheduler=scheduler)
+        assert not np.array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
+
+
 def test_a_session_without_a_cluster_or_within_a_step_is_refused(cluster, tmp_path):
     with sr.InProcessCluster().connect() as session, pytest.raises(FailedPrecondition, match="needs a cluster"):
         sr.save(session, str(tmp_path))

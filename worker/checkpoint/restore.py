@@ -21,6 +21,7 @@ from ..layers.table_handle import renamed
 from ..session.compiled_module import bare
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
+from .asked_states import AskedStates, check_count, no_state
 from .dense_state import check_state, load_state, plain_state
 from .device_parts import Wanted, read_parts
 from .every_rank import is_in_parts, on_every_rank, part_again
@@ -96,10 +97,10 @@ def restore(
         The name, step and contents of the restored checkpoint.
 
     Raises:
-        NotFound: there is no such checkpoint, or it lacks a state that was asked for.
-        FailedPrecondition: the names or shapes of the checkpoint's model are not those of ``model``, and nothing is
-            changed; another job runs on the cluster; the slot count, or a table's dim, dtype or optimizer, differs; or
-            the session is within a step.
+        NotFound: there is no such checkpoint, or it lacks a state that was asked for, and nothing is changed.
+        FailedPrecondition: the names or shapes of the checkpoint's model are not those of ``model``, or its parameter
+            groups are not those of ``optimizer``, and nothing is changed; another job runs on the cluster; the slot
+            count, or a table's dim, dtype or optimizer, differs; or the session is within a step.
         DataLoss: a file is missing or damaged; the text names it.
     """
     group = session.core.tensor_group
@@ -126,7 +127,9 @@ def restore(
     )
 
     states, unread = _States.found(Folder(url), name)
-    _Dense(states.folder, model, optimizer, full).check(states)
+    asked = AskedStates(optimizer, scaler, scheduler, reader)
+    if unread is None:
+        _Dense(states.folder, model, optimizer, full).check(states, asked, session.rank)
     wanted = Wanted(f"{url}/{states.name}", full, tuple(request.tables), reset_optimizer)
     on_devices = read_parts(session, states.ranks, states.of_rank, wanted, unread)
     _leave_to_servers(request, on_devices.names)
@@ -161,7 +164,7 @@ def restore(
         if target is None:
             continue
         if tree is None or what not in tree:
-            raise NotFound(f"restore: {where} has no state of the {what} of rank {session.rank}")
+            raise no_state(where, what, session.rank)
         loads(tree[what])
     everyone = _load_reader(reader, states, session.rank, where)
     session.core.set_learning_rates((mine or first or {}).get("rates", {}))
@@ -201,7 +204,7 @@ def _load_reader(reader: Stateful | None, states: _States, rank: int, where: str
         reader.load_state_dicts([tree["reader"] for tree in trees])
         return trees
     if state is None:
-        raise NotFound(f"restore: {where} has no state of the reader of rank {rank}")
+        raise no_state(where, "reader", rank)
     reader.load_state_dict(state)
     return ()
 
@@ -221,10 +224,8 @@ def _leave_to_servers(request: pb.RestoreRequest, on_devices: Sequence[str]) -> 
 
 def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) -> None:
     assert scheduler is not None
-    schedulers = several(scheduler)
-    if len(schedulers) != len(states):
-        raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, but {len(schedulers)} are given")
-    for each, state in zip(schedulers, states, strict=True):
+    check_count(scheduler, states, where)
+    for each, state in zip(several(scheduler), states, strict=True):
         each.load_state_dict(state)
 
 
@@ -254,36 +255,48 @@ class _Dense:
     optimizer: torch.optim.Optimizer | None
     renames: Mapping[str, str]
 
-    def check(self, states: _States) -> None:
-        """Checks, before anything is changed, that names and shapes of the checkpoint's model are those of this one.
+    def check(self, states: _States, asked: AskedStates, rank: int) -> None:
+        """Checks, before anything is changed, that the checkpoint has what is asked for, and that it fits.
 
-        A state that cannot be read is told when it is loaded.
+        Args:
+            states: the states of the checkpoint.
+            asked: what is asked for beside the model.
+            rank: this worker's rank.
 
         Raises:
-            FailedPrecondition: they differ; with parts every rank raises it.
+            NotFound: a state is absent.
+            FailedPrecondition: names or shapes differ. With parts every rank raises what one raises.
+            DataLoss: a state is damaged.
         """
-        if self.model is None:
-            return
-        try:
-            first = states.of_rank(0) or {}
-        except SparserowError:
-            first = {}
+        first, mine = states.of_rank(0), states.of_rank(rank)
         try:
             if is_in_parts(self.model):
-                on_every_rank(lambda: self._check(first))
+                on_every_rank(lambda: self._check(first, mine, asked, rank))
             else:
-                self._check(first)
-        except FailedPrecondition as error:
-            raise FailedPrecondition(f"{error}; nothing was changed") from None
+                self._check(first, mine, asked, rank)
+        except (NotFound, FailedPrecondition, InvalidArgument) as error:
+            raise type(error)(f"{error}; nothing was changed") from None
 
-    def _check(self, first: Mapping[str, Any]) -> None:
-        assert self.model is not None
-        if TREE in first:
+    def _check(
+        self, first: Mapping[str, Any] | None, mine: Mapping[str, Any] | None, asked: AskedStates, rank: int
+    ) -> None:
+        asked.check(first, mine, rank, self.folder.url, model=self.model is not None)
+        first = first or {}
+        if TREE in first and self.model is None:
+            self._refuse_without_model()
+        elif self.model is not None and TREE in first:
             from .dense_parts import check_model  # slow to import
 
             check_model(self.folder, first[TREE], bare(self.model))
-        elif "model" in first:
+        elif self.model is not None:
             check_state(self.model, self._present(first["model"]), self.folder.url)
+
+    def _refuse_without_model(self) -> None:
+        if self.optimizer is not None:
+            raise InvalidArgument(
+                f"restore.optimizer: {self.folder.url} has the dense side in parts, whose names are those of the "
+                "model; give model too"
+            )
 
     def _present(self, state: Mapping[str, Any]) -> dict[str, Any]:
         assert self.model is not None
@@ -295,11 +308,8 @@ class _Dense:
 
         if self.model is not None:
             load_parts(self.folder, saved, bare(self.model), self.optimizer, self.renames)
-        elif self.optimizer is not None:
-            raise InvalidArgument(
-                f"restore.optimizer: {self.folder.url} has the dense side in parts, whose names are those of the "
-                "model; give model too"
-            )
+        else:
+            self._refuse_without_model()
 
     def load_model(self, state: dict[str, Any]) -> None:
         """Loads a whole state of the model."""
