@@ -154,20 +154,6 @@ def measured_by_worker(
 
 
 @contextmanager
-def interrupted_by_termination() -> Iterator[None]:
-    """Has SIGTERM raise KeyboardInterrupt in the block, so that child processes are ended; for the main thread."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def told(what: str) -> Iterator[None]:
     """Prints on stderr what is going on, and after the block how many seconds it took."""
     began = time.monotonic()

@@ -6,6 +6,7 @@ from it. A later round runs the benchmarks in the reverse order, so that a machi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -30,6 +31,7 @@ from .harness import Figure, machine_line
 FORMAT = "sparserow bench 1"
 LONG = ("big_table", "scale", "zoo")  # each takes a good part of an hour
 _LAST_LINES = 3
+_STOP_SEC = 30.0  # for its servers and folders
 
 
 @dataclass(frozen=True)
@@ -262,22 +264,33 @@ def run_process(name: str, quick: bool) -> BenchmarkRun:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         words = [sys.executable, "-m", "sparserow.deploy.cli", "bench", name, "--json", str(path)]
-        ended = subprocess.run(
-            [*words, *(["--quick"] if quick else [])],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-            env={**os.environ, "NO_COLOR": "1"},
-        )
+        code, told = _ended([*words, *(["--quick"] if quick else [])])
         minutes = (time.monotonic() - began) / 60
-        if ended.returncode != 0:
-            lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-            return BenchmarkRun(
-                name, 0, minutes, [], " | ".join(lines[-_LAST_LINES:]) or f"exit status {ended.returncode}"
-            )
+        if code != 0:
+            lines = [line.strip() for line in told.splitlines() if line.strip()]
+            return BenchmarkRun(name, 0, minutes, [], " | ".join(lines[-_LAST_LINES:]) or f"exit status {code}")
         return BenchmarkRun(name, 0, minutes, json.loads(path.read_text()))
+
+
+def _ended(words: Sequence[str]) -> tuple[int, str]:
+    """Runs a command; returns its exit status and stderr. An interruption ends the command, which gets time for it."""
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "NO_COLOR": "1"},
+    ) as process:
+        try:
+            _, told = process.communicate()
+        except BaseException:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SEC)
+            process.kill()
+            raise
+        return process.returncode, told
 
 
 def show_summary(title: str, summary: Sequence[Summary], console: Console) -> None:

@@ -14,6 +14,7 @@ import typer
 from ...proto.errors import InvalidArgument
 from ...proto.startup import end_start
 from ...proto.whole_file import write_whole
+from ..launch.termination import interrupted_by_termination
 from .bench_peers import Environments, Only, Python, Write, measure_peers
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ Rows = Annotated[
 
 
 @app.callback()
-def bench() -> None:
+def bench(context: typer.Context) -> None:
     """Measure one layer against a reference in the same run, all layers, or compare two files of figures."""
+    context.with_resource(interrupted_by_termination())
 
 
 def _run(name: str, quick: bool, rows: int | None) -> Iterable[Figure]:

@@ -52,7 +52,6 @@ def measure_peers(
     from ..bench.harness import show, write_json
     from ..bench.peer_contests import FULL, QUICK
     from ..bench.peer_environments import default_folder, interpreters
-    from ..bench.peer_processes import interrupted_by_termination
     from ..bench.peers_report import page_of, peer_figures
     from ..bench.peers_run import chosen, run_peers
     from .bench import check_folder, tell_missed
@@ -62,13 +61,12 @@ def measure_peers(
     peers, known = chosen(only), interpreters(python or [])
     folder = (environments or default_folder()).absolute()
     figures = []
-    with interrupted_by_termination():
-        for report in run_peers(QUICK if quick else FULL, peers, folder, known):
-            figures = peer_figures(report)
-            if json_file is not None:
-                write_json(json_file, figures)
-            if page is not None:
-                write_whole(page, page_of(report))
+    for report in run_peers(QUICK if quick else FULL, peers, folder, known):
+        figures = peer_figures(report)
+        if json_file is not None:
+            write_json(json_file, figures)
+        if page is not None:
+            write_whole(page, page_of(report))
     show("bench peers" + (" (quick: small sizes, not for judging)" if quick else ""), figures, Console())
     _tell_absent(report)
     tell_missed(figures, strict=strict)

@@ -35,6 +35,7 @@ def demo(
     from ...worker.data.synthetic import write_click_log
     from ..examples.serving_demo import ServingDemo
     from ..launch.local_cluster import start_local
+    from ..launch.termination import interrupted_by_termination
     from ..train.training_display import summary
     from ..train.training_job import run_job
     from .result_file import check_result_file, write_result
@@ -43,7 +44,7 @@ def demo(
     if rows < 1:
         raise not_allowed("--rows", rows, ">= 1")
     job_file = Path(__file__).resolve().parents[1] / "jobs" / "demo.yaml"
-    with tempfile.TemporaryDirectory(prefix="sparserow-demo-") as folder:
+    with interrupted_by_termination(), tempfile.TemporaryDirectory(prefix="sparserow-demo-") as folder:
         sets = {
             "data.train": f"{folder}/train.tsv",
             "data.test": f"{folder}/test.tsv",

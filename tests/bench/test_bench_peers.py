@@ -136,7 +136,8 @@ def test_processes_end_with_the_run(tmp_path: Path, number: signal.Signals) -> N
     )
     program = f"""
 import pathlib, sys
-from sparserow.deploy.bench.peer_processes import interrupted_by_termination, measured_by_worker
+from sparserow.deploy.bench.peer_processes import measured_by_worker
+from sparserow.deploy.launch.termination import interrupted_by_termination
 with interrupted_by_termination():
     log, script = pathlib.Path({str(tmp_path / "peer.log")!r}), pathlib.Path({str(script)!r})
     measured_by_worker(sys.executable, script, {ASKED!r}, log=log, deadline_sec=600)
