@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from ..proto.errors import SparserowError
 from ..proto.startup import begin_start
+from .launch.termination import end_as_first_process
 
 # The order is that of the help text.
 COMMANDS: tuple[str, ...] = (
@@ -91,6 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: the arguments without the program's name; None reads those of the process.
     """
     begin_start()
+    end_as_first_process()
     arguments = sys.argv[1:] if arguments is None else arguments
     app = typer.Typer(
         cls=LazyCommands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
