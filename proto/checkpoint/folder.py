@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
 from ..extras import install_command
 from ..names import check_file_name
-from .local_file import Pace, hash_pieces, sync_folder, write_file
+from .local_file import Pace, create_file, hash_pieces, sync_folder, write_file
 
 Piece: TypeAlias = "bytes | memoryview | np.ndarray[Any, Any]"
 
@@ -226,7 +226,7 @@ class Folder:
             Whether this call wrote the file.
 
         Raises:
-            FailedPrecondition, ResourceExhausted: the file cannot be written; the text names it.
+            FailedPrecondition, ResourceExhausted: the file cannot be written; the text names it. There is none then.
         """
         path = self._inside(name)
         with typed(f"{self.url}/{name}"):
@@ -235,8 +235,7 @@ class Folder:
                     self._again(lambda: self._file_system.pipe_file(path, data, mode="create"))
                     return True
                 self._file_system.makedirs(self._path, exist_ok=True)
-                with open(path, "xb") as file:
-                    file.write(data)
+                create_file(path, data)
                 return True
             except FileExistsError:
                 if self.is_local:

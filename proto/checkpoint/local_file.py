@@ -160,6 +160,20 @@ def _write_all(descriptor: int, rest: memoryview) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
+def create_file(path: str, data: bytes) -> None:
+    """Writes a small file that must not exist. A call that fails leaves none.
+
+    Raises:
+        OSError: there is such a file, or it cannot be written.
+    """
+    with open(path, "xb", buffering=0) as file:
+        try:
+            _write_all(file.fileno(), memoryview(data))
+        except BaseException:
+            os.unlink(path)
+            raise
+
+
 def sync_folder(path: str | os.PathLike[str]) -> None:
     """Returns when the names of a local folder's files are on the disk.
 

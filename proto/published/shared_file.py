@@ -75,13 +75,25 @@ class SharedFile:
                 continue
             claimed_at = time.monotonic()
             mine = self._claim_name(before, len(claims) and _number(claims[-1]) + 1)
-            if not self._folder.create(mine, signature()):
+            if not self._claim(mine):
                 continue
             if self.read() == before:
                 self._change_claimed(work, before, mine, claimed_at)
                 return
             self._folder.delete(mine)  # the file changed between the read and the claim
         raise Unavailable(f"{self._folder.url}/{self._name}: other processes are changing it; try again")
+
+    def _claim(self, name: str) -> bool:
+        """Makes a claim; returns False when another process has made it.
+
+        A full local disk still has room for a file without content, so that ``prune`` can make room there.
+        """
+        try:
+            return self._folder.create(name, signature())
+        except ResourceExhausted:
+            if not self._folder.is_local:
+                raise
+            return self._folder.create(name, b"")
 
     def _change_claimed(self, work: Change, before: bytes | None, mine: str, claimed_at: float) -> None:
         try:
