@@ -15,7 +15,10 @@ def prune(
     root: options.ModelRoot,
     keep: Annotated[int, typer.Option(help="Number of newest versions that stay.")] = 3,
 ) -> None:
-    """Remove old versions, except the newest, those that an alias names, and those that a rollback would return to."""
+    """Remove old versions, except the newest, those that an alias names, and those that a rollback would return to.
+
+    The files of publications that were killed more than a day ago are removed as well.
+    """
     from ...proto.published.registry import ModelRegistry
 
     gone = ModelRegistry(root).prune(model, keep)

@@ -113,11 +113,15 @@ class ModelManifest:
         return sum(table.rows for table in self.tables)
 
     @property
+    def files(self) -> tuple[FileFacts, ...]:
+        """All files that the manifest names."""
+        parts = [part for table in self.tables for part in table.parts]
+        return (*parts, self.slots, *self.features, *(() if self.program is None else (self.program,)))
+
+    @property
     def size(self) -> int:
         """The size of all files that the manifest names, in bytes."""
-        parts = sum(part.bytes for table in self.tables for part in table.parts)
-        others = (*self.features, *(() if self.program is None else (self.program,)))
-        return int(parts + self.slots.bytes + sum(file.bytes for file in others))
+        return sum(file.bytes for file in self.files)
 
     def to_json(self) -> bytes:
         """Returns the bytes of the manifest's file.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated
@@ -27,6 +28,8 @@ ALIASES = "aliases.json"
 CLAIM = "claim.json"  # in a version's folder: made by the process that publishes it
 _VERSION = re.compile(r"v(\d{6,18})")
 _MOST_HISTORY = 1000
+_MOST_CLAIM_BYTES = 65536
+_GIVEN_UP_SEC = 86_400.0  # age at which the publisher of a version without a manifest counts as ended
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,20 @@ class ModelRegistry:
             if not any(self.folder(model, number).exists(MANIFEST) for number in later):
                 return version  # otherwise a version of this number was published and pruned meanwhile
 
+    def finish(self, manifest: ModelManifest) -> None:
+        """Makes a version complete, by writing its manifest after all of its files.
+
+        Raises:
+            FailedPrecondition: a file is missing, because :meth:`prune` took the publication for one that was given up.
+            FailedPrecondition, ResourceExhausted: the manifest cannot be written.
+        """
+        folder = self.folder(manifest.model, manifest.version)
+        there = set(folder.names())
+        missing = next((file.file for file in manifest.files if file.file not in there), None)
+        if missing is not None:
+            raise FailedPrecondition(f"{folder.url}/{missing}: was removed while the version was published; try again")
+        folder.put(MANIFEST, manifest.to_json())
+
     def abandon(self, model: str, version: int) -> None:
         """Removes the files of a publication that is not finished. Its number stays used."""
         folder = self.folder(model, version)
@@ -137,8 +154,7 @@ class ModelRegistry:
         """
         versions = self.versions(model)
         if not versions:
-            known = ", ".join(self.models()) or "none"
-            raise NotFound(f"model {model!r}: there is none at {self.root.url}; there are: {known}")
+            raise self._no_model(model)
         if which.isdecimal():
             if int(which) not in versions:
                 raise NotFound(f"model {model!r}: has no version {which}; it has: {', '.join(map(str, versions))}")
@@ -152,6 +168,7 @@ class ModelRegistry:
             NotFound: there is no such version.
         """
         check_name("alias", alias)
+        self.manifest(model, version)  # a claim would make a folder for a model that does not exist
 
         def point(aliases: dict[str, Alias]) -> Alias:
             self.manifest(model, version)
@@ -178,6 +195,7 @@ class ModelRegistry:
         if not 0 < share <= 1:
             raise not_allowed("canary share", share, "(0, 1]")
         check_name("alias", alias)
+        self._known(model, alias, self.aliases(model))
 
         def begin(aliases: dict[str, Alias]) -> Alias:
             before = self._known(model, alias, aliases)
@@ -194,6 +212,7 @@ class ModelRegistry:
             FailedPrecondition: the alias has named no other version that still exists.
         """
         check_name("alias", alias)
+        self._known(model, alias, self.aliases(model))
 
         def go_back(aliases: dict[str, Alias]) -> Alias:
             before = self._known(model, alias, aliases)
@@ -210,16 +229,20 @@ class ModelRegistry:
     def prune(self, model: str, keep: int) -> list[int]:
         """Removes the oldest versions of a model.
 
-        The newest ``keep`` versions stay, and the versions that an alias names or named last before.
+        The newest ``keep`` versions stay, and the versions that an alias names or named last before. The files of a
+        publication that did not end within a day of its beginning are removed as well.
 
         Returns:
-            The removed versions.
+            The removed versions, ascending, with those that were never complete.
 
         Raises:
             InvalidArgument: ``keep`` is below 1.
+            NotFound: there is no such model.
         """
         if keep < 1:
             raise not_allowed("keep", keep, ">= 1")
+        if not self._numbers(model):
+            raise self._no_model(model)
         gone: list[int] = []
 
         def choose(content: bytes | None) -> None:
@@ -235,7 +258,23 @@ class ModelRegistry:
         self._aliases_file(model).change(choose)
         for version in gone:
             self.folder(model, version).remove()
-        return gone
+        given_up = [number for number in self._numbers(model) if self._is_given_up(model, number)]
+        for number in given_up:
+            self.abandon(model, number)
+        return sorted((*gone, *given_up))
+
+    def _is_given_up(self, model: str, number: int) -> bool:
+        """Whether a version has files and no manifest, and its publication began more than a day ago."""
+        folder = self.folder(model, number)
+        names = folder.names()
+        if MANIFEST in names or CLAIM not in names or names == [CLAIM]:
+            return False
+        try:
+            claim = parse_json(folder.read_small(CLAIM, _MOST_CLAIM_BYTES), CLAIM, _MOST_CLAIM_BYTES)
+        except (DataLoss, NotFound):  # the claim is being written, or the version is being removed
+            return False
+        claimed_at = claim.get("time") if isinstance(claim, dict) else None
+        return isinstance(claimed_at, int | float) and claimed_at < time.time() - _GIVEN_UP_SEC
 
     def _move(self, model: str, alias: str, move: Callable[[dict[str, Alias]], Alias]) -> Alias:
         """Changes one alias while no other process changes an alias of the model."""
@@ -262,8 +301,11 @@ class ModelRegistry:
     def _known(self, model: str, alias: str, aliases: dict[str, Alias]) -> Alias:
         if alias not in aliases:
             if not self.versions(model):
-                known = ", ".join(self.models()) or "none"
-                raise NotFound(f"model {model!r}: there is none at {self.root.url}; there are: {known}")
+                raise self._no_model(model)
             known = ", ".join(sorted(aliases)) or "none"
             raise NotFound(f"model {model!r}: has no alias {alias!r}; it has: {known}")
         return aliases[alias]
+
+    def _no_model(self, model: str) -> NotFound:
+        known = ", ".join(self.models()) or "none"
+        return NotFound(f"model {model!r}: there is none at {self.root.url}; there are: {known}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_prune_makes_room_on_a_full_disk(registry: ModelRegistry) -> None:
 
 
 def _fill(disk: Path) -> None:
-    with open(disk / "fill", "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+    with open(disk / "fill", "wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
 

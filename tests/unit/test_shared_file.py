@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from s3_server import s3_bucket, s3_server
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.errors import NotFound, Unavailable
+from sparserow.proto.errors import FailedPrecondition, NotFound, Unavailable
 from sparserow.proto.published.dense import newest_number, write_dense
-from sparserow.proto.published.manifest import MANIFEST
+from sparserow.proto.published.manifest import MANIFEST, ModelManifest
 from sparserow.proto.published.registry import CLAIM, ModelRegistry
 from sparserow.proto.published.shared_file import SharedFile
 
@@ -128,10 +128,49 @@ def test_a_process_that_was_held_up_changes_nothing_when_it_goes_on(tmp_path: Pa
 
 
 def test_a_change_that_fails_leaves_the_file_and_no_claim(tmp_path: Path) -> None:
-    registry = ModelRegistry(str(tmp_path))
+    def refused(_: bytes | None) -> bytes:
+        raise NotFound("no")
+
     with pytest.raises(NotFound):
-        registry.point("ctr", "live", 7)
+        SharedFile(Folder(str(tmp_path / "ctr")), "aliases.json").change(refused)
     assert list((tmp_path / "ctr").iterdir()) == []
+
+
+def test_a_model_that_does_not_exist_gets_no_folder(tmp_path: Path) -> None:
+    registry = ModelRegistry(str(tmp_path))
+    for ask in (
+        lambda: registry.point("ctr", "live", 7),
+        lambda: registry.canary("ctr", "live", 7, 0.5),
+        lambda: registry.rollback("ctr", "live"),
+        lambda: registry.prune("ctr", 1),
+    ):
+        with pytest.raises(NotFound, match="model 'ctr'"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prune_removes_what_a_killed_publication_left(tmp_path: Path) -> None:
+    registry = ModelRegistry(str(tmp_path))
+    for number, age_sec in ((1, 90_000.0), (2, 0.0)):
+        assert registry.claim_version("ctr") == number
+        folder = registry.folder("ctr", number)
+        folder.put(CLAIM, json.dumps({"time": time.time() - age_sec}).encode())
+        folder.write("rows", [b"x"])
+    assert registry.prune("ctr", 1) == [1]
+    assert registry.folder("ctr", 1).names() == [CLAIM], "its number stays used"
+    assert "rows" in registry.folder("ctr", 2).names(), "the second one may still be written"
+    assert registry.prune("ctr", 1) == []
+
+
+def test_a_publication_whose_files_were_removed_is_not_completed(tmp_path: Path) -> None:
+    registry = ModelRegistry(str(tmp_path))
+    registry.claim_version("ctr")
+    manifest = ModelManifest.from_json(_manifest(1), "manifest")
+    with pytest.raises(FailedPrecondition, match=r"slots\.safetensors: was removed while the version was published"):
+        registry.finish(manifest)
+    registry.folder("ctr", 1).write("slots.safetensors", [b"x"])
+    registry.finish(manifest)
+    assert registry.versions("ctr") == [1]
 
 
 def test_what_is_pruned_is_none_before_another_alias_can_move_there(

@@ -28,7 +28,6 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unava
 from ...proto.grpc_status import error_of_status
 from ...proto.published.feature_files import write_features
 from ...proto.published.manifest import (
-    MANIFEST,
     PROGRAM,
     SERVED_DTYPES,
     SLOTS,
@@ -253,7 +252,7 @@ def publish_from(
             proof=proof,
             features=write_features(folder, publication.features),
         )
-        folder.put(MANIFEST, manifest.to_json())
+        registry.finish(manifest)
     except BaseException:
         registry.abandon(publication.name, version)
         raise
