@@ -118,18 +118,29 @@ def write_dense(
 
     Returns:
         The facts about the written weights.
+
+    Raises:
+        NotFound: there is no such version any more.
+        FailedPrecondition, ResourceExhausted: the weights cannot be written; only their number stays used.
     """
+    if not version.exists(MANIFEST):
+        raise NotFound(f"{version.url}: the version was removed, so it takes no dense weights; publish a new version")
     while True:
         number = max((int(name) for name in (version / "dense").names() if _NUMBER.fullmatch(name)), default=0) + 1
         folder = _folder(version, number)
         if folder.create(CLAIM, signature()):
             break
-    folder.write(WEIGHTS, pieces)
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    facts = DenseVersion(number, step, created, FileFacts(WEIGHTS, size, xxh3))
-    if prove is not None:
-        folder.put(PROOF, json.dumps(asdict(prove(dense_facts(number, facts.weights)))).encode() + b"\n")
-    folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")
+    try:
+        folder.write(WEIGHTS, pieces)
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        facts = DenseVersion(number, step, created, FileFacts(WEIGHTS, size, xxh3))
+        if prove is not None:
+            folder.put(PROOF, json.dumps(asdict(prove(dense_facts(number, facts.weights)))).encode() + b"\n")
+        folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")
+    except BaseException:
+        for name in (MANIFEST, PROOF, WEIGHTS):
+            folder.delete(name)
+        raise
     for name in (version / "dense").names():
         if _NUMBER.fullmatch(name) and int(name) <= number - _KEPT and _is_over(_folder(version, int(name))):
             _folder(version, int(name)).remove()

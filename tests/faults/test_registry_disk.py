@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 from small_disk import mounted_disk
-from sparserow.proto.errors import ResourceExhausted
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.proto.checkpoint.manifest import FileFacts
+from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
+from sparserow.proto.published.dense import newest_number, write_dense
 from sparserow.proto.published.manifest import MANIFEST
+from sparserow.proto.published.program_proof import ProgramProof
 from sparserow.proto.published.registry import ModelRegistry
 
 ROWS = "rows.0.0.0.safetensors"
@@ -51,6 +55,23 @@ def test_a_prune_makes_room_on_a_full_disk(registry: ModelRegistry) -> None:
     assert registry.prune("ctr", 1) == [1]
     registry.point("ctr", "live", 2)
     assert registry.resolve("ctr", "live").version == 2
+
+
+def test_dense_weights_that_have_no_room_leave_none_behind(small_disk: Path) -> None:
+    version = Folder(str(small_disk)) / "v000001"
+    version.make()
+    version.put(MANIFEST, _manifest(1))
+    large = bytes(5 << 20)
+
+    def refused(_: FileFacts) -> ProgramProof:
+        raise FailedPrecondition("the key cannot be read")
+
+    with pytest.raises(ResourceExhausted, match=r"weights\.safetensors: No space left"):
+        write_dense(version, [large], len(large), "0", 1)
+    with pytest.raises(FailedPrecondition, match="the key cannot be read"):
+        write_dense(version, [large[: 1 << 20]], 1 << 20, "0", 1, refused)
+    assert {path.name for path in (small_disk / "v000001" / "dense").rglob("*.*")} == {"claim.json"}
+    assert write_dense(version, [b"abc"], 3, "0", 2).number == newest_number(version) == 3
 
 
 def _fill(disk: Path) -> None:

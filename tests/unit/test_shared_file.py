@@ -56,6 +56,7 @@ def test_versions_have_numbers_of_their_own(root: str) -> None:
     assert registry.folder("ctr", 12).names() == [CLAIM]
     assert registry.claim_version("ctr") == 13, "the number of a publication that was given up stays used"
     version = registry.folder("ctr", 13)
+    version.put(MANIFEST, _manifest(13))
     with ThreadPoolExecutor(AT_ONCE) as threads:
         dense = list(threads.map(lambda step: write_dense(version, [b"abc"], 3, "0", step).number, range(AT_ONCE)))
     assert len(set(dense)) == AT_ONCE
@@ -64,12 +65,20 @@ def test_versions_have_numbers_of_their_own(root: str) -> None:
 
 def test_dense_weights_that_another_process_writes_stay_until_they_are_given_up(tmp_path: Path) -> None:
     version = Folder(str(tmp_path))
+    version.put(MANIFEST, _manifest(1))
     for number, age_sec in ((1, 0.0), (2, 7200.0)):
         claim = {"host": "h", "pid": 1, "time": time.time() - age_sec, "token": "t"}
         assert (version / "dense" / f"{number:06d}").create("claim.json", json.dumps(claim).encode())
     for step in range(4):
         write_dense(version, [b"abc"], 3, "0", step)
     assert (version / "dense").names() == ["000001", "000005", "000006"]
+
+
+def test_a_version_that_was_removed_takes_no_dense_weights(tmp_path: Path) -> None:
+    version = Folder(str(tmp_path)) / "v000001"
+    with pytest.raises(NotFound, match="v000001: the version was removed, so it takes no dense weights"):
+        write_dense(version, [b"abc"], 3, "0", 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_move_of_an_alias_counts(root: str) -> None:

@@ -82,7 +82,7 @@ class DensePublisher:
             The published weights; None when nothing was published.
 
         Raises:
-            FailedPrecondition, ResourceExhausted: see :meth:`publish`.
+            FailedPrecondition, NotFound, ResourceExhausted: see :meth:`publish`.
         """
         if time.monotonic() - self._published_at < self._every_sec:
             return None
@@ -93,6 +93,7 @@ class DensePublisher:
 
         Raises:
             FailedPrecondition: a weight is not finite; the text names it. Nothing was published.
+            NotFound: the version was removed.
             FailedPrecondition, ResourceExhausted: the weights cannot be written.
         """
         weights = self._weights()
