@@ -14,7 +14,7 @@ import numpy as np
 
 from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
-from ..proto.security.security import bearer_token, process_security, reaches_namespace
+from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .client.shard_assignment import ShardAssignment
 from .live_sync import FRESHNESS_SEC
@@ -121,7 +121,18 @@ class ServingService:
             versions=[_described(served) for served in versions],
             aliases=aliases,
             freshness=_freshness(versions),
+            problems=self._problems(request.model, grant),
         )
+
+    def _problems(self, model: str, grant: TokenEntry) -> list[str]:
+        """Returns the reasons why models are not served as they should be.
+
+        The namespace of a model that could not be loaded is not known, so a token for some namespaces gets none.
+        """
+        if not reaches_namespace(grant, ""):
+            return []
+        said = self._models.problems().items()
+        return [f"{name}: {problem}" for name, problem in said if model in ("", name.partition("@")[0])]
 
 
 def _deadline_sec(asked_ms: int, left_sec: float | None) -> float:

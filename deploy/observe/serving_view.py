@@ -18,9 +18,10 @@ from .cluster_status import quantile
 
 @dataclass(frozen=True)
 class ServedReplica:
-    """A version of a model in a serving process.
+    """A version of a model in a serving process, or what keeps the process from serving as it should.
 
     Attributes:
+        model, version, rows: the version and the number of its rows; "-" and zeros in the second case.
         behind_sec: the seconds since it last had all changes of training; None when it does not follow.
         fresh_p50_sec, fresh_p99_sec: quantiles of the age at which changes became visible in the process, since its
             start; None when there was no change.
@@ -77,4 +78,5 @@ def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> 
                     version.problem or ("" if version.ready else "not every slot is complete"),
                 )
             )
+        views += [ServedReplica(address, "-", 0, 0, None, None, None, problem) for problem in reply.problems]
     return views

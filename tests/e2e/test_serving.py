@@ -20,6 +20,7 @@ import pytest
 import sparserow as sr
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sparserow.deploy import cli
+from sparserow.deploy.observe.serving_view import describe_serving
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow_process import Launcher, Process, free_port, wait_until
 
@@ -278,6 +279,17 @@ def test_a_damaged_version_is_refused_and_the_old_one_stays(
         answer = client.lookup("user", KEYS)
         assert answer.version == 1
         np.testing.assert_array_equal(answer.rows, rows)
+    (served, problem) = describe_serving([serving.address])
+    assert (served.model, served.version, served.problem) == ("ctr", 1, "")
+    assert problem.problem.startswith("ctr@live: ")
+    assert "does not match its checksum" in problem.problem
+    port = free_port()
+    launcher.start("serve", f"--port={port}", f"--root={root}", "--model=ctr@2")
+
+    def is_said() -> bool:
+        return any("ctr@2: " in each.problem for each in describe_serving([f"127.0.0.1:{port}"]))
+
+    wait_until(is_said, "the reason why the process is not ready")
 
 
 def test_publish_while_a_shard_is_down(tmp_path: Path) -> None:
