@@ -7,15 +7,22 @@ from typing import Any
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
 from ...cpp_ext import _server
-from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
+from ...proto import (
+    changes_pb2 as pb,
+    changes_pb2_grpc as pb_grpc,
+    serving_pb2 as serving_pb,
+    serving_pb2_grpc as serving_pb_grpc,
+)
 from ...proto.control import ControlClient
 from ...proto.errors import NotFound, not_allowed
 from ...proto.grpc_status import error_of_status
 from ...proto.security.channels import open_channel
 from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
+from ...serving.client.replica_pool import split_addresses
 from ...worker.membership.shard_client import shard_client
 
 _CALL_DEADLINE_SEC = 10.0
@@ -87,12 +94,30 @@ def explain_row(
     if not served.answered[0]:
         raise served.errors[0]
     facts["version in serving"] = _version(int(served.versions[0]))
-    same_version = int(served.versions[0]) == int(versions[0])
-    facts["serving is"] = (
-        "the same version" if same_version else "another version: live sync has not sent it yet, or is off"
-    )
-    facts["largest difference"] = f"{float(np.abs(served.rows[0] - rows[0]).max()):.3g}"
+    cluster_id = _cluster_of(serving, lookups.model, served.version)
+    if cluster_id is not None and cluster_id != view.cluster_id:
+        facts["serving is"] = f"of another cluster, {cluster_id:016x}; training is cluster {view.cluster_id:016x}"
+    elif int(served.versions[0]) == int(versions[0]):
+        facts["serving is"] = "the same version"
+    else:
+        facts["serving is"] = "another version: live sync has not sent it yet, or is off"
+    facts["largest difference"] = _difference(served.rows[0], rows[0])
     return ExplainedRow(training_line, _line(served.rows[0], bool(served.found[0])), facts)
+
+
+def _cluster_of(serving: str, model: str, version: int) -> int | None:
+    """Returns the id of the cluster that trained a served version; None when no process tells it any more."""
+    for address in split_addresses(serving):
+        with open_channel(address) as channel:
+            stub: Any = serving_pb_grpc.ServingStub(channel)
+            try:
+                reply = stub.Describe(serving_pb.DescribeRequest(model=model), timeout=_CALL_DEADLINE_SEC)
+            except grpc.RpcError:  # another process may tell
+                continue
+        for served in reply.versions:
+            if (served.model, served.version) == (model, version):
+                return int(served.cluster_id)
+    return None
 
 
 def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int, key: int) -> dict[str, str]:
@@ -117,7 +142,13 @@ def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int
     }
 
 
-def _line(row: np.ndarray[tuple[int], np.dtype[np.float32]], found: bool) -> str:
+def _difference(served: NDArray[np.float32], trained: NDArray[np.float32]) -> str:
+    if served.shape != trained.shape:
+        return f"none: the row has dim {len(served)} in serving and {len(trained)} in training"
+    return f"{float(np.abs(served - trained).max()):.3g}"
+
+
+def _line(row: NDArray[np.float32], found: bool) -> str:
     return " ".join(f"{value:.6g}" for value in row) + ("" if found else "  (default row)")
 
 

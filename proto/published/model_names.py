@@ -15,7 +15,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 def check_name(what: str, name: str) -> str:
     """Returns ``name``; raises InvalidArgument unless it may name a model or an alias. ``what`` begins the message."""
-    if not NAME_PATTERN.fullmatch(name) or name.isdecimal():
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name) or name.isdecimal():
         raise not_allowed(what, name, "1 to 100 of A-Z a-z 0-9 _ . -, not digits alone")
     return name
 

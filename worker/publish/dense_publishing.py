@@ -18,6 +18,7 @@ from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import loaded_security
 from ..checkpoint.state_tree import encode_tree
 from ..session.compiled_module import bare, plain_path
+from .asked_version import check_session
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -57,6 +58,7 @@ class DensePublisher:
     ) -> None:
         if not every_sec > 0:
             raise not_allowed("DensePublisher.every_sec", every_sec, "> 0")
+        check_session(session, "DensePublisher")
         registry = ModelRegistry(root)
         self.version = version if version is not None else registry.resolve(name, "live").version
         security = session.core.catalog.security if isinstance(session.core.catalog, ControlClient) else None
@@ -92,10 +94,12 @@ class DensePublisher:
         """Publishes the present weights.
 
         Raises:
-            FailedPrecondition: a weight is not finite; the text names it. Nothing was published.
+            FailedPrecondition: the session is closed, or a weight is not finite; the text names it. Nothing was
+                published.
             NotFound: the version was removed.
             FailedPrecondition, ResourceExhausted: the weights cannot be written.
         """
+        check_session(self._session, "DensePublisher")
         weights = self._weights()
         for key, value in weights.items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):

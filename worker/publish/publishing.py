@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,6 @@ from ...proto.published.manifest import (
     PublishedTable,
     ServedDtype,
 )
-from ...proto.published.model_names import check_name
 from ...proto.published.program_proof import make_proof
 from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
@@ -44,6 +42,7 @@ from ...proto.schema import TableSchema
 from ...proto.security.channels import open_channel
 from ...proto.security.security import loaded_security
 from ..membership.shard_client import shard_client
+from .asked_version import check_model, check_names, check_session, checked_card, without_tables
 from .featured_program import featured_source
 from .program_export import Program, ProgramSource, ProgramTensor, export_program
 
@@ -96,7 +95,7 @@ class Publication:
             pattern: the dtype in which training stores the rows.
         card: facts about the version for the manifest, such as step, data_position or auc.
         program: the dense side, as a model to export or an exported program; None: only rows are published.
-        without: the names of tables that are not published.
+        without: the names of tables of the namespace that are not published.
         features: the files that make the program's arguments of columns, by name; none: it takes tensors.
     """
 
@@ -151,16 +150,19 @@ def publish(
 
     Raises:
         InvalidArgument: an argument is not allowed, or the model shares memory with ``example``.
-        FailedPrecondition: the session has no cluster, a row is not finite, or ranks have parts of the model.
+        FailedPrecondition: the session is closed or has no cluster, a row is not finite, or ranks have parts of the
+            model.
         Unavailable: a shard is down; the text names it.
         NotFound: the namespace has no tables, and there is no model.
     """
+    check_session(session, "publish")
     if not isinstance(session.core.catalog, ControlClient):
         raise FailedPrecondition("publish: it needs a session of a cluster (sr.connect), not of stores in this process")
-    if (model is None) != (example is None):
-        raise InvalidArgument("publish: model and example belong together: example=(arguments of model.forward)")
+    check_names(name, alias)
+    check_model(model, example, features)
+    card = checked_card(card or {})
     program, files = _source(model, example, features, dynamic_shapes)
-    return publish_program(session, Publication(name, root, alias, dtype, card or {}, program, features=files))
+    return publish_program(session, Publication(name, root, alias, dtype, card, program, features=files))
 
 
 def publish_program(session: Session, publication: Publication) -> Published:
@@ -211,10 +213,9 @@ def publish_from(
         publication: the contents and options.
         progress: called with the number of rows written so far; None: not called.
     """
-    check_name("model", publication.name)
-    if publication.alias is not None:
-        check_name("alias", publication.alias)
-    schemas = tuple(each for each in control.list_tables(namespace) if each.name not in publication.without)
+    check_names(publication.name, publication.alias)
+    card = checked_card(publication.card)
+    schemas = without_tables(control.list_tables(namespace), publication.without, namespace)
     if not schemas and publication.program is None:
         raise NotFound(f"namespace {namespace!r} has no tables to publish at {control.address}")
     dtypes = _dtypes(schemas, publication.dtype)
@@ -248,7 +249,7 @@ def publish_from(
             tables=tables,
             slots=write_tensors(folder, SLOTS, {"version": Tensor("U64", slots)}, {}),
             program=facts,
-            card=_checked_card(publication.card),
+            card=card,
             proof=proof,
             features=write_features(folder, publication.features),
         )
@@ -363,15 +364,6 @@ def _dtypes(
         return next(matching, schema.dtype)
 
     return {schema.name: of(schema) for schema in schemas}
-
-
-def _checked_card(card: Mapping[str, Any]) -> dict[str, Any]:
-    for key, value in card.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float | bool | None.__class__):
-            raise not_allowed(f"card[{key!r}]", value, "text, numbers, true, false, null")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidArgument(f"card[{key!r}]: {value!r} is not finite")
-    return dict(card)
 
 
 def _write_program(folder: Folder, program: bytes) -> FileFacts:
