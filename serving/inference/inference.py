@@ -33,6 +33,7 @@ from ...proto.published.program_proof import check_proof
 from ...proto.published.registry import ModelRegistry
 from ...proto.schema import DTYPES, Dtype
 from ..client.client import ServingClient
+from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
 from .load_program import load_exported
 from .served_model_stats import ServedModelStats
@@ -161,12 +162,13 @@ class ServedModel(Closing):
         self._deadline_ms = deadline_ms
         self._cache = cache
         self._lock = threading.Lock()
+        self._gate = CallGate()  # the names of tables are bound in the whole process, so no call may see them change
         self._closed = False
         self._loaded = self._load(None)
 
     def close(self) -> None:
-        """Unbinds the tables' names in this process."""
-        with self._lock:
+        """Unbinds the tables' names in this process, when the last call has returned."""
+        with self._lock, self._gate.change():
             self._closed = True
             self._loaded.session.close()
 
@@ -206,7 +208,8 @@ class ServedModel(Closing):
     def refresh(self) -> int:
         """Loads the version that the alias names now, or the newest dense weights of the version in use.
 
-        It also connects to other replicas when processes came or went. Calls under way finish with the former version.
+        It also connects to other replicas when processes came or went. Calls under way finish with the former version,
+        and calls that begin meanwhile wait for them.
 
         Returns:
             The version in use.
@@ -220,7 +223,7 @@ class ServedModel(Closing):
                 raise FailedPrecondition("ServedModel: the model is closed")
             loaded = self._loaded
             if self._client.version != loaded.version or self._client.generation != loaded.generation:
-                self._loaded = self._load(loaded)
+                self._load(loaded)
             elif newest_number(self._folder(loaded.version)) > self.dense_version:
                 self._loaded = self._with_newest_dense(loaded)
             return self._loaded.version
@@ -253,16 +256,17 @@ class ServedModel(Closing):
 
     def predict(self, *arguments: Any) -> Prediction:
         """Returns the output of the model's forward with the versions that produced it; see :meth:`__call__`."""
-        if self._closed:
-            raise FailedPrecondition("ServedModel: the model is closed")
-        loaded = self._loaded
-        if len(arguments) == 1 and is_of_columns(arguments[0]):
-            arguments = self._of_columns(loaded, arguments[0])
-        try:
-            with torch.no_grad():
-                output = self._run(loaded, arguments)
-        except (RuntimeError, ValueError) as error:
-            raise typed_error(error) from None
+        with self._gate.call():
+            if self._closed:
+                raise FailedPrecondition("ServedModel: the model is closed")
+            loaded = self._loaded
+            if len(arguments) == 1 and is_of_columns(arguments[0]):
+                arguments = self._of_columns(loaded, arguments[0])
+            try:
+                with torch.no_grad():
+                    output = self._run(loaded, arguments)
+            except (RuntimeError, ValueError) as error:
+                raise typed_error(error) from None
         dense = loaded.dense
         if dense is None:
             return Prediction(output, loaded.version, 0, None)
@@ -299,7 +303,7 @@ class ServedModel(Closing):
         return ModelRegistry(self._root).folder(self._client.model, version)
 
     def _load(self, before: _Loaded | None) -> _Loaded:
-        """Loads the version that the alias names, and binds the tables' names to it in place of ``before``."""
+        """Loads the version that the alias names, binds the tables' names to it in place of ``before``, and uses it."""
         generation = self._client.generation
         shards, version, shapes = self._client.shards()
         manifest = ModelRegistry(self._root).manifest(self._client.model, version)
@@ -322,19 +326,21 @@ class ServedModel(Closing):
         loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device, features, names)
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)
-        if before is not None:
-            before.session.close()
-        for name, shape in shapes.items():
-            session.bind(
-                f"{manifest.namespace}/{name}",
-                table_id=shape.id,
-                schema_version=shape.schema_version,
-                dim=shape.dim,
-                num_rows=0,
-                lr=0.0,
-            )
-            if on_device is not None:
-                register(f"{manifest.namespace}/{name}", on_device)
+        with self._gate.change():
+            if before is not None:
+                before.session.close()
+            for name, shape in shapes.items():
+                session.bind(
+                    f"{manifest.namespace}/{name}",
+                    table_id=shape.id,
+                    schema_version=shape.schema_version,
+                    dim=shape.dim,
+                    num_rows=0,
+                    lr=0.0,
+                )
+                if on_device is not None:
+                    register(f"{manifest.namespace}/{name}", on_device)
+            self._loaded = loaded
         return loaded
 
     def _program(self, version: int) -> torch.export.ExportedProgram:

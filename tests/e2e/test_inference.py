@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -118,6 +121,39 @@ def test_a_version_that_takes_tensors_does_not_import_pyarrow(trained: Trained, 
             [sys.executable, "-c", _POSITIONAL, serving.addresses[0], trained.root], capture_output=True, text=True
         )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_call_under_way_keeps_its_version_while_another_is_taken_over(
+    trained: Trained, scores: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on, run_program = threading.Event(), threading.Event(), ServedModel._run
+
+    def held(self: ServedModel, loaded: Any, arguments: tuple[Any, ...]) -> Any:
+        if loaded.version == 1:
+            began.set()
+            assert goes_on.wait(60)
+        return run_program(self, loaded, arguments)
+
+    monkeypatch.setattr(ServedModel, "_run", held)
+    registry = ModelRegistry(trained.root)
+    registry.point("ctr", "held", 1)
+    with (
+        sr.local_serving("ctr@held", root=trained.root, poll="50ms") as serving,
+        sr.ServingClient(serving.addresses, model="ctr@held", refresh_sec=0.1) as client,
+        ServedModel(client, trained.root) as served,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        under_way = threads.submit(served.predict, *batch(9, 6))
+        assert began.wait(60)
+        registry.point("ctr", "held", 2)
+        wait_until(lambda: client.version == 2, "the move")
+        taken_over = threads.submit(served.refresh)
+        wait([taken_over], 1.0)  # it waits for the call; without that it is over now, and the call reads other rows
+        goes_on.set()
+        assert under_way.result(60).version == 1
+        np.testing.assert_allclose(under_way.result().output.tolist(), scores[0], rtol=1e-5, atol=1e-6)
+        assert taken_over.result(60) == 2
+        np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_program_scores_as_in_training_and_changes_with_its_alias(
