@@ -218,6 +218,8 @@ class ModelRegistry:
             before = self._known(model, alias, aliases)
             there = set(self.versions(model))
             history = [version for version in before.history if version in there]
+            while history and history[-1] == before.version:  # what was between the two is pruned
+                history.pop()
             if not history:
                 raise FailedPrecondition(
                     f"{model}@{alias}: the alias has named no earlier version than {before.version} that still exists"

@@ -90,6 +90,21 @@ def test_aliases_move_and_go_back(tmp_path: Path, rows: np.ndarray) -> None:
     assert registry.claim_version("ctr") == 5
 
 
+def test_a_rollback_past_a_pruned_version_moves_the_alias_or_says_that_it_cannot(
+    tmp_path: Path, rows: np.ndarray
+) -> None:
+    registry = ModelRegistry(str(tmp_path))
+    for _ in range(3):
+        write_version(str(tmp_path), "ctr", rows)
+    for version in (1, 2, 1, 3):
+        registry.point("ctr", "live", version)
+    assert registry.prune("ctr", 1) == [2]
+    assert registry.rollback("ctr", "live").version == 1
+    with pytest.raises(FailedPrecondition, match="the alias has named no earlier version than 1"):
+        registry.rollback("ctr", "live")
+    assert registry.resolve("ctr", "live").version == 1
+
+
 def test_an_unfinished_version_is_none(tmp_path: Path, rows: np.ndarray) -> None:
     registry = ModelRegistry(str(tmp_path))
     write_version(str(tmp_path), "ctr", rows)
