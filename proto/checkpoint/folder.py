@@ -21,7 +21,15 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from ..errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, SparserowError
+from ..errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    SparserowError,
+    not_allowed,
+)
 from ..extras import install_command
 from ..names import check_file_name
 from .local_file import Pace, create_file, hash_pieces, sync_folder, write_file
@@ -93,10 +101,12 @@ class Folder:
         is_local: whether the folder is on a local file system.
 
     Raises:
-        InvalidArgument: the scheme is unknown, or its package is not installed.
+        InvalidArgument: the URL is empty or no text, its scheme is unknown, or its package is not installed.
     """
 
     def __init__(self, url: str) -> None:
+        if not isinstance(url, str) or not url:  # fsspec takes "" for the present folder
+            raise not_allowed("folder", url, "a path or URL as text, such as models or s3://bucket/models")
         self.url = url.rstrip("/") or "/"
         self._file_system, path = file_system_of(url)
         self._path = path.rstrip("/")

@@ -9,6 +9,8 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +226,12 @@ def test_damage_is_named(tmp_path):
     manifest.write_text("{")
     with pytest.raises(DataLoss, match="is damaged: it is not JSON"):
         files.read_manifest(folder)
+
+
+@pytest.mark.parametrize("url", ["", None, 5, Path("models")])
+def test_a_folder_without_a_name_is_not_the_present_one(url: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"folder: .* is not allowed; allowed: a path or URL as text"):
+        Folder(url)
 
 
 def test_urls_that_cannot_be_used(tmp_path):
