@@ -82,6 +82,7 @@ class Follower:
         self._lock = threading.Lock()
         self._stats = SyncStats()
         self._problems: dict[int, str] = {}
+        self._told: set[type[SparserowError]] = set()  # the kinds of errors that the log has since all was well
         self._caught_up: dict[int, float] = {}
         self._is_superseded = False
         self._paused = False
@@ -172,10 +173,9 @@ class Follower:
         while not self._stop.is_set():
             try:
                 with ShardStream(self._version, self._owned, self._options, shard, cursor, key) as stream:
-                    self._set_problem(shard, "")
                     self._follow(shard, stream)
             except SparserowError as error:
-                if self.problem == "" and not self._stop.is_set():
+                if self._is_news(error) and not self._stop.is_set():
                     log.warning("live sync of %s: shard %d: %s; trying again", self._version.model, shard, error)
                 self._set_problem(shard, f"shard {shard}: {error}")
                 with self._lock:
@@ -204,6 +204,7 @@ class Follower:
                     applied, is_last = stream.turn()
                 finally:
                     self._end_turn()
+                self._set_problem(shard, "")
                 if applied is not None:
                     self._count(applied)
             with self._lock:
@@ -234,6 +235,15 @@ class Follower:
             self._problems.pop(shard, None)
             if problem:
                 self._problems[shard] = problem
+            elif not self._problems:
+                self._told.clear()
+
+    def _is_news(self, error: SparserowError) -> bool:
+        """Whether an error has a kind that no shard has had since all of them were followed."""
+        with self._lock:
+            is_news = type(error) not in self._told
+            self._told.add(type(error))
+            return is_news
 
 
 def _checked_shards(version: LoadedVersion, coordinator: str) -> Sequence[int]:
