@@ -106,6 +106,7 @@ class ServingClient(Closing):
         self._security = options.security
         self._lock = threading.Lock()
         self._version: int | None = None
+        self._is_closed = False
         self._pool = ReplicaPool(options)
         try:
             self.model, self._which = parse_model(model or _only_model(self._pool.view))
@@ -115,7 +116,8 @@ class ServingClient(Closing):
             raise
 
     def close(self) -> None:
-        """Closes the connections when the last call has returned."""
+        """Closes the connections when the last call has returned; later calls raise FailedPrecondition."""
+        self._is_closed = True
         self._pool.close()
 
     @property
@@ -148,6 +150,7 @@ class ServingClient(Closing):
             NotFound: the model has no such table.
             InvalidArgument: the keys are not integers or strings, or the deadline is below 1.
             DeadlineExceeded, Unavailable: no shard answered.
+            FailedPrecondition: the client is closed.
         """
         return self.lookup_many({table: keys}, deadline_ms=deadline_ms, routing_key=routing_key)[table]
 
@@ -218,6 +221,8 @@ class ServingClient(Closing):
         return self._pool.shards(handle_of(self.model, found)), found, shapes
 
     def _resolve(self, routing: int) -> tuple[int, dict[str, TableShape]]:
+        if self._is_closed:  # nothing asks the processes any more which version an alias names
+            raise FailedPrecondition("ServingClient: the client is closed")
         view = self._pool.view
         with self._lock:
             version, canary, share = view.alias(self.model, self._which, self._version)
@@ -237,6 +242,7 @@ class AsyncServingClient:
 
     def __init__(self, client: ServingClient, *, threads: int = 16) -> None:
         self._client = client
+        self._is_closed = False
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="sparserow-async")
 
     @staticmethod
@@ -253,7 +259,8 @@ class AsyncServingClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections; later calls raise FailedPrecondition."""
+        self._is_closed = True
         await asyncio.to_thread(self._client.close)
         self._pool.shutdown(wait=False)
 
@@ -266,6 +273,8 @@ class AsyncServingClient:
         self, tables: Mapping[str, Keys], *, deadline_ms: int = 1000, routing_key: str = ""
     ) -> dict[str, LookupRows]:
         """Looks up rows of several tables; see :meth:`ServingClient.lookup_many`."""
+        if self._is_closed:
+            raise FailedPrecondition("AsyncServingClient: the client is closed")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._pool,

@@ -190,6 +190,12 @@ async def check_async(addresses: list[str], rows: np.ndarray) -> None:
     async with await sr.AsyncServingClient.connect(addresses) as client:
         answers = await asyncio.gather(*(client.lookup("user", KEYS[i : i + 50]) for i in range(0, 400, 50)))
     np.testing.assert_array_equal(np.concatenate([answer.rows for answer in answers]), rows)
+    with pytest.raises(sr.FailedPrecondition, match="AsyncServingClient: the client is closed"):
+        await client.lookup("user", KEYS)
+    with sr.ServingClient(addresses) as closed:
+        pass
+    with pytest.raises(sr.FailedPrecondition, match="ServingClient: the client is closed"):
+        closed.lookup("user", KEYS)
 
 
 def test_serving_follows_training_and_restarts(
