@@ -18,6 +18,7 @@ from .errors import InvalidArgument, not_allowed
 
 KeyArray: TypeAlias = NDArray[np.uint64]
 TextHasher: TypeAlias = Callable[[NDArray[np.int64], Any], NDArray[np.int64]]
+_TEXT = (str, bytes)
 Keys: TypeAlias = "NDArray[np.integer[Any]] | Sequence[int] | Sequence[str] | Sequence[bytes]"
 
 
@@ -58,14 +59,16 @@ def as_keys(keys: Keys) -> KeyArray:
     """Returns keys as (n) uint64: integers as they are, and strings hashed by :func:`hash_key`.
 
     Raises:
-        InvalidArgument: ``keys`` is a single string, is not one-dimensional, or has a value that is no integer in [0,
-            2**64).
+        InvalidArgument: ``keys`` is a single string, is no sequence, is not one-dimensional, has strings beside other
+            values, or has a value that is no integer in [0, 2**64).
     """
     if isinstance(keys, str | bytes):
         raise not_allowed("keys", keys, f"(n) integers or strings, such as [{keys!r}]")
-    if not isinstance(keys, np.ndarray) and len(keys) > 0 and isinstance(keys[0], str | bytes):
-        return np.fromiter((hash_key(key) for key in keys), dtype=np.uint64, count=len(keys))  # type: ignore[arg-type]
-    array = _integers(keys)
+    if not isinstance(keys, np.ndarray):
+        texts = _texts(keys)
+        if texts:
+            return np.fromiter(map(hash_key, texts), dtype=np.uint64, count=len(texts))
+    array = keys if isinstance(keys, np.ndarray) and keys.ndim == 0 else _integers(keys)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidArgument(
             f"keys: dtype {array.dtype} of shape {array.shape} is not allowed; "
@@ -76,9 +79,25 @@ def as_keys(keys: Keys) -> KeyArray:
     return np.ascontiguousarray(array, dtype=np.uint64)
 
 
+def _texts(keys: Any) -> list[str | bytes]:
+    """Returns the keys that are strings: all of them, or none."""
+    try:
+        texts = [key for key in keys if isinstance(key, _TEXT)] if len(keys) and isinstance(keys[0], _TEXT) else []
+    except (TypeError, KeyError):
+        raise not_allowed("keys: type", type(keys).__name__, "a sequence of (n) integers or strings") from None
+    if texts and len(texts) < len(keys):
+        other = next(key for key in keys if not isinstance(key, _TEXT))
+        raise not_allowed("keys", other, "strings alone, as the first key is one")
+    return texts
+
+
 def _integers(keys: Any) -> NDArray[Any]:
     """Returns keys as an array; numpy would make floats of integers of which some need 64 bits and some have a sign."""
-    array = np.asarray(keys) if len(keys) else np.empty(0, np.uint64)
+    try:
+        array = np.asarray(keys) if len(keys) else np.empty(0, np.uint64)
+    except ValueError:  # lists of several lengths
+        text = "keys: lists of several lengths are not allowed; allowed: (n) integers or strings"
+        raise InvalidArgument(text) from None
     if array.dtype.kind not in "iu" and not isinstance(keys, np.ndarray) and all(isinstance(key, int) for key in keys):
         try:
             array = np.array(keys, dtype=np.uint64)

@@ -25,6 +25,13 @@ def test_integers_and_strings_are_keys() -> None:
         ([5, -1], r"keys: -1 is not allowed; allowed: \[0, 2\*\*64\)"),
         (np.array([-3]), r"keys: -3 is not allowed"),
         ([[1, 2]], r"of shape \(1, 2\) is not allowed"),
+        (None, r"keys: type: 'NoneType' is not allowed; allowed: a sequence of"),
+        (5, r"keys: type: 'int' is not allowed"),
+        (np.array(5), r"int64 of shape \(\) is not allowed"),
+        ({1: 2}, r"keys: type: 'dict' is not allowed"),
+        (iter([1]), r"keys: type: 'list_iterator' is not allowed"),
+        ([[1], [2, 3]], r"keys: lists of several lengths are not allowed"),
+        (["a", 5], r"keys: 5 is not allowed; allowed: strings alone"),
         ([1.5], r"float64 of shape \(1,\) is not allowed"),
     ],
 )
