@@ -20,7 +20,8 @@ def parse_json(data: bytes) -> Any:
     """Parses JSON and returns its value.
 
     Raises:
-        InvalidArgument: the data is not JSON, or its structure exceeds a bound; the text names the bound.
+        InvalidArgument: the data is not JSON, an object has a name twice, or its structure exceeds a bound; the text
+            names the bound.
     """
     _check(data.count(b"\\"), _MOST_ESCAPES, "escapes in strings")
     _check(data.count(b'"'), 4 * _MOST_NAMES, "quotation marks")
@@ -35,7 +36,7 @@ def parse_json(data: bytes) -> Any:
         if depth < 0:
             break
     try:
-        return json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_object)
     except ValueError as error:
         raise InvalidArgument(f"the body is no JSON: {error}") from None
 
@@ -43,3 +44,13 @@ def parse_json(data: bytes) -> Any:
 def _check(count: int, most: int, what: str) -> None:
     if count > most:
         raise InvalidArgument(f"the body: it has {count} {what}; allowed: at most {most}")
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of its members; json alone would keep the last one of a name, and drop the others."""
+    made = dict(members)
+    if len(made) < len(members):
+        names = [name for name, _ in members]
+        twice = next(name for name in made if names.count(name) > 1)
+        raise InvalidArgument(f"the body: {twice!r} is named twice; put its keys together")
+    return made

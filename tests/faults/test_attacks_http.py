@@ -119,8 +119,9 @@ def test_a_body_is_not_read_before_the_token(served: Served) -> None:
         (b"\xff\xfe{", 400, "no JSON"),
         (b"]" * 100_000, 400, "no JSON"),
         (b"null", 400, "the body must be"),
+        (b'{"model": "ctr", "tables": {"user": [1], "user": [2]}}', 400, "'user' is named twice"),
     ],
-    ids=["depth", "bomb", "names", "quotes", "containers", "escapes", "digits", "bytes", "closers", "null"],
+    ids=["depth", "bomb", "names", "quotes", "containers", "escapes", "digits", "bytes", "closers", "null", "twice"],
 )
 def test_json_is_bounded_before_it_is_parsed(served: Served, body: bytes, status: int, words: str) -> None:
     before = reset_peak(served.pid)
