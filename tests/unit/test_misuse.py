@@ -247,3 +247,13 @@ def test_distribute_over_a_closed_session_says_that_it_is_closed() -> None:
     session.close()
     with pytest.raises(sr.FailedPrecondition, match="session is closed"):
         distributed(session)
+
+
+@pytest.mark.parametrize("lr", [-0.5, float("nan"), float("inf"), "0.5"])
+def test_a_push_by_key_refuses_what_is_no_learning_rate(lr: object) -> None:
+    with sr.InProcessCluster(shards=1).connect("rates") as session:
+        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        before, keys = table.pull([1]), np.array([1], np.uint64)
+        with pytest.raises(sr.InvalidArgument, match=r"lr: .* is not allowed; allowed: a finite number >= 0"):
+            table.push(keys, np.ones((1, DIM), np.float32), lr)
+        np.testing.assert_array_equal(table.pull([1]), before)

@@ -51,9 +51,11 @@ class TableRows:
             lr: the learning rate; None: the table's current rate.
 
         Raises:
-            InvalidArgument: a shape does not fit, or a gradient is not finite; the text names its key. Nothing was
-                applied.
+            InvalidArgument: a shape does not fit, the learning rate is negative or not finite, or a gradient is not
+                finite; the text names its key. Nothing was applied.
         """
+        if lr is not None and not (isinstance(lr, int | float | np.number) and 0 <= lr < float("inf")):
+            raise not_allowed("lr", lr, "a finite number >= 0")
         array = as_keys(keys)
         values = np.ascontiguousarray(grads, dtype=np.float32)
         if values.shape == (len(array), self.schema.dim):
