@@ -87,7 +87,10 @@ class ReplicaMap:
         return (version, canary, share) if canary in known else (version, 0, 0.0)
 
     def _served(self) -> str:
-        return ", ".join(f"{model}@{alias}" for model, alias in sorted(self.aliases)) or "nothing"
+        named = {model for model, _ in self.aliases}
+        unnamed = {model: versions for model, versions in self.versions.items() if model not in named}
+        by_number = [(model, str(version)) for model, versions in unnamed.items() for version in versions]
+        return ", ".join(f"{model}@{which}" for model, which in sorted([*self.aliases, *by_number])) or "nothing"
 
 
 def fetch_view(
