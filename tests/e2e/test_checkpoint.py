@@ -467,7 +467,7 @@ def test_another_model_is_refused_before_any_row_changes(cluster, tmp_path):
         np.testing.assert_array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
 
 
-@pytest.mark.parametrize("mistake", ["groups", "schedulers", "no scaler"])
+@pytest.mark.parametrize("mistake", ["groups", "kind", "schedulers", "no scaler"])
 def test_states_that_do_not_fit_are_refused_before_any_row_changes(cluster, tmp_path, mistake):
     url = str(tmp_path / "ckpt")
     with sr.connect(cluster.address, f"unfit-{mistake.replace(' ', '-')}", rank=0, world_size=1) as session:
@@ -481,6 +481,10 @@ def test_states_that_do_not_fit_are_refused_before_any_row_changes(cluster, tmp_
             "groups": (
                 {"optimizer": torch.optim.Adam([{"params": parameters[:1]}, {"params": parameters[1:]}])},
                 r"another optimizer: its parameter groups have \[\d\] parameters there and \[1, \d\] here",
+            ),
+            "kind": (
+                {"optimizer": torch.optim.SGD(parameters, lr=0.1)},
+                "the state of another kind of optimizer, with the option 'amsgrad', which SGD lacks",
             ),
             "schedulers": ({"scheduler": [scheduler, scheduler]}, "the state of 1 schedulers, but 2 are given"),
             "no scaler": ({"scaler": torch.amp.GradScaler("cpu")}, "no state of the scaler of rank 0"),

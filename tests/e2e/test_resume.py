@@ -205,3 +205,22 @@ def test_another_number_of_workers_goes_on_and_each_sample_comes_once(launcher, 
     figures = json.loads(result.read_text())
     assert (figures["workers"], figures["history"][0]["samples"]) == (3, 2 * STEPS * 64)
     assert figures["test_auc"] > 0.5
+
+
+def test_a_run_goes_on_with_the_optimizers_of_its_job_file(launcher, log, tmp_path):
+    """As a user does who lowers a rate after a loss that grew; rates of 0 leave all weights as they were saved."""
+    url, result = tmp_path / "ckpt", tmp_path / "result.json"
+    words = arguments(log, url, result, "train.workers=1", "train.prefetch=0", "train.epochs=1")
+    assert launcher.start(*words).end() == 0
+    dense, rows = dense_of(url), rows_of_checkpoint(url)
+    changed = ["--set", "train.epochs=2", "--set", "train.dense_optimizer={kind: adamw, lr: 0, weight_decay: 0.5}"]
+    other = launcher.start(*words, *changed, "--set", "train.dense_optimizer={kind: sgd}")
+    assert other.end() == 1
+    assert "has the state of another kind of optimizer, with the option" in other.complaints[-1]
+    run = launcher.start(*words, *changed, "--set", "train.row_optimizer={kind: adagrad, lr: 0}")
+    assert run.end() == 0, run.err
+    assert dense_of(url) == dense
+    after = rows_of_checkpoint(url)
+    for table, by_key in rows.items():
+        for key, row in by_key.items():
+            assert after[table][key][2] == row[2]

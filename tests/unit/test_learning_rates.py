@@ -71,3 +71,39 @@ def test_a_factor_stays_under_a_schedule() -> None:
         rates.step()
         if step == 2:
             rates.scale(0.1)
+
+
+def test_a_rate_of_the_job_file_takes_the_place_of_the_checkpoints_at_the_same_share() -> None:
+    section, form = FORMS["cosine-warmup"]
+
+    def made(lr: float, **options: float) -> tuple[torch.optim.Optimizer, LearningRates]:
+        optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=lr, **options)
+        return optimizer, LearningRates(schedule_of(section), (optimizer,))
+
+    before, rates = made(1.0)
+    for _ in range(5):
+        before.step()
+        rates.step()
+    for lr, decay in ((1.0, 0.0), (0.1, 0.0), (0.0, 0.5)):
+        after, present = made(lr, weight_decay=decay)
+        after.load_state_dict(before.state_dict())
+        present.load_state_dict(rates.state_dict())
+        present.take_given()
+        group = after.param_groups[0]
+        assert group["lr"] == pytest.approx(lr * form(5)) and group["weight_decay"] == decay
+        if lr == 1.0:
+            assert group["lr"] == before.param_groups[0]["lr"], "the same rates are the same bits"
+        after.step()
+        present.step()
+        assert group["lr"] == pytest.approx(lr * form(6))
+
+
+def test_rates_of_a_checkpoint_that_does_not_say_what_its_job_gave_stay() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    rates = LearningRates(schedule_of({"kind": "constant"}), (optimizer,))
+    state = rates.state_dict()
+    del state["rates"]
+    optimizer.param_groups[0]["lr"] = 0.25
+    rates.load_state_dict(state)
+    rates.take_given()
+    assert optimizer.param_groups[0]["lr"] == 0.25

@@ -13,6 +13,8 @@ from ...proto.checkpoint.dense_files import TREE
 from ...proto.errors import FailedPrecondition, NotFound
 from .save import OneOrMore, SharedReader, Stateful, several
 
+_OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})  # torch's put them there
+
 
 @dataclass(frozen=True)
 class AskedStates:
@@ -37,7 +39,7 @@ class AskedStates:
 
         Raises:
             NotFound: the checkpoint lacks a state.
-            FailedPrecondition: the optimizer's parameter groups are not those of the checkpoint.
+            FailedPrecondition: the optimizer is of another kind than that of the checkpoint, or has other groups.
         """
         is_in_parts = first is not None and TREE in first
         reader = None if isinstance(self.reader, SharedReader) else self.reader
@@ -73,7 +75,7 @@ def check_count(scheduler: OneOrMore, states: list[Any], where: str) -> None:
 
 
 def _check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], where: str) -> None:
-    """Checks the sizes of parameter groups, unless the class of the optimizer loads states in its own way."""
+    """Checks sizes and options of parameter groups, unless the class of the optimizer loads states in its own way."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict or "param_groups" not in state:
         return
     saved = [len(group["params"]) for group in state["param_groups"]]
@@ -83,3 +85,10 @@ def _check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], wh
             f"restore: {where} has another optimizer: its parameter groups have {saved} parameters there and {given} "
             "here; give the optimizer the same groups"
         )
+    for group, was in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        mine, theirs = (sorted(a.keys() - b.keys() - _OF_SCHEDULES) for a, b in ((group, was), (was, group)))
+        if mine and theirs:  # versions of torch add options to a kind, and take none away
+            raise FailedPrecondition(
+                f"restore: {where} has the state of another kind of optimizer, with the option {theirs[0]!r}, which "
+                f"{type(optimizer).__name__} lacks; give the kind of optimizer that was saved"
+            )

@@ -26,6 +26,8 @@ class LearningRates:
 
     def __init__(self, schedule: ScheduleConfig, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = tuple(optimizers)
+        self._given = tuple({name: _options(group) for name, group in _groups(each)} for each in self._optimizers)
+        self._saved: list[dict[str, float]] | None = None  # the rates of the job that saved the state, if it is known
         self._done = 0
         makers: list[Callable[[Optimizer], _Part]] = []
         if schedule.warmup_steps > 1:
@@ -42,8 +44,15 @@ class LearningRates:
         self._done += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the schedules. The rates themselves are in the state of the optimizers."""
-        return {"done": self._done, "schedulers": [scheduler.state_dict() for scheduler, _ in self._parts]}
+        """Returns the position of the schedules, and the rates that the job gives.
+
+        The rates of the moment are in the state of the optimizers.
+        """
+        return {
+            "done": self._done,
+            "schedulers": [scheduler.state_dict() for scheduler, _ in self._parts],
+            "rates": [{name: options["lr"] for name, options in given.items()} for given in self._given],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position that :meth:`state_dict` returned.
@@ -53,15 +62,47 @@ class LearningRates:
         """
         if len(state["schedulers"]) != len(self._parts):
             raise InvalidArgument("train.schedule: the schedule differs from the one in the checkpoint")
-        self._done = state["done"]
+        self._done, self._saved = state["done"], state.get("rates")
         for (scheduler, _), saved in zip(self._parts, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
+
+    def take_given(self) -> None:
+        """Puts the options that the job gives in place of those that optimizers got from a checkpoint.
+
+        A rate keeps its share, to which the schedule and the decays have brought it. It is called after all states
+        were loaded. Rates of a checkpoint that does not say what its job gave stay as they are.
+        """
+        share = self._share()
+        for number, (optimizer, given) in enumerate(zip(self._optimizers, self._given, strict=True)):
+            for name, group in _groups(optimizer):
+                group.update({key: value for key, value in given[name].items() if key != "lr"})
+                rate = given[name]["lr"]
+                if self._saved is not None and self._saved[number].get(name) != rate:
+                    group["lr"] = rate * share
+                    group["initial_lr"] = rate
+
+    def _share(self) -> float:
+        """Returns the share of the job's rates that the optimizers have; it is the same for all groups."""
+        for optimizer, saved in zip(self._optimizers, self._saved or (), strict=False):
+            for name, group in _groups(optimizer):
+                if saved.get(name):
+                    return float(group["lr"]) / saved[name]
+        return 1.0
 
     def scale(self, factor: float) -> None:
         """Multiplies all learning rates by ``factor`` from now on."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] *= factor
+
+
+def _groups(optimizer: Optimizer) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the parameter groups by the name of their table, or by their number."""
+    return [(group.get("name", str(number)), group) for number, group in enumerate(optimizer.param_groups)]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _warmup(optimizer: Optimizer, steps: int) -> _Part:

@@ -22,6 +22,7 @@ from ..checkpoint.restore import check_reader
 from ..checkpoint.save import Stateful, absolute
 from ..session.session import Session
 from ..session.tensor_group import leads
+from .learning_rates import LearningRates
 from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
 from .run_identity import ROWS_FOLDER
@@ -83,7 +84,7 @@ class TrainedParts:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     scaler: GradScaler | None
-    schedule: Stateful
+    schedule: LearningRates
     reader: Stateful
     steps: Stateful
 
@@ -303,6 +304,7 @@ class TrainingCheckpoints:
             scheduler=parts.schedule,
             reader=parts.reader,
         )
+        parts.schedule.take_given()
         parts.steps.load_state_dict(restored.extra["steps"])
         progress = Progress(**restored.extra["progress"])
         if restored.extras:
