@@ -348,3 +348,28 @@ def test_a_state_with_other_inputs_is_refused(counting, columns, message):
     assert reader.digest(100) != before.digest(100), "leases of an elastic job are refused as well"
     with pytest.raises(InvalidArgument, match=message):
         reader.load_state_dict(json.loads(json.dumps(state)))
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("label: z", 'the label \'label\' was .*"column": "y".*; this reader has .*"column": "z"'),
+        ("label: y, label_values: {'0': 1, '1': 0}", "the label 'label' was .*; this reader has .*\"0\": 1.0"),
+    ],
+)
+def test_a_state_with_another_label_is_refused(tmp_path, label, message):
+    """Else a model that was trained for one label would go on with another."""
+    path = tmp_path / "two.csv"
+    path.write_text("".join(f"{i % 2},{i // 2 % 2},k\n" for i in range(50)))
+    first, second = (
+        reader_of(
+            config_of(path, "format=csv", f"csv={{columns: [y, z, c], categorical: [c], {which}}}"), batch_size=10
+        )
+        for which in ("label: y", label)
+    )
+    state = json.loads(json.dumps(first.state_dict()))
+    assert first.digest(100) != second.digest(100), "leases of an elastic job are refused as well"
+    with pytest.raises(InvalidArgument, match=message):
+        second.load_state_dict(state)
+    del state["targets"]  # as an older version saved it
+    second.load_state_dict(state)

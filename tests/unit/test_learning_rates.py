@@ -90,7 +90,8 @@ def test_a_rate_of_the_job_file_takes_the_place_of_the_checkpoints_at_the_same_s
         present.load_state_dict(rates.state_dict())
         present.take_given()
         group = after.param_groups[0]
-        assert group["lr"] == pytest.approx(lr * form(5)) and group["weight_decay"] == decay
+        assert group["weight_decay"] == decay
+        assert group["lr"] == pytest.approx(lr * form(5))
         if lr == 1.0:
             assert group["lr"] == before.param_groups[0]["lr"], "the same rates are the same bits"
         after.step()

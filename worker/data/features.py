@@ -35,6 +35,7 @@ class FeatureSpec:
         lists: names of the features that give lists of keys.
         labels: names of the labels, where the job names several.
         pools: how lists are pooled, by the name of each feature that says so.
+        targets: the column and the values of each label, as JSON by its name.
     """
 
     dense: tuple[NumericFeature, ...]
@@ -45,6 +46,7 @@ class FeatureSpec:
     lists: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     pools: tuple[tuple[str, str], ...] = ()
+    targets: tuple[tuple[str, str], ...] = ()
 
     @property
     def sparse_names(self) -> tuple[str, ...]:

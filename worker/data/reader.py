@@ -25,6 +25,7 @@ from .candidates import CandidateSampler
 from .dealing import Dealing, Interval
 from .decoded import Lines
 from .features import FittedFeatures
+from .kept_spec import check_inputs, check_targets
 from .lines_to_batch import batch_of
 from .named_batch import NamedBatch
 from .negatives import NegativeSampling
@@ -181,6 +182,7 @@ class ClickReader:
             "bad_lines": self._bad_lines,
             "features": self._features.state(),
             "inputs": self._features.spec.described(),
+            "targets": dict(self._features.spec.targets),
             "order": self._order_state(),
         }
 
@@ -282,25 +284,8 @@ class ClickReader:
                     f"reader state: {name} was {saved.get(name)!r}; this reader has {mine.get(name)!r}, so it would "
                     "deal samples differently"
                 )
-        self._check_inputs(state.get("inputs"))
-
-    def _check_inputs(self, saved: dict[str, str] | None) -> None:
-        """Refuses a state of a reader whose samples became other inputs, so that rows would get other keys.
-
-        Args:
-            saved: the inputs of that reader; None: an older version saved the state, without them.
-        """
-        mine = self._features.spec.described()
-        if saved is None or list(saved.items()) == list(mine.items()):
-            return
-        names = [name for name in (*saved, *mine) if saved.get(name) != mine.get(name)]
-        if not names:
-            raise InvalidArgument("reader state: the inputs of the model are the same in another order")
-        was, now = (inputs.get(names[0], "not there") for inputs in (saved, mine))
-        raise InvalidArgument(
-            f"reader state: the input {names[0]!r} was {was}; this reader has {now}, so the model would read other "
-            "numbers or keys than it was trained with"
-        )
+        check_inputs(self._features.spec, state.get("inputs"))
+        check_targets(self._features.spec, state.get("targets"))
 
     def _order_state(self) -> dict[str, Any]:
         options = self._options
@@ -341,10 +326,11 @@ class ClickReader:
     def digest(self, window_rows: int) -> int:
         """Returns a digest of every epoch's order in windows of ``window_rows`` samples, in [1, 2**64).
 
-        It differs as well when the samples become other inputs of the model.
+        It differs as well when the samples become other inputs of the model, or have other labels.
         """
-        inputs = self._features.spec.described()
-        text = json.dumps([_STATE_VERSION, self._order_state(), self._options.batch_size, window_rows, inputs])
+        spec = self._features.spec
+        made = [spec.described(), spec.targets]
+        text = json.dumps([_STATE_VERSION, self._order_state(), self._options.batch_size, window_rows, *made])
         return xxh3_64_intdigest(text.encode()) or 1
 
     def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[StepBatch]:

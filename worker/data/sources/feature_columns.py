@@ -47,6 +47,7 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
     keys = [feature for feature in features.features if not _is_number(feature) and not _is_list(feature)]
     lists = [feature for feature in features.features if _is_list(feature)]
     counts = {} if is_translated else {feature.name: features.keys_of(feature.name) for feature in features.features}
+    labels = labels_of(schema)
     spec = FeatureSpec(
         dense=tuple(feature for feature in features.features if isinstance(feature, NumericFeature)),
         categorical=tuple(feature.name for feature in keys),
@@ -60,6 +61,7 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
         lists=tuple(feature.name for feature in lists),
         labels=tuple(schema.labels),
         pools=tuple(features.pools.items()),
+        targets=tuple((label.name, label.described()) for label in labels),
     )
     inputs = [
         InputColumn(_setting(schema, feature, is_translated), column, kind, _expected(feature, kind))
@@ -67,7 +69,7 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
         for column, kind in feature.cells.items()
     ]
     return ColumnRoles(
-        schema.section, labels_of(schema), tuple(inputs), spec, schema.sample_weight, schema.group, schema.timestamp
+        schema.section, labels, tuple(inputs), spec, schema.sample_weight, schema.group, schema.timestamp
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,15 @@ class LabelRole:
     def kind(self) -> FieldKind:
         """What is made of a cell."""
         return "number" if self.values is None else "label"
+
+    @property
+    def name(self) -> str:
+        """The name of the label, as a job file has it."""
+        return self.setting.rpartition(".")[2]
+
+    def described(self) -> str:
+        """Returns what makes the label, as JSON; a position of a reader keeps it."""
+        return json.dumps({"column": self.column, "values": self.values, "integer": self.is_integer}, sort_keys=True)
 
     @property
     def expected(self) -> str:
