@@ -63,7 +63,7 @@ def wrapped(model: nn.Module, parallel: ParallelConfig | None, group: WorkerGrou
         InvalidArgument: ``parallel.tensor`` finds no pair of layers that it can split.
     """
     if not isinstance(group, ParallelGroup) or parallel is None:
-        return model if group.is_alone else DistributedDataParallel(model)
+        return DistributedDataParallel(model) if _has_dense_gradients(model) and not group.is_alone else model
     assert group.mesh is not None
     if parallel.tensor > 1:
         split_towers(model, group.mesh[TENSOR])
@@ -75,6 +75,12 @@ def wrapped(model: nn.Module, parallel: ParallelConfig | None, group: WorkerGrou
     elif group.world > 1:
         average_in_backward(model, group.peers, group.world)
     return model
+
+
+def _has_dense_gradients(model: nn.Module) -> bool:
+    """Returns whether DDP has a gradient to average; a model of tables alone, or with a frozen tower, has none."""
+    left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return any(each.requires_grad for name, each in model.named_parameters() if name not in left_out)
 
 
 def split_towers(model: nn.Module, mesh: Any) -> None:

@@ -32,16 +32,19 @@ def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch
 
     Args:
         train: the options of the job's optimizers.
-        parameters: the parameters of the dense tower.
+        parameters: the parameters of the dense tower; a model of tables alone has none.
 
     Raises:
-        InvalidArgument: ``train.zero`` is true with one worker.
+        InvalidArgument: ``train.zero`` is true with one worker, or without parameters.
     """
     config = train.dense_optimizer
     kind = _DENSE_OPTIMIZERS[config.kind]
     made: torch.optim.Optimizer
     if not train.zero:
-        made = kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
+        groups = [{"params": parameters}]  # torch refuses no parameters, and takes a group without any
+        made = kind(groups, lr=config.lr, weight_decay=config.weight_decay)
+    elif not parameters:
+        raise InvalidArgument("train.zero: true has no effect, as the model has no parameters besides its tables")
     elif dist.is_initialized():
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import
 

@@ -82,7 +82,7 @@ class TrainingStep:
         outputs: TaskOutputs,
     ) -> None:
         self._train, self._model, self._backend, self._group, self._outputs = train, model, backend, group, outputs
-        self._device = next(model.parameters()).device
+        self._device = group.device
         self.scaler = GradScaler(self._device.type) if train.amp == "float16" else None
         self.rates = LearningRates(train.schedule, backend.optimizers)
         self.refused = 0
