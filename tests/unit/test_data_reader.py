@@ -373,3 +373,19 @@ def test_a_state_with_another_label_is_refused(tmp_path, label, message):
         second.load_state_dict(state)
     del state["targets"]  # as an older version saved it
     second.load_state_dict(state)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("header", ["", "x,c,y\n"])
+def test_a_byte_order_mark_is_left_out(tmp_path, header, suffix):
+    """Else the first column of a header has another name."""
+    text = header + "".join(f"{i},k{i % 7},{i % 2}\n" for i in range(50))
+    found = []
+    for name, mark in (("plain.csv", b""), ("marked.csv", b"\xef\xbb\xbf")):
+        content, path = mark + text.encode(), tmp_path / (name + suffix)
+        path.write_bytes(gzip.compress(content) if suffix else content)
+        columns = "header: true" if header else "columns: [x, c, y]"
+        section = f"csv={{{columns}, label: y, categorical: [x, c]}}"
+        found.append(list(reader_of(config_of(path, "format=csv", section), batch_size=10)))
+    for plain, marked in zip(*found, strict=True):
+        assert torch.equal(plain.sparse, marked.sparse)

@@ -1,6 +1,6 @@
 """Reads text files in runs of whole lines with their positions; a file is never in memory as a whole.
 
-A file whose name ends in ``.gz`` is inflated while it is read.
+A file whose name ends in ``.gz`` is inflated while it is read. A byte order mark before the first line is left out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _MAGICS = {
     b"\x89HDF": "HDF5",
 }
 _NEWLINE = 10
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some programs write it in front of a UTF-8 text; no field has it
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def first_line(path: str, comment: str = "") -> bytes:
     with open_text(path) as source:
         block = read_bytes(source, path, _BLOCK_BYTES)
     _check_text(path, block)
-    for number, line in enumerate(block.split(b"\n"), start=1):
+    for number, line in enumerate(block.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), start=1):
         if len(line) > _MAX_LINE_BYTES:
             raise _too_long(path, number)
         if not (comment and line.startswith(comment.encode())):
@@ -183,8 +184,9 @@ def read_runs(path: str, begin: LinePosition | None = None, run_bytes: int = _BL
     place = begin or LinePosition()
     rest = b""  # an unfinished line, which begins at `place`
     with open_text(path) as source:
-        if place.offset:
-            source.seek(place.offset)
+        if not place.offset and read_bytes(source, path, len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK:
+            place = LinePosition(len(_BYTE_ORDER_MARK), place.line)
+        source.seek(place.offset)
         while block := read_bytes(source, path, run_bytes):
             end = block.rfind(b"\n") + 1
             if end:
