@@ -68,3 +68,13 @@ def test_so_it_does_in_plain_torch_and_zero_is_refused(job: Path) -> None:
     backend = LocalBackend(config.train, config.model.min_rows)
     with pytest.raises(InvalidArgument, match=r"train\.zero: true"):
         Trainer(config, group=WorkerGroup(), backend=backend, observer=Silence())
+
+
+def test_a_table_that_no_step_trained_is_told(job: Path, launcher: Launcher) -> None:
+    words = ["train", str(job), "--set", "cluster.shards=1"]
+    run = launcher.start(*words, "--set", "model.class=own_models:Forgetful")
+    assert run.end() == 0, run.err
+    assert "no row of table item was trained: " in run.err
+    run = launcher.start(*words)
+    assert run.end() == 0, run.err
+    assert "was trained: " not in run.err

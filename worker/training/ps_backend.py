@@ -287,6 +287,15 @@ class PsBackend:
         on_servers: int = sum(usage.rows for shard in shards for usage in shard.tables if usage.name.startswith(own))
         return on_servers + (0 if there is None else there.rows)
 
+    def untrained(self) -> list[str]:
+        """Returns the tables without a row on the servers that this job was to train."""
+        core = self._session.core
+        trained = [group["name"] for group in self._session.optimizer.param_groups if not group["frozen"]]
+        with self._control() as client:
+            usages = [usage for shard in client.status().shards for usage in shard.tables if usage.rows]
+        there = {usage.name.removeprefix(f"{self._session.namespace}/") for usage in usages}
+        return [name for name in trained if name not in there and not core.is_on_devices(name)]
+
     def shard_losses(self) -> tuple[int, int]:
         """Returns how often a shard was restored while others went on, and how many commits were lost by it."""
         with self._control() as client:

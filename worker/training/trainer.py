@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import asdict
@@ -45,6 +46,7 @@ from .training_device import out_of_memory
 from .training_report import EpochResult, Observer, TrainResult
 from .training_step import StepResult, TrainingStep
 
+_log = logging.getLogger(__name__)
 _OBSERVE_EVERY_SEC = 0.5
 
 
@@ -233,6 +235,7 @@ class Trainer:
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
         restores, lost = self._backend.shard_losses()
+        self._tell_untrained()
         firsts = self._group.collect(None if mine is None else str(mine))
         return TrainResult(
             test_auc=math.nan if last is None else last.test_auc,
@@ -258,6 +261,16 @@ class Trainer:
             best_checkpoint=None if kept is None else kept.name,
             device=str(self._group.device),
         )
+
+    def _tell_untrained(self) -> None:
+        """Warns of tables that have no row at the end, as of a model that forgets them."""
+        names = self._backend.untrained() if self._group.rank == 0 else []
+        if names:
+            _log.warning(
+                "no row of %s was trained: the forward did not read it, its gradient was cut off, or its policy "
+                "admitted no key",
+                " or ".join(f"table {name}" for name in names),
+            )
 
     def _best_model(self) -> BestModel | None:
         metric = self._job.metrics.best

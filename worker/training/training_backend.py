@@ -171,6 +171,10 @@ class TrainingBackend(Protocol):
         """Returns the staleness of each table's pulls; see ``TrainResult.staleness``."""
         ...
 
+    def untrained(self) -> list[str]:
+        """Returns the tables of the job that have no row after its training."""
+        ...
+
     def shard_losses(self) -> tuple[int, int]:
         """Returns ``TrainResult.shard_restores`` and ``TrainResult.commits_lost``."""
         ...
