@@ -183,7 +183,7 @@ def _first_samples(job: JobConfig) -> Finding:
         check_data(job)
         files = sum(check_first_samples(job.data, which) for which in _PARTS)
     except SparserowError as error:
-        return Finding("config", "wrong", str(error), f"correct data.{job.data.format}, or the file")
+        return Finding("config", "wrong", str(error), "correct the key that it names, or the file")
     return Finding("config", "ok", f"{files} data files have the job's columns, and their first lines can be read")
 
 

@@ -109,6 +109,17 @@ def test_the_data_of_a_job_file(tmp_path: Path) -> None:
     assert f"{log}: it holds zero bytes, and not text" in wrong(check_job(job))
 
 
+def test_advice_names_no_section_that_a_job_file_lacks(tmp_path: Path) -> None:
+    """The columns of Parquet are in data.columns, and an error may be of a feature."""
+    job, log = tmp_path / "job.yaml", tmp_path / "log.parquet"
+    pq.write_table(pa.table({"click": [1, 0], "user": [7, 8]}), log)
+    columns = "columns: {label: clik, categorical: [user]}"
+    job.write_text(f"data: {{format: parquet, train: {log}, test: {log}, {columns}}}\nmodel: {{kind: dlrm}}\n")
+    found = next(each for each in check_job(job) if each.level == "wrong")
+    assert "data.columns.label: no column 'clik'" in found.text
+    assert found.remedy == "correct the key that it names, or the file"
+
+
 def test_a_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
