@@ -17,8 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..proto.errors import SparserowError
-from ..proto.startup import begin_start
-from .launch.termination import end_as_first_process
+from ..proto.startup import begin_start, end_as_first_process
 
 # The order is that of the help text.
 COMMANDS: tuple[str, ...] = (

@@ -1,8 +1,10 @@
-"""Keeps garbage collection away from what a process makes while it starts."""
+"""Settings of a process that starts: when garbage is collected, and what SIGTERM does to the first of a container."""
 
 from __future__ import annotations
 
 import gc
+import os
+import signal
 
 _MADE_MEANWHILE = 50_000  # objects that are made between two collections while a process starts; later it is 700
 
@@ -31,3 +33,12 @@ def end_start() -> None:
     gc.set_threshold(*_former.pop())
     gc.collect()
     gc.freeze()
+
+
+def end_as_first_process() -> None:
+    """Has SIGTERM end this process where it is process 1, as in a container: the kernel drops signals without a handler
+    there. The handler raises KeyboardInterrupt. A process that is not the first keeps the default action, by which it
+    ends within calls that Python does not see the end of.
+    """
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-
-def end_as_first_process() -> None:
-    """Has SIGTERM end this process where it is process 1, as in a container: the kernel drops signals without a handler
-    there. The handler raises KeyboardInterrupt. A process that is not the first keeps the default action, by which it
-    ends within calls that Python does not see the end of.
-    """
-    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager
