@@ -491,10 +491,13 @@ class Store:
     def apply_changes(self, page: bytes | memoryview | NDArray[np.uint8]) -> dict[str, Any]:
         """Makes this store's slots as a page of another says; newest wins, a snapshot replaces.
 
+        Rows of tables that the other store does not have (any more) stay.
+
         Returns:
             ``slots``, ``versions`` (up to which this store has everything now), ``positions`` (to be acknowledged) and
             ``oldest_at_ms`` (of each slot's oldest change, low half of the clock in milliseconds, 0: not known), arrays
-            of one length; ``rows``, ``unchanged`` and ``erased``.
+            of one length; ``rows``, ``unchanged`` and ``erased``; ``tables``, the ids of the tables that the other
+            store has, of those that the cursor wants, None where the page has no whole slot.
 
         Raises:
             DataLoss: the page is damaged; nothing was changed.

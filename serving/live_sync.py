@@ -82,6 +82,7 @@ class Follower:
         self._lock = threading.Lock()
         self._stats = SyncStats()
         self._problems: dict[int, str] = {}
+        self._dropped: dict[int, frozenset[str]] = {}  # by shard: tables of the version that it does not have any more
         self._told: set[type[SparserowError]] = set()  # the kinds of errors that the log has since all was well
         self._caught_up: dict[int, float] = {}
         self._is_superseded = False
@@ -139,9 +140,13 @@ class Follower:
 
     @property
     def problem(self) -> str:
-        """The reason why the version does not follow now; "" when it does."""
+        """The reason why the version, or a table of it, does not follow now; "" when all of it does."""
         with self._lock:
-            return "; ".join(self._problems.values())
+            dropped = [
+                f"table {self._version.namespace}/{name} was dropped in training; its rows stay as they were"
+                for name in sorted(frozenset().union(*self._dropped.values()))
+            ]
+            return "; ".join((*self._problems.values(), *dropped))
 
     @property
     def is_superseded(self) -> bool:
@@ -207,12 +212,27 @@ class Follower:
                 self._set_problem(shard, "")
                 if applied is not None:
                     self._count(applied)
+                    self._note_tables(shard, applied["tables"])
             with self._lock:
                 if is_last:
                     self._caught_up[shard] = begun
             busy = time.thread_time() - busy_before
             left = _LONGEST_ROUND_SEC - (time.monotonic() - begun)
             self._stop.wait(max(self._options.interval_sec, min(busy * _PAUSE_PER_BUSY, left)))
+
+    def _note_tables(self, shard: int, there: Sequence[int] | None) -> None:
+        """Notes which tables of the version a shard has; None: the page does not tell."""
+        if there is None:
+            return
+        gone = frozenset(name for name, table in self._version.tables.items() if table.schema.id not in there)
+        with self._lock:
+            news = gone - frozenset().union(*self._dropped.values())
+            self._dropped[shard] = gone
+        for name in sorted(news):
+            log.warning(
+                "live sync of %s: table %s/%s was dropped in training; its rows stay as they were",
+                *(self._version.model, self._version.namespace, name),
+            )
 
     def _count(self, applied: dict[str, Any]) -> None:
         with self._lock:

@@ -86,6 +86,7 @@ py::dict apply_page(Store& store, const py::buffer& page) {
   out["rows"] = applied.rows;
   out["unchanged"] = applied.unchanged;
   out["erased"] = applied.erased;
+  out["tables"] = applied.has_whole_slots ? py::cast(applied.tables) : py::none();
   return out;
 }
 

@@ -152,9 +152,12 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
 
 Status Store::create_table(const TableSchema& schema) {
   SR_RETURN_IF_ERROR(validate(schema));
-  return impl_->tables.add(schema, has_ssd(), [&] {
+  SR_RETURN_IF_ERROR(impl_->tables.add(schema, has_ssd(), [&] {
     return std::make_shared<Table>(schema, impl_->pools, has_ssd(), impl_->options.slot_count);
-  });
+  }));
+  // Followers keep the rows of the table of this id that was dropped. With whole slots they replace them.
+  if (impl_->tables.came_back(schema.id)) impl_->dropped_table();
+  return Status::ok();
 }
 
 Status Store::drop_table(std::uint32_t table_id) {
@@ -169,6 +172,12 @@ Status Store::drop_table(std::uint32_t table_id) {
 std::optional<TableSchema> Store::schema(std::uint32_t table_id) const {
   const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   return table == nullptr ? std::nullopt : std::optional(table->schema);
+}
+
+std::vector<std::uint32_t> Store::table_ids() const {
+  std::vector<std::uint32_t> ids;
+  for (const auto& table : impl_->tables.all()) ids.push_back(table->schema.id);
+  return ids;
 }
 
 Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys) {

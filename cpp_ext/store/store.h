@@ -152,6 +152,7 @@ class Store {
   Status create_table(const TableSchema& schema);
   Status drop_table(std::uint32_t table_id);  // NotFound
   [[nodiscard]] std::optional<TableSchema> schema(std::uint32_t table_id) const;
+  [[nodiscard]] std::vector<std::uint32_t> table_ids() const;  // ascending
 
   // Copies rows as `out_dtype` into out (n, dim), in the order of keys; keys may repeat, in any order.
   Status pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, Dtype out_dtype, std::byte* out,

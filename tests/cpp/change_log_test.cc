@@ -139,6 +139,37 @@ TEST_CASE("a cursor of another lineage, or of a dropped table, gets snapshots th
   CHECK(rows_of(*to).size() == 13);
 }
 
+TEST_CASE("rows of a table that was dropped stay with a follower, which is told of the tables that are left") {
+  for (const auto& wanted : {std::vector<std::uint32_t>{}, std::vector<std::uint32_t>{1, 2}}) {
+    const auto from = make_store();
+    const auto to = make_store();
+    push(*from, 1, range(0, 100));
+    push(*from, 2, range(0, 40));
+    REQUIRE(from->changes().open("serving", nothing(), wanted, std::chrono::seconds(0)).is_ok());
+    follow(*from, "serving", *to);
+    const auto before = rows_of(*to);
+    REQUIRE(from->drop_table(2).is_ok());
+    const auto page = read_changes(*from, "serving", 0, 1u << 20);
+    REQUIRE(page.is_ok());
+    const auto applied = apply_changes(*to, page.value().bytes);
+    REQUIRE(applied.is_ok());
+    CHECK(applied.value().has_whole_slots);
+    CHECK(applied.value().tables == std::vector<std::uint32_t>{1});
+    CHECK(applied.value().erased == 0);
+    follow(*from, "serving", *to);
+    CHECK(rows_of(*to) == before);
+    const auto gone = from->erase(1, range(0, 99));
+    REQUIRE(gone.is_ok());
+    follow(*from, "serving", *to);
+    CHECK(rows_of(*to).size() == 41);
+    // A table of the name that is made anew takes the place of the one that was dropped.
+    REQUIRE(from->create_table(schema_of(2)).is_ok());
+    push(*from, 2, range(70, 73));
+    follow(*from, "serving", *to);
+    CHECK(rows_of(*to).size() == (1 + 3));
+  }
+}
+
 TEST_CASE("a follower that sees a restore half done has the restored rows in the end") {
   const auto from = make_store();
   const auto to = make_store();

@@ -1,11 +1,13 @@
 """Random writes, erasures and drops on a store, followed by other stores through a log with little room, with pages
-that are lost, repeated and come late: whenever a follower has everything, it equals the store, bit for bit."""
+that are lost, repeated and come late: whenever a follower has everything, it equals the store, bit for bit, and has
+of dropped tables what it had."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +36,12 @@ def create(store: _server.Store, table: int) -> None:
     store.create_table(_server.TableSchema(id=table, name=f"n/t{table}", dim=DIM, dtype=dtype, seed=3, init=init))
 
 
-def rows_of(store: _server.Store) -> dict[tuple[int, int], tuple[int, bytes]]:
+Row = tuple[int, bytes]  # its version and its weights
+
+
+def rows_of(store: _server.Store, tables: Sequence[int] = TABLES) -> dict[tuple[int, int], Row]:
     rows = {}
-    for table in TABLES:
+    for table in tables:
         keys, versions, _, values, _, cursor = store.scan(table, max_rows=1 << 20)
         assert cursor == 0
         for key, version, value in zip(keys.tolist(), versions.tolist(), values, strict=True):
@@ -121,9 +126,22 @@ def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> N
         "by updates": {"hold_updates": 3, "hold_ms": 20},
     }
     followers = [Follower(name, source, rng, **hold) for name, hold in holds.items()]
-    checked = 0
-    for _ in range(ROUNDS):
+    checked, drops = 0, 0
+    dropped: dict[int, list[dict[tuple[int, int], Row]]] = {}  # by table: what each follower had of it, and keeps
+
+    def check(follower: Follower) -> None:
+        place = followers.index(follower)
+        wanted = [rows_of(source, [table for table in TABLES if table not in dropped])]
+        wanted += [kept[place] for kept in dropped.values()]
+        assert rows_of(follower.store) == {name: row for rows in wanted for name, row in rows.items()}
+
+    for number in range(ROUNDS):
         table = int(rng.choice(TABLES))
+        if table in dropped and rng.random() < 0.1:
+            create(source, table)
+            del dropped[table]
+        if table in dropped:
+            continue
         keys = rng.integers(0, 8000, size=int(rng.choice([1, 20, 300])), dtype=np.uint64)
         act = rng.random()
         if act < 0.55:
@@ -132,9 +150,10 @@ def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> N
             source.assign(table, keys, rng.standard_normal((len(keys), DIM), np.float32))
         elif act < 0.9:
             source.erase(table, keys)
-        elif act < 0.905:
+        elif act < 0.91 or (drops == 0 and number > ROUNDS // 2):
             source.drop_table(table)
-            create(source, table)
+            dropped[table] = [rows_of(follower.store, [table]) for follower in followers]
+            drops += 1
         for follower in followers:
             if rng.random() < 0.02:
                 source.close_cursor(follower.name)
@@ -143,15 +162,16 @@ def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> N
                 follower.turn(faulty=True)
             if rng.random() < 0.03:
                 follower.catch_up()
-                assert rows_of(follower.store) == rows_of(source)
+                check(follower)
                 checked += 1
         assert source.change_stats()["used_bytes"] <= room
     for follower in followers:
         follower.catch_up()
-        assert rows_of(follower.store) == rows_of(source)
+        check(follower)
     stats = source.change_stats()
-    print(f"checked {checked}, {stats}")
+    print(f"checked {checked}, drops {drops}, {stats}")
     assert checked > 0
+    assert drops > 0
     assert stats["snapshots"] > 0
     assert (stats["forgotten"] > 0) == (room < 1 << 20)
     assert not tiered or source.tier_stats()["rows_evicted"] > 0

@@ -13,7 +13,7 @@
 //              The notes are insufficient when they were truncated, or when the cursor's version did not come from
 //              an earlier read() of this log.
 //   kSnapshot  every key of the slot: the follower *replaces* what it has. When tombstones were forgotten, a table was
-//              dropped, or the cursor is of another lineage or has nothing.
+//              dropped or made again, or the cursor is of another lineage or has nothing.
 //
 // So nothing is lost however far behind a cursor is, and a read may be repeated: only ack() moves the cursor.
 //

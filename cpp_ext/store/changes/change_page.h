@@ -1,4 +1,4 @@
-// Changes on their way from a store to one that follows it: pages of whole slots, weights only. Version 3:
+// Changes on their way from a store to one that follows it: pages of whole slots, weights only. Version 4:
 //
 //   page  = magic u32 "SPCP" | format u16 | 0 u16 | slots u32 | tables u32 | checksum u64 | table* | slot*
 //   table = table_id u32 | schema_version u32 | dim u32 | dtype u8 | replaces u8 | 0 u8[2] | n u32 | erased u32 |
@@ -8,7 +8,9 @@
 //
 // A table's rows are those of all slots of the page together, so that either side reads and writes them in one go (one
 // slot has a row or two of a table: 2 us a row by slot, 0.2 us by table). Slots that are sent whole have their rows in
-// tables of their own, which replace.
+// tables of their own, which replace. A page with such slots has one of these for each table that the cursor wants and
+// the store has, also where it has no rows. So a follower tells a table that was dropped, whose rows it keeps, from
+// one whose rows are gone.
 //
 // `until` is the version up to which the follower has everything then, `position` what it acknowledges; they differ
 // where rows are held back (change_hold.h). Little-endian. The checksum is XXH3-64 of all that follows it. Rows are in
@@ -50,11 +52,14 @@ struct AppliedPage {
   std::uint64_t rows = 0;       // that were newer than what the store had
   std::uint64_t unchanged = 0;  // that were not
   std::uint64_t erased = 0;
+  bool has_whole_slots = false;       // then those are told by `tables`
+  std::vector<std::uint32_t> tables;  // that the sender has, of those that the cursor wants; ascending
 };
 
-// Makes `store`'s slots as the page says: newest wins in a delta, a snapshot replaces. Tables that the store does not
-// have are passed over. Only one thread may change the rows of a slot meanwhile. DataLoss: the page is damaged, nothing
-// was changed. FailedPrecondition: a table has another dim or schema version there.
+// Makes `store`'s slots as the page says: newest wins in a delta, a snapshot replaces, but for rows of tables that the
+// sender does not have (any more), which stay. Tables that the store does not have are passed over. Only one thread may
+// change the rows of a slot meanwhile. DataLoss: the page is damaged, nothing was changed. FailedPrecondition: a table
+// has another dim or schema version there.
 Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page);
 
 }  // namespace sparserow

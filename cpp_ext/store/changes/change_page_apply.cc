@@ -124,7 +124,8 @@ Status apply_table(Store& store, const TableChanges& table, AppliedPage& applied
   return table.erased.empty() ? Status::ok() : erase_older(store, table, applied);
 }
 
-// What the store has of slots that came whole, and the page has not, goes.
+// What the store has of slots that came whole, and the page has not, goes; but for tables that the sender does not
+// have.
 Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) {
   using Names = std::unordered_map<std::uint32_t, std::vector<std::uint64_t>>;  // keys by table
   std::unordered_map<std::uint32_t, std::unordered_set<std::uint64_t>> kept;
@@ -134,13 +135,16 @@ Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) 
   Names gone;
   for (const PageSlot& slot : page.slots) {
     if (slot.kind != static_cast<std::uint8_t>(SlotChanges::Kind::kSnapshot)) continue;
+    applied.has_whole_slots = true;
     const auto rows = store.changes().rows_of(slot.slot);
     SR_RETURN_IF_ERROR(rows.status());
     for (const ChangedRow& row : rows.value()) {
       const auto stays = kept.find(row.table_id);
-      if (stays == kept.end() || !stays->second.contains(row.key)) gone[row.table_id].push_back(row.key);
+      if (stays != kept.end() && !stays->second.contains(row.key)) gone[row.table_id].push_back(row.key);
     }
   }
+  for (const auto& [table_id, keys] : kept) applied.tables.push_back(table_id);
+  std::ranges::sort(applied.tables);
   for (const auto& [table_id, keys] : gone) {
     const auto erased = store.erase(table_id, keys);
     SR_RETURN_IF_ERROR(erased.status());

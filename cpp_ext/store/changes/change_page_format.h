@@ -6,7 +6,7 @@
 namespace sparserow {
 
 inline constexpr std::uint32_t kPageMagic = 0x50435053;  // "SPCP"
-inline constexpr std::uint16_t kPageFormat = 3;
+inline constexpr std::uint16_t kPageFormat = 4;
 
 struct PageHead {
   std::uint32_t magic = kPageMagic;

@@ -29,8 +29,8 @@ void put(std::byte*& to, const T* values, std::size_t count) {
 // Gathers the changes of slots by table, then writes them.
 class PageWriter {
  public:
-  PageWriter(const Store& store, std::shared_ptr<SendThreshold> threshold)
-      : store_(store), threshold_(std::move(threshold)) {}
+  PageWriter(const Store& store, const ChangeLog::Behind& behind)
+      : store_(store), tables_(behind.tables), threshold_(behind.threshold) {}
 
   // Takes slots of a stripe, one after the other, until the page has about max_bytes; returns how many.
   Result<std::size_t> add(ChangeLog& log, const ChangeLog::Behind& behind, StripeChanges stripe,
@@ -63,6 +63,9 @@ class PageWriter {
 
   // Writes the page. Slots of which nothing goes are left out of it and named in `passed`.
   Status finish(ChangePage& page, std::vector<SlotChanges>& passed) {
+    if (std::ranges::any_of(slots_, is_whole)) {
+      for (const std::uint32_t id : tables_.empty() ? store_.table_ids() : tables_) batch(id, true);
+    }
     page.bytes.reserve(bytes_ + sizeof(PageHead) + batches_.size() * (sizeof(PageTable) + sizeof(std::uint64_t)));
     page.bytes.resize(sizeof(PageHead));
     PageHead head;
@@ -109,6 +112,8 @@ class PageWriter {
     std::vector<Part> parts;  // of the keys, where rows may be held back
   };
 
+  static bool is_whole(const SlotChanges& changes) noexcept { return changes.kind == SlotChanges::Kind::kSnapshot; }
+
   // Rows that are noted more than once become one. What holds rows back has them slot by slot.
   void join(StripeChanges& stripe) const {
     auto& rows = stripe.written;
@@ -128,7 +133,7 @@ class PageWriter {
   void add(SlotChanges changes) {
     if (threshold_ != nullptr) threshold_->begin(changes);
     const auto slot = static_cast<std::uint32_t>(slots_.size());
-    const bool replaces = changes.kind == SlotChanges::Kind::kSnapshot;
+    const bool replaces = is_whole(changes);
     std::size_t at = 0;
     while (at < changes.written.size()) {
       const std::uint32_t id = changes.written[at].table_id;
@@ -175,8 +180,9 @@ class PageWriter {
     std::vector<std::uint64_t> versions(n);
     std::vector<std::uint8_t> goes(n);
     const Status pulled = store_.pull(schema.id, table.keys, schema.dtype, rows, {.versions = versions, .found = goes});
-    if (pulled.code() == Code::kNotFound) table.erased.clear();
-    if (pulled.code() != Code::kNotFound) SR_RETURN_IF_ERROR(pulled);
+    const bool is_dropped = pulled.code() == Code::kNotFound;
+    if (is_dropped) table.erased.clear();
+    if (!is_dropped) SR_RETURN_IF_ERROR(pulled);
     if (threshold_ != nullptr) choose(table, {rows, n * bytes_of_row}, goes);
     std::size_t kept = 0;
     for (std::size_t i = 0; i < n; ++i) {
@@ -188,7 +194,7 @@ class PageWriter {
       }
       ++kept;
     }
-    if (kept == 0 && table.erased.empty()) {
+    if (kept == 0 && table.erased.empty() && (is_dropped || !replaces)) {
       out.resize(begin);
       return Status::ok();
     }
@@ -239,6 +245,7 @@ class PageWriter {
   }
 
   const Store& store_;
+  const std::vector<std::uint32_t>& tables_;  // that the cursor wants; empty: all
   const std::shared_ptr<SendThreshold> threshold_;
   std::vector<SlotChanges> slots_;
   std::vector<std::uint8_t> is_sent_;  // of each
@@ -251,7 +258,7 @@ Result<ChangePage> read_page(Store& store, const std::string& cursor, std::uint3
   ChangeLog& log = store.changes();
   const auto behind = log.behind(cursor, begin);
   SR_RETURN_IF_ERROR(behind.status());
-  PageWriter writer(store, behind.value().threshold);
+  PageWriter writer(store, behind.value());
   const std::span<const ChangeLog::Behind::Slot> slots(behind.value().slots);
   const std::uint32_t stripes = SlotOrder(store.options().slot_count).stripe_count();
   std::size_t looked_at = 0;

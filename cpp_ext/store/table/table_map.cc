@@ -46,7 +46,13 @@ std::shared_ptr<Table> TableMap::remove(std::uint32_t table_id) {
   if (found == tables_.end()) return nullptr;
   std::shared_ptr<Table> removed = std::move(found->second);
   tables_.erase(found);
+  removed_.insert(table_id);
   return removed;
+}
+
+bool TableMap::came_back(std::uint32_t table_id) {
+  const std::unique_lock lock(mutex_);
+  return removed_.erase(table_id) > 0;
 }
 
 Status TableMap::check_share(const TableSchema& schema, bool is_tiered) const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <vector>
@@ -28,6 +29,8 @@ class TableMap {
   Status add(const TableSchema& schema, bool is_tiered, const std::function<std::shared_ptr<Table>()>& make);
   // The table, which is in the map no more; null: there was none.
   std::shared_ptr<Table> remove(std::uint32_t table_id);
+  // Whether a table of this id was removed, and this is the first such call since.
+  bool came_back(std::uint32_t table_id);
 
   // Counts a cursor that wants these tables (ids; empty: all). True when one of them was not followed before.
   bool follow(const std::vector<std::uint32_t>& wanted);
@@ -42,6 +45,7 @@ class TableMap {
 
   mutable std::shared_mutex mutex_;  // guards what follows
   std::map<std::uint32_t, std::shared_ptr<Table>> tables_;
+  std::set<std::uint32_t> removed_;  // ids that came_back() has not told
   std::uint32_t cursors_of_all_ = 0;
   std::map<std::uint32_t, std::uint32_t> cursors_;  // that name the table, by its id
 };
