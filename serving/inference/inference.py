@@ -36,28 +36,15 @@ from ..client.client import ServingClient
 from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
 from .load_program import load_exported
+from .program_inputs import ProgramInput, inputs_of
 from .served_model_stats import ServedModelStats
 
 if TYPE_CHECKING:
     from ...proto.features.document import Arguments
     from ...proto.features.feature_set import FeatureSet
+    from ..client.replica_map import TableShape
 
 _DEADLINE_MS = 1000
-
-
-@dataclass(frozen=True)
-class ProgramInput:
-    """An argument of a program.
-
-    Attributes:
-        name: the name of the argument.
-        dtype: its dtype.
-        shape: its shape; None is a dimension that varies.
-    """
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -101,6 +88,7 @@ class _Loaded:
     program: torch.export.ExportedProgram
     module: torch.nn.Module
     generation: int  # the generation of the client's connections
+    names: frozenset[str]  # the names of tables that the session binds in this process
     on_device: StepOnDevice | None = None  # None: the program is on the host
     features: FeatureSet | None = None  # None: the program takes tensors
     arguments: Arguments = ()  # the features of each argument
@@ -216,7 +204,8 @@ class ServedModel(Closing):
 
         Raises:
             NotFound, DataLoss: the new version or weights cannot be loaded; those in use stay.
-            FailedPrecondition: the model is closed.
+            FailedPrecondition: the model is closed; or another session has bound a table that only the new version
+                has, and the version in use stays.
         """
         with self._lock:
             if self._closed:
@@ -231,14 +220,7 @@ class ServedModel(Closing):
     @property
     def inputs(self) -> tuple[ProgramInput, ...]:
         """The program's arguments, in order."""
-        program = self._loaded.program
-        placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-        names = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
-        return tuple(
-            ProgramInput(name, value.dtype, tuple(d if isinstance(d, int) else None for d in value.shape))
-            for name in names
-            if isinstance(value := placeholders[name], torch.Tensor)
-        )
+        return inputs_of(self._loaded.program)
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns the output of the model's forward, in eval mode.
@@ -310,9 +292,9 @@ class ServedModel(Closing):
         program = before.program if before is not None and before.version == version else self._program(version)
         cached = None
         if self._cache is not None:
-            tables = [(shape.id, shape.dim) for shape in shapes.values()]
+            dims = [(shape.id, shape.dim) for shape in shapes.values()]
             bytes_, ttl_ms = self._cache.capacity_bytes, self._cache.ttl_ms
-            cached = _client.CachedLookups(shards, tables, capacity_bytes=bytes_, ttl_ms=ttl_ms)
+            cached = _client.CachedLookups(shards, dims, capacity_bytes=bytes_, ttl_ms=ttl_ms)
         session = _client.NativeSession(
             cached if cached is not None else shards,
             first_step=0,
@@ -322,24 +304,32 @@ class ServedModel(Closing):
             deadline_ms=self._deadline_ms,
         )
         on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._kept)
-        features, names = features_of_version(self._folder(version), manifest.features)
-        loaded = _Loaded(version, session, cached, program, program.module(), generation, on_device, features, names)
+        features, arguments = features_of_version(self._folder(version), manifest.features)
+        tables = {f"{manifest.namespace}/{name}": shape for name, shape in shapes.items()}
+        loaded = _Loaded(
+            version,
+            session,
+            cached,
+            program,
+            program.module(),
+            generation,
+            frozenset(tables),
+            on_device,
+            features,
+            arguments,
+        )
         if newest_number(self._folder(version)):
             loaded = self._with_newest_dense(loaded)
         with self._gate.change():
+            kept = frozenset() if before is None else before.names
+            try:
+                _bind(loaded, {name: shape for name, shape in tables.items() if name not in kept})
+            except BaseException:  # another session has a name: the former version keeps its own and goes on
+                session.close()
+                raise
             if before is not None:
                 before.session.close()
-            for name, shape in shapes.items():
-                session.bind(
-                    f"{manifest.namespace}/{name}",
-                    table_id=shape.id,
-                    schema_version=shape.schema_version,
-                    dim=shape.dim,
-                    num_rows=0,
-                    lr=0.0,
-                )
-                if on_device is not None:
-                    register(f"{manifest.namespace}/{name}", on_device)
+            _bind(loaded, {name: shape for name, shape in tables.items() if name in kept})
             self._loaded = loaded
         return loaded
 
@@ -372,6 +362,16 @@ class ServedModel(Closing):
             raise DataLoss(f"{folder.url}: dense weights {dense.number} do not match those of the program")
         module.load_state_dict({key: value.to(present[key]) for key, value in weights.items()}, assign=True)
         return dataclasses.replace(loaded, module=module, dense=dense)
+
+
+def _bind(loaded: _Loaded, tables: dict[str, TableShape]) -> None:
+    """Binds names of tables in this process to the session of a version."""
+    for name, shape in tables.items():
+        loaded.session.bind(
+            name, table_id=shape.id, schema_version=shape.schema_version, dim=shape.dim, num_rows=0, lr=0.0
+        )
+        if loaded.on_device is not None:
+            register(name, loaded.on_device)
 
 
 def _is_on_host(value: Any) -> bool:

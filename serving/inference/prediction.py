@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...proto.errors import InvalidArgument, NotFound
-from .inference import ProgramInput
+from .program_inputs import ProgramInput
 
 _COLUMN = re.compile(r"(?P<name>.+?)(?:\[(?P<index>\d+)\])?")
 
