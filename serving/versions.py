@@ -14,6 +14,7 @@ from ..proto.published.dense import newest_number
 from ..proto.published.model_names import handle_of
 from ..proto.published.registry import Alias, ModelRegistry
 from .client.shard_assignment import ShardAssignment
+from .failed_loads import FailedLoads, text_of
 from .follow_options import FollowOptions
 from .live_sync import Follower
 from .loaded_version import LoadedVersion, load_version
@@ -126,6 +127,8 @@ class ServedModels:
         self._live = live
         self._peers_problem = peers_problem
         self._lock = threading.Lock()
+        self._named: dict[tuple[str, str], Alias] = {}  # what each alias named when it was last looked up
+        self._failed = FailedLoads()
         self._moves: dict[tuple[str, str], _Move] = {}  # aliases whose new version must catch up first
         self._successors: dict[str, Served] = {}  # versions without files, of a new cluster, that are not complete yet
         self._unused_problem = ""  # the reason why unused versions could not be removed
@@ -134,7 +137,8 @@ class ServedModels:
     def refresh(self) -> None:
         """Reads the aliases, loads the versions that they name, moves them, and unloads versions that no alias names.
 
-        When a version cannot be loaded, its alias stays where it was; :meth:`problems` has the reason.
+        When a version cannot be loaded, its alias stays where it was; :meth:`problems` has the reason. It is tried
+        again at growing pauses, of a minute at most, and at once when its files or an alias of the model change.
         """
         for model, which in self._options.wanted:
             try:
@@ -147,9 +151,9 @@ class ServedModels:
             self._options.memory.remove_unused(self._options.place)
             self._unused_problem = ""
         except Exception as error:
-            if self._unused_problem != _text_of(error):
-                log.error("unused versions: %s", _text_of(error), exc_info=_unforeseen(error))
-            self._unused_problem = _text_of(error)
+            if self._unused_problem != text_of(error):
+                log.error("unused versions: %s", text_of(error), exc_info=_unforeseen(error))
+            self._unused_problem = text_of(error)
 
     def book(self) -> _Book:
         """Returns the versions and aliases that are served now; the caller must not change it."""
@@ -212,6 +216,9 @@ class ServedModels:
 
     def _refresh(self, model: str, which: str) -> None:
         alias = self._registry.resolve(model, which) if self._registry is not None else Alias(0)
+        if self._named.get((model, which)) != alias:
+            self._named[model, which] = alias
+            self._failed.forget(model)
         for version in alias.versions:
             if (model, version) not in self.book().versions:
                 self._load(model, version)
@@ -292,13 +299,9 @@ class ServedModels:
             assert self._live is not None
             loaded = self._live(model)
         else:
-            manifest = self._registry.manifest(model, version)
-            loaded = load_version(
-                self._registry,
-                manifest,
-                self._options.place,
-                memory=self._options.memory,
-            )
+            with self._failed.trying(model, version, self._registry.folder(model, version)):
+                manifest = self._registry.manifest(model, version)
+                loaded = load_version(self._registry, manifest, self._options.place, memory=self._options.memory)
         self._server.set_model(handle_of(model, version), loaded.store, version)
         self._change(lambda book: book.versions.update({(model, version): Served(loaded)}))
         rows = sum(table.rows for table in loaded.store.stats())
@@ -363,7 +366,7 @@ class ServedModels:
                 log.info("%s@%d is unloaded: no alias names it", *key)
 
     def _say_problem(self, model: str, which: str, error: Exception) -> None:
-        text = _text_of(error)
+        text = text_of(error)
         if self.book().problems.get((model, which)) != text:
             log.error("%s@%s: %s", model, which, text, exc_info=_unforeseen(error))
         self._change(lambda book: book.problems.update({(model, which): text}))
@@ -379,10 +382,6 @@ class ServedModels:
             book = _Book(dict(self._book.versions), dict(self._book.aliases), dict(self._book.problems))
             change(book)
             self._book = book
-
-
-def _text_of(error: Exception) -> str:
-    return str(error) if isinstance(error, SparserowError) else f"{type(error).__name__}: {error}"
 
 
 def _unforeseen(error: Exception) -> Exception | None:

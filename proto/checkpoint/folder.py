@@ -168,6 +168,16 @@ class Folder:
         # A listing over HTTP has no sizes.
         return {name: self.size(name) if size is None else int(size) for name, size in sizes.items()}
 
+    def fingerprint(self) -> str:
+        """Returns a text that differs after a file was added, removed or written anew, as far as a listing tells so."""
+        with typed(self.url):
+            self._file_system.invalidate_cache()
+            try:
+                found = self._again(lambda: self._file_system.ls(self._path, detail=True))
+            except FileNotFoundError:
+                return ""
+        return repr(sorted(sorted((fact, str(value)) for fact, value in it.items()) for it in found))
+
     def exists(self, name: str) -> bool:
         """Whether the folder has a file of that name."""
         path = self._inside(name)
