@@ -86,11 +86,11 @@ def _program(path: str, control: ControlClient, namespace: str, without: list[st
 
 def _features(path: str, program: str) -> dict[str, bytes]:
     from ...proto.checkpoint.folder import Folder
-    from ...proto.checkpoint.urls import absolute
+    from ...proto.checkpoint.urls import absolute, parent_of
     from ...proto.published.kept_features import kept_features
 
-    folder, _, name = program.rpartition("/")
-    return kept_features(Folder(absolute(path)), bytes(Folder(folder or ".").read(name)))
+    folder, name = parent_of(program)
+    return kept_features(Folder(absolute(path)), bytes(Folder(folder).read(name)))
 
 
 def _dtypes(given: list[str]) -> dict[str, ServedDtype] | None:

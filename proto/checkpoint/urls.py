@@ -67,6 +67,18 @@ def absolute(url: str) -> str:
     return url if "://" in url else os.path.abspath(url)
 
 
+def parent_of(path: str) -> tuple[str, str]:
+    """Returns the folder of a file, and the name of the file in it.
+
+    Args:
+        path: the path or URL of the file; a path without a folder is one in the present folder.
+    """
+    folder, slash, name = path.rpartition("/")
+    if slash and (not folder or folder.endswith((":/", "://"))):  # the root of a file system keeps its slash
+        folder += slash
+    return folder or ".", name
+
+
 def scheme_of(url: str) -> str:
     """Returns the scheme of a checked URL, which is ``file`` for a path."""
     return "file" if url.startswith("/") else url.partition("://")[0]

@@ -18,16 +18,20 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from sparserow.cpp_ext.torch_arrays import tensor_of
+from sparserow.deploy.commands.publish import _features
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
 from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.checkpoint.tensor_file import Tensor, decode, encode
+from sparserow.proto.checkpoint.urls import parent_of
 from sparserow.proto.config.checkpoint_config import CheckpointConfig
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.optimizers import Adagrad
 from sparserow.proto.schema import TableSchema
 from sparserow.worker.checkpoint.state_tree import encode_tree
+from sparserow.worker.data.feature_tensors import read_vocabulary
+from sparserow.worker.publish.program_export import program_of_file
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_checkpoints import TrainingCheckpoints
 
@@ -331,3 +335,25 @@ def test_a_file_system_without_direct_writes_gets_the_file_all_the_same(tmp_path
     Folder(str(tmp_path)).write("x", [b"head", data])
     monkeypatch.undo()
     assert (tmp_path / "x").read_bytes() == b"head" + data.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [("x", "."), ("a/x", "a"), ("/x", "/"), ("/a/x", "/a"), ("s3://b/x", "s3://b"), ("file:///x", "file:///")],
+)
+def test_the_folder_of_a_path(path: str, folder: str) -> None:
+    assert parent_of(path) == (folder, "x")
+
+
+def test_a_file_at_the_root_is_not_one_of_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"sparserow-{secrets.token_hex(8)}"
+    (tmp_path / name).write_text("of the present folder")
+    with pytest.raises(NotFound, match=f"/{name}"):
+        read_vocabulary(f"/{name}")
+    with pytest.raises(NotFound, match=f"program: /{name} does not exist"):
+        program_of_file(f"/{name}", set(), is_signed=False)
+    with pytest.raises(NotFound, match=f"/{name}: no such file"):
+        _features("features", f"/{name}")
+    Folder("memory:///").write(name, [b"at the root"])
+    assert read_vocabulary(f"memory://{name}") == read_vocabulary(f"memory:///{name}") == b"at the root"

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...cpp_ext import _client
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.urls import parent_of
 from ...proto.errors import NotFound
 from ...proto.features.base import Feature
 from ...proto.features.cells import Columns
@@ -98,8 +99,8 @@ def read_vocabulary(path: str) -> bytes:
     Raises:
         NotFound: the file does not exist.
     """
-    parent, _, name = path.rpartition("/")
-    folder = Folder(parent or ".")
+    parent, name = parent_of(path)
+    folder = Folder(parent)
     if not folder.exists(name):
         raise NotFound(f"vocabulary {path}: the file does not exist")
     return bytes(folder.read_small(name, MOST_BYTES))

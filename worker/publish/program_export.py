@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...proto.checkpoint.folder import Folder
+from ...proto.checkpoint.urls import parent_of
 from ...proto.config.units import format_bytes
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from ...proto.published.program_archive import confined
@@ -174,8 +175,8 @@ def program_of_file(path: str, tables: set[str], *, is_signed: bool) -> Program:
 
     from ...cpp_ext.torch_ops import is_operator
 
-    folder, _, name = path.rpartition("/")
-    place = Folder(folder or ".")
+    folder, name = parent_of(path)
+    place = Folder(folder)
     if not place.exists(name):
         raise NotFound(f"program: {path} does not exist")
     archive = confined(bytes(place.read(name)), path, is_signed=is_signed, is_operator=is_operator)
