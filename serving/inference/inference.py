@@ -20,7 +20,7 @@ from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
-from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, not_allowed, typed_error
+from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.published.dense import (
     DenseVersion,
     dense_facts,
@@ -36,7 +36,7 @@ from ..client.client import ServingClient
 from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
 from .load_program import load_exported
-from .program_inputs import ProgramInput, inputs_of
+from .program_inputs import ProgramInput, error_of_call, inputs_of
 from .served_model_stats import ServedModelStats
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ class ServedModel(Closing):
                 table, record batch or mapping with the columns :attr:`columns`.
 
         Raises:
-            InvalidArgument: an id is out of range, or a column is missing or does not fit.
+            InvalidArgument: the arguments are not those that the program takes, an id is out of range, or a column is
+                missing or does not fit.
             Unavailable, DeadlineExceeded: a serving shard does not answer.
             FailedPrecondition: the model is closed.
         """
@@ -247,8 +248,8 @@ class ServedModel(Closing):
             try:
                 with torch.no_grad():
                     output = self._run(loaded, arguments)
-            except (RuntimeError, ValueError) as error:
-                raise typed_error(error) from None
+            except Exception as error:  # torch has errors of many kinds; what it was given is looked at here alone
+                raise error_of_call(loaded.program, arguments, error) from None
         dense = loaded.dense
         if dense is None:
             return Prediction(output, loaded.version, 0, None)
