@@ -28,7 +28,7 @@ def parse_address(address: str, *, what: str = "address") -> tuple[str, int]:
     Raises:
         InvalidArgument: ``address`` does not have that form.
     """
-    host, colon, port = address.rpartition(":")
+    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise not_allowed(what, address, "HOST:PORT, such as 127.0.0.1:7000")

@@ -22,6 +22,8 @@ def check_name(what: str, name: str) -> str:
 
 def parse_model(text: str) -> tuple[str, str]:
     """Returns the two parts of ``NAME[@ALIAS|@VERSION]``; a missing alias is ``live``."""
+    if not isinstance(text, str):
+        raise not_allowed("model", text, "NAME, NAME@ALIAS or NAME@VERSION as text")
     name, at, which = text.partition("@")
     check_name("model", name)
     which = which if at else DEFAULT_ALIAS
@@ -36,5 +38,11 @@ def handle_of(model: str, which: str | int) -> int:
 
 
 def routing_hash(routing_key: str) -> int:
-    """Returns the number by which an alias assigns a routing key to one of its versions; 0 for an empty routing key."""
+    """Returns the number by which an alias assigns a routing key to one of its versions; 0 for an empty routing key.
+
+    Raises:
+        InvalidArgument: the routing key is no text.
+    """
+    if not isinstance(routing_key, str):
+        raise not_allowed("routing_key", routing_key, "text, which is empty for none")
     return (xxhash.xxh3_64_intdigest(routing_key.encode()) | 1) if routing_key else 0

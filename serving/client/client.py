@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client, _server
+from ...proto.arguments import check_integer
 from ...proto.closing import Closing
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, error_of, not_allowed
 from ...proto.published.model_names import handle_of, parse_model, routing_hash
@@ -103,13 +104,14 @@ class ServingClient(Closing):
             deadline_sec=deadline_sec,
             security=None if security is None else loaded_security(security),
         )
+        named = None if model is None else parse_model(model)
         self._security = options.security
         self._lock = threading.Lock()
         self._version: int | None = None
         self._is_closed = False
         self._pool = ReplicaPool(options)
         try:
-            self.model, self._which = parse_model(model or _only_model(self._pool.view))
+            self.model, self._which = named or parse_model(_only_model(self._pool.view))
             self._resolve(0)
         except BaseException:
             self._pool.close()
@@ -148,7 +150,8 @@ class ServingClient(Closing):
 
         Raises:
             NotFound: the model has no such table.
-            InvalidArgument: the keys are not integers or strings, or the deadline is below 1.
+            InvalidArgument: the keys are not integers or strings, the deadline is below 1, or the routing key is no
+                text.
             DeadlineExceeded, Unavailable: no shard answered.
             FailedPrecondition: the client is closed.
         """
@@ -170,8 +173,9 @@ class ServingClient(Closing):
         Raises:
             NotFound, InvalidArgument, DeadlineExceeded, Unavailable: see :meth:`lookup`.
         """
-        if not isinstance(deadline_ms, int) or deadline_ms < 1:
-            raise not_allowed("deadline_ms", deadline_ms, "integers >= 1")
+        check_integer("deadline_ms", deadline_ms, 1)
+        if not isinstance(tables, Mapping):
+            raise not_allowed("tables: type", type(tables).__name__, "a mapping of keys by the name of a table")
         deadline = time.monotonic() + deadline_ms / 1000
         keys_of = {name: as_keys(keys) for name, keys in tables.items()}
         routing = routing_hash(routing_key)
@@ -241,6 +245,7 @@ class AsyncServingClient:
     """
 
     def __init__(self, client: ServingClient, *, threads: int = 16) -> None:
+        check_integer("AsyncServingClient.threads", threads, 1)
         self._client = client
         self._is_closed = False
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="sparserow-async")

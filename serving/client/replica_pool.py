@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client
+from ...proto.arguments import check_integer, check_number
 from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
     SparserowError,
+    not_allowed,
 )
 from ...proto.security.security import Security, loaded_security
 from .replica_map import ReplicaMap, fetch_view
@@ -59,18 +61,26 @@ class ReplicaPoolOptions:
     security: Security | None = None
 
     def __post_init__(self) -> None:
-        hedge_ms = self.hedge_ms
-        is_in_range = self.connections >= 1 and self.refresh_sec > 0 and self.deadline_sec > 0
-        if not is_in_range or (hedge_ms is not None and hedge_ms < 0):
-            raise InvalidArgument(
-                f"ServingClient: connections {self.connections}, refresh_sec {self.refresh_sec}, deadline_sec "
-                f"{self.deadline_sec}, hedge_ms {hedge_ms}; allowed: >= 1, > 0, > 0, >= 0 or None"
-            )
+        check_integer("ServingClient.connections", self.connections, 1)
+        check_number("ServingClient.refresh_sec", self.refresh_sec)
+        check_number("ServingClient.deadline_sec", self.deadline_sec)
+        if self.hedge_ms is not None:
+            check_number("ServingClient.hedge_ms", self.hedge_ms, or_zero=True)
 
 
 def split_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the addresses of a text that separates them by commas, or of a sequence."""
-    return tuple(addresses.split(",")) if isinstance(addresses, str) else tuple(addresses)
+    """Returns the addresses of a text that separates them by commas, or of a sequence.
+
+    Raises:
+        InvalidArgument: it is none of both.
+    """
+    if isinstance(addresses, str):
+        return tuple(addresses.split(","))
+    if not isinstance(addresses, Iterable):
+        raise not_allowed(
+            "ServingClient.addresses", addresses, "HOST:PORT, several with commas, or a sequence of such texts"
+        )
+    return tuple(addresses)
 
 
 @dataclass(frozen=True)

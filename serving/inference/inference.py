@@ -17,6 +17,7 @@ from ...cpp_ext.device.row_store import KeptRows
 from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice, register
 from ...cpp_ext.torch_arrays import tensor_of
+from ...proto.arguments import check_integer
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
@@ -36,6 +37,7 @@ from ..client.client import ServingClient
 from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
 from .load_program import load_exported
+from .lookup_cache import LookupCache
 from .program_inputs import ProgramInput, error_of_call, inputs_of
 from .served_model_stats import ServedModelStats
 
@@ -62,20 +64,6 @@ class Prediction:
     version: int
     dense_version: int
     dense_step: int | None
-
-
-@dataclass(frozen=True)
-class LookupCache:
-    """The options of a cache of rows in this process.
-
-    Args:
-        capacity_bytes: the capacity for the rows of all tables, in bytes.
-        ttl_ms: how long a row is used after it was requested, in milliseconds. A cached row is at most this much older
-            than the served row.
-    """
-
-    capacity_bytes: int
-    ttl_ms: int = 1000
 
 
 @dataclass(frozen=True)
@@ -131,16 +119,20 @@ class ServedModel(Closing):
         device_bytes: int = 0,
         device_dtype: Dtype = "float32",
     ) -> None:
-        if deadline_ms < 1:
-            raise not_allowed("ServedModel.deadline_ms", deadline_ms, ">= 1")
+        if not isinstance(client, ServingClient):
+            raise not_allowed("ServedModel.client: type", type(client).__name__, "sr.ServingClient")
+        if cache is not None and not isinstance(cache, LookupCache):
+            raise not_allowed("ServedModel.cache: type", type(cache).__name__, "sr.LookupCache, None")
+        check_integer("ServedModel.deadline_ms", deadline_ms, 1)
+        check_integer("ServedModel.device_bytes", device_bytes, 0)
         self._device = torch.device("cpu" if device is None else device)
         if self._device.type != "cpu":
             try:
                 link_of(self._device)
             except ValueError as error:
                 raise InvalidArgument(f"ServedModel.{error}") from None
-        if device_bytes < 0 or (device_bytes and self._device.type == "cpu"):
-            raise not_allowed("ServedModel.device_bytes", device_bytes, ">= 0 with a device, 0 without")
+        if device_bytes and self._device.type == "cpu":
+            raise not_allowed("ServedModel.device_bytes", device_bytes, "0 without a device, integers >= 0 with one")
         if device_dtype not in DTYPES or (device_dtype != "float32" and not device_bytes):
             allowed = ", ".join(DTYPES) if device_bytes else "float32 without device_bytes"
             raise not_allowed("ServedModel.device_dtype", device_dtype, allowed)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...cpp_ext.torch_ops import is_operator
+from ...proto.arguments import check_integer, check_number
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.published.dense import DenseVersion, write_dense
@@ -42,8 +43,8 @@ class DensePublisher:
 
     Raises:
         NotFound: there is no such model or version, or the version has no program.
-        InvalidArgument: ``every_sec`` is not above 0, or the model's weights do not match those of the program; the
-            text names the first that differs.
+        InvalidArgument: an argument has a wrong type or is out of range, or the model's weights do not match those of
+            the program; the text names the first that differs.
     """
 
     def __init__(
@@ -56,8 +57,11 @@ class DensePublisher:
         every_sec: float = 60.0,
         version: int | None = None,
     ) -> None:
-        if not every_sec > 0:
-            raise not_allowed("DensePublisher.every_sec", every_sec, "> 0")
+        check_number("DensePublisher.every_sec", every_sec)
+        if version is not None:
+            check_integer("DensePublisher.version", version, 1)
+        if not isinstance(model, torch.nn.Module):
+            raise not_allowed("DensePublisher.model: type", type(model).__name__, "a torch.nn.Module")
         check_session(session, "DensePublisher")
         registry = ModelRegistry(root)
         self.version = version if version is not None else registry.resolve(name, "live").version
