@@ -208,12 +208,20 @@ def parts_of(table: str) -> tuple[str, str]:
 
 @contextmanager
 def lone_session(coordinator: str, namespace: str) -> Iterator[Session]:
-    """Yields a session in a job of its own, so that no worker waits for another."""
+    """Yields a session in a job of its own, so that no worker waits for another.
+
+    An error that ends the command is told at the shell alone: the cluster lists faults of workers.
+    """
     from ...worker.session.connect import connect
 
     job = f"table-{os.getpid()}-{secrets.token_hex(4)}"
-    with connect(coordinator, namespace, job=job, staleness=None, rank=0, world_size=1) as session:
+    session = connect(coordinator, namespace, job=job, staleness=None, rank=0, world_size=1)
+    try:
         yield session
+    except BaseException:
+        session.core.end()  # the end of a with block would report the error to the cluster
+        raise
+    session.close()
 
 
 @contextmanager

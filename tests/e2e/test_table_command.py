@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import sparserow as sr
 import torch
+from sparserow.deploy import cli
+from sparserow.proto.control import ControlClient
 from sparserow_process import DEADLINE_SEC, Launcher
 
 DIM, ROWS = 4, 3000
@@ -79,3 +81,20 @@ def test_errors_are_one_line(
     assert code == 1
     assert len(err.strip().split("\n")) == 1
     assert text in err
+
+
+def test_a_command_that_fails_is_no_fault_of_a_worker(
+    cluster: sr.LocalCluster, session: sr.Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to, nobody = f"--coordinator={cluster.address}", "--serving=127.0.0.1:1"
+    with ControlClient(cluster.address) as control:
+        for command, words in (
+            (("probe", "ads/user", nobody), "serving process 127.0.0.1:1 cannot be reached"),
+            (("table", "export", "ads/absent", str(tmp_path / "rows.parquet")), "absent"),
+        ):
+            with pytest.raises(SystemExit) as ended:
+                cli.main([*command, to])
+            assert ended.value.code == 1
+            assert words in capsys.readouterr().err
+            assert [fault.message for fault in control.list_faults()] == []
+            assert [job.name for job in control.status().jobs if job.members] == ["writer"], "its job is left"
