@@ -13,6 +13,7 @@ from ...proto.config.model_config import OwnModelConfig
 from ...proto.errors import InvalidArgument
 from ...worker.data import Batch, NamedBatch
 from ...worker.training.task_outputs import TaskOutputs
+from ...worker.training.user_errors import place_of, told
 
 TRIED_SAMPLES = 256
 _ROWS = 16  # of a stand-in for a table
@@ -45,9 +46,11 @@ def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, b
     except InvalidArgument:
         raise
     except Exception as error:  # the code of a model may raise anything
-        told = job.model.class_ if isinstance(job.model, OwnModelConfig) else job.model.kind
+        whose = job.model.class_ if isinstance(job.model, OwnModelConfig) else job.model.kind
+        place = place_of(error, job.model)
+        where = "" if place is None else f", in {place}"
         raise InvalidArgument(
-            f"model: the forward of {told} fails on the first samples: {type(error).__name__}: {error}"
+            f"model: the forward of {whose} fails on the first samples: {told(error)}{where}"
         ) from error
     outputs.loss(outputs.of(out, len(part)), part)
     return counts

@@ -238,4 +238,13 @@ def _most_telling(errors: list[dict[str, Any]]) -> SparserowError:
     best = min(errors, key=lambda error: (error["error"] in (Internal.number, Unavailable.number), error["error"]))
     if "trace" in best:
         print(best["trace"], file=sys.stderr)
-    return error_of(best["error"], best["message"])
+    error = error_of(best["error"], best["message"])
+    error.__cause__ = _WorkerTracebackError(best["cause"]) if "cause" in best else None
+    return error
+
+
+class _WorkerTracebackError(Exception):
+    """The traceback that an error has in its worker, as the cause of the same error in this process."""
+
+    def __str__(self) -> str:
+        return f"in a worker process:\n{self.args[0]}"

@@ -69,6 +69,7 @@ def run_worker(
     from ...worker.training.parallel_group import ParallelGroup, in_groups
     from ...worker.training.run_identity import RunIdentity
     from ...worker.training.trainer import Trainer
+    from ...worker.training.user_errors import told_as_theirs
     from .run_log import RunLog
     from .training_metrics import TrainingMetrics
 
@@ -88,7 +89,8 @@ def run_worker(
         trainer = Trainer(job, group=group, backend=backend, observer=metrics, run=run, identity=identity)
         if resume != "never":
             trainer.resume(None if resume == "auto" else resume)
-        result = trainer.run()
+        with told_as_theirs(job.model):
+            result = trainer.run()
         end()
         is_kept = backend.session is not None and (job.publish is not None or job.keep is not None)
         model = trainer.model_on_host() if is_kept else None

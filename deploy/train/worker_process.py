@@ -1,8 +1,9 @@
 """A worker process of a job, which ``job_workers`` starts; it is not meant for users.
 
 It reads one line of JSON from the socket whose descriptor is its argument, trains, and answers with one line:
-``{"result": {...}}`` or ``{"error": NUMBER, "message": TEXT}``. It ends when the other end of the socket is closed, so
-it never outlives its parent.
+``{"result": {...}}`` or ``{"error": NUMBER, "message": TEXT, ...}``. An error has a traceback, which is shown with
+``--debug`` (``cause``) or always (``trace``). The process ends when the other end of the socket is closed, so it never
+outlives its parent.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
             )
         return {"result": result.as_dict()}
     except SparserowError as error:
-        return {"error": error.number, "message": str(error)}
+        return {"error": error.number, "message": str(error), "cause": traceback.format_exc()}
     except Exception as error:
         # Another worker's end has often caused this error. The parent prints it when no worker gave an error of the
         # taxonomy.

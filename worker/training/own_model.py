@@ -13,10 +13,11 @@ from typing import Any
 from torch import nn
 
 from ...proto.config.model_config import OwnModelConfig
-from ...proto.errors import InvalidArgument, not_allowed
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ...proto.features.base import Feature
 from ...proto.features.feature_set import FeatureSet
 from .. import models
+from .user_errors import place_of, told
 
 _NEAREST = 3
 
@@ -74,10 +75,17 @@ def make(config: OwnModelConfig, pools: Mapping[str, str] | None = None) -> nn.M
     """
     kind = class_of(config)
     check_arguments(config, kind)
+    arguments = with_pools(config, kind, pools or {})
     try:
-        return kind(**with_pools(config, kind, pools or {}))
-    except (ValueError, TypeError, RuntimeError) as error:  # torch has RuntimeError for sizes
+        return kind(**arguments)
+    except (InvalidArgument, FailedPrecondition) as error:
         raise InvalidArgument(f"model.args: {config.class_} refuses them: {error}") from error
+    except SparserowError:
+        raise
+    except Exception as error:  # the code of a class may raise anything
+        place = place_of(error, config)
+        where = "" if place is None else f", in {place}"
+        raise InvalidArgument(f"model.args: {config.class_} refuses them: {told(error)}{where}") from error
 
 
 def check_arguments(config: OwnModelConfig, kind: type[nn.Module]) -> None:

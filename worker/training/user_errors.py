@@ -1,0 +1,82 @@
+"""Tells errors of a model class of the user's own as theirs: the exception, and where in their code it was raised."""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+
+from ...proto.config.model_config import ModelConfig, OwnModelConfig
+from ...proto.errors import InvalidArgument, SparserowError
+from ..membership.fault_report import is_echo
+
+_OURS = __name__.partition(".")[0]
+_MODELS = f"{_OURS}.worker.models"  # layers that a model of the user's own may call
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+# A device may fail in any line, so a new start may succeed.
+_OF_DEVICES = (torch.OutOfMemoryError, torch.AcceleratorError)
+
+
+@contextlib.contextmanager
+def told_as_theirs(model: ModelConfig) -> Iterator[None]:
+    """Turns an error that the code of a model's class raises within the block into one that names its place.
+
+    Errors of devices, of peers and of this package stay as they are.
+
+    Args:
+        model: the section ``model`` of the job.
+
+    Raises:
+        InvalidArgument: the class raised an error; the text has its type, its text, its file and its line.
+    """
+    try:
+        yield
+    except Exception as error:
+        place = place_of(error, model)
+        if place is None:
+            raise
+        assert isinstance(model, OwnModelConfig)
+        raise InvalidArgument(f"model.class: {model.class_} raised {told(error)}, in {place}") from error
+
+
+def told(error: Exception) -> str:
+    """Returns the type and the text of an error, in one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def place_of(error: Exception, model: ModelConfig) -> str | None:
+    """Returns the file, line and function of the user's code that raised an error; None where another's did.
+
+    Args:
+        error: the error, with its traceback.
+        model: the section ``model`` of the job.
+    """
+    is_others = isinstance(error, (SparserowError, *_OF_DEVICES)) or is_echo(error)
+    if not isinstance(model, OwnModelConfig) or is_others:
+        return None
+    module = model.class_.partition(":")[0] if ":" in model.class_ else ""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _is_of_user(frame, module):
+            found = f"{frame.f_code.co_filename}, line {line}, {frame.f_code.co_name}"
+        elif _name_of(frame).startswith(f"{_OURS}.") and not _name_of(frame).startswith(_MODELS):
+            found = None
+    return found
+
+
+def _is_of_user(frame: FrameType, module: str) -> bool:
+    """Returns whether a frame runs code of the package of the model's class, or code that no library has."""
+    root = module.partition(".")[0]
+    name = _name_of(frame).partition(".")[0]
+    if name == _OURS:
+        return False
+    return (bool(root) and name == root) or not frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))
+
+
+def _name_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
