@@ -108,7 +108,8 @@ def run_job(
 ) -> TrainResult:
     """Trains ``job``; every process that was started has stopped when this returns or raises.
 
-    With ``resume`` auto, a run in which a process ends, or cannot be reached, begins again from the last checkpoint.
+    With ``resume`` auto, a run in which a process ends, or cannot be reached, begins again from the last checkpoint. A
+    run that would fail again, as for a file that is not there or a class that raises, ends at once.
 
     Args:
         job: the job to train.
@@ -129,6 +130,7 @@ def run_job(
         assert result is not None
         return result
     identity = RunIdentity.new(resume=resume, overwrites=overwrites)
+    _check_before(job, resume)
     for left in range(allowed_restarts(job, resume), -1, -1):
         try:
             return _run_once(job, trace_file, resume, identity)
@@ -143,13 +145,17 @@ def run_job(
     raise AssertionError("unreachable")
 
 
-def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: RunIdentity) -> TrainResult:
+def _runs_apart(job: JobConfig, resume: str) -> bool:
+    """Returns whether the workers are separate processes, so that the end of a worker does not end this process."""
+    return job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
+
+
+def _check_before(job: JobConfig, resume: str) -> None:
+    """Finds the errors that no new start mends, before a run that may begin again or replace its workers."""
     check_ranks(job.train.parallel, job.train.workers)
     check_members(job.train, job.train.workers)
-    # The workers are separate processes, so that the end of a worker does not end this process.
-    is_apart = job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
-    device = None
-    if not is_apart or job.model.kind == "own":
+    begins_again = resume == "auto" or job.train.elastic is not None
+    if not _runs_apart(job, resume) or begins_again or job.model.kind == "own":
         from ...worker.training.build_model import check_data  # imports torch
 
         check_data(job)
@@ -157,6 +163,10 @@ def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: Ru
         from .dry_export import check_export
 
         check_export(job)
+
+
+def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: RunIdentity) -> TrainResult:
+    is_apart, device = _runs_apart(job, resume), None
     if not is_apart:
         from ...worker.training.training_device import training_device
 
