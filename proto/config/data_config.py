@@ -209,7 +209,7 @@ _WITH_COLUMNS = ("parquet", "orc", "arrow", "jsonl")
 
 
 class DataConfig(StrictModel):
-    """The training and test files and their format. Texts whose name ends in .gz are decompressed."""
+    """The training and test files and their format. Texts whose name ends in .gz or .zst are decompressed."""
 
     format: Literal["criteo", "csv", "parquet", "orc", "arrow", "jsonl"] = Field(
         "criteo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import pickle
 import random
@@ -165,9 +166,13 @@ def refuse(*_: object) -> None:
     raise pa.ArrowInvalid("so that each line is decoded by itself")
 
 
+def zstd(data: bytes) -> bytes:
+    return pa.compress(data, "zstd", asbytes=True)
+
+
 def test_runs_cover_a_file_and_their_spans_cover_them(tmp_path):
     text = b"".join(b"%d\n" % i for i in range(1000)) + b"the end"
-    for name, data in (("plain", text), ("packed.gz", gzip.compress(text))):
+    for name, data in (("plain", text), ("packed.gz", gzip.compress(text)), ("packed.zst", zstd(text))):
         path = tmp_path / name
         path.write_bytes(data)
         for size in (1, 7, 1000, 1001, 50_000):
@@ -202,11 +207,27 @@ def test_unreadable_files(tmp_path):
     cut.write_bytes(gzip.compress(random.Random(1).randbytes(100_000))[:5000])
     with pytest.raises(DataLoss, match="damaged or cut short"):
         list(read_runs(str(cut)))
-    fake = tmp_path / "fake.gz"
-    fake.write_bytes(b"plain text\n")
-    with pytest.raises(DataLoss, match="damaged or cut short"):
-        first_line(str(fake))
+    cut = tmp_path / "cut.zst"
+    cut.write_bytes(zstd(random.Random(1).randbytes(100_000))[:5000])
+    with pytest.raises(DataLoss, match=r"cut.zst: the zstd file is damaged or cut short: Truncated"):
+        list(read_runs(str(cut)))
+    for name in ("fake.gz", "fake.zst"):
+        fake = tmp_path / name
+        fake.write_bytes(b"plain text\n")
+        with pytest.raises(DataLoss, match="damaged or cut short"):
+            first_line(str(fake))
     endless = tmp_path / "endless"
     endless.write_bytes(b"one\n" + b"x" * (10 << 20))
     with pytest.raises(InvalidArgument, match="line 2: the line is longer than 1048576 bytes"):
         list(read_runs(str(endless)))
+
+
+@pytest.mark.parametrize(
+    ("name", "pack", "kind"),
+    [("log.csv", zstd, "zstd"), ("log.txt", gzip.compress, "gzip"), ("a.bz2", bz2.compress, "bzip2")],
+)
+def test_a_compressed_text_under_another_name_is_told_what_is_read(tmp_path, name, pack, kind):
+    path = tmp_path / name
+    path.write_bytes(pack(b"a,b\n1,2\n" * 100))
+    with pytest.raises(InvalidArgument, match=rf"it is a {kind} file, .* gzip or zstd .* ends in .gz or .zst"):
+        first_line(str(path))

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from sparserow.proto.config.config import load_config
@@ -235,12 +236,13 @@ def test_order_depends_on_the_seed_alone(counting):
     assert order(1) != sorted(order(1))
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_a_reader_resumes_between_any_two_batches(tmp_path, suffix):
     text = "0,bad,x\n" + "".join(f"{i % 2},{i},k\n" for i in range(200)) + "0,bad,x\n"
     for name in ("a", "b"):
         data = text.encode()
-        (tmp_path / f"{name}.csv{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+        packed = {"": data, ".gz": gzip.compress(data), ".zst": pa.compress(data, "zstd", asbytes=True)}
+        (tmp_path / f"{name}.csv{suffix}").write_bytes(packed[suffix])
     config = config_of(tmp_path / f"*.csv{suffix}", *COUNTING, "on_bad_line=skip")
     options = {"batch_size": 16, "shuffle": True, "shuffle_rows": 64, "seed": 9, "rank": 1, "world": 2}
     whole = reader_of(config, **options)

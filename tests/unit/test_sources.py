@@ -323,13 +323,14 @@ def test_bad_rows_are_named_or_skipped_and_counted(tmp_path, form):
         list(reader_of(config_of(path, form, "where=x > 400", roles="{label: y, numeric: {x: none, f: none}}")))
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_times_and_compressed_files_of_json_lines(tmp_path, suffix):
     rows = [{"y": i % 2, "x": i, "t": f"2024-01-{1 + i % 9:02}", "new": None} for i in range(50)]
     rows += [{"y": 1, "x": 50.5, "t": "never", "other": [1]}]
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path = tmp_path / f"log.jsonl{suffix}"
-    path.write_bytes(gzip.compress(text) if suffix else text)
+    packed = {"": text, ".gz": gzip.compress(text), ".zst": pa.compress(text, "zstd", asbytes=True)}
+    path.write_bytes(packed[suffix])
     roles = "{label: y, numeric: {x: none}, categorical: [t, new]}"
     batches = list(reader_of(config_of(path, "jsonl", roles=roles), shuffle=True, shuffle_rows=20, batch_size=7))
     assert sorted(rows_of(batches)) == list(range(51))
@@ -339,6 +340,9 @@ def test_times_and_compressed_files_of_json_lines(tmp_path, suffix):
 
 def test_json_lines_that_cannot_be_read_are_named_or_skipped(tmp_path):
     path = tmp_path / "log.jsonl"
+    path.write_bytes(pa.compress(b'{"y": 1, "x": 2}\n' * 9, "zstd", asbytes=True))
+    with pytest.raises(InvalidArgument, match=r"it is a zstd file, .* ends in .gz or .zst"):
+        reader_of(config_of(path, "jsonl", roles="{label: y, numeric: {x: none}}"))
     lines = [json.dumps({"y": i % 2, "x": i, "c": f"c{i}"}) for i in range(100)]
     lines[40] = '{"y": 1, "x": "many"}'
     lines[41] = "{broken"

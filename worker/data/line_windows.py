@@ -1,6 +1,7 @@
 """Reads text files in runs of whole lines with their positions; a file is never in memory as a whole.
 
-A file whose name ends in ``.gz`` is inflated while it is read. A byte order mark before the first line is left out.
+A file whose name ends in ``.gz`` or ``.zst`` is inflated while it is read. A byte order mark before the first line is
+left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from ...proto.errors import DataLoss, InvalidArgument, NotFound
 from .storage import open_bytes
+from .zstd_file import open_zstd
 
 _BLOCK_BYTES = 4 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -27,6 +29,12 @@ _MAGICS = {
     b"\x93NUMPY": "NumPy",
     b"SQLite format 3": "SQLite",
     b"\x89HDF": "HDF5",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "LZ4",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
 }
 _NEWLINE = 10
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some programs write it in front of a UTF-8 text; no field has it
@@ -88,16 +96,18 @@ class LineWindow:
 
 def is_compressed(path: str) -> bool:
     """Returns whether a file is inflated while it is read."""
-    return path.endswith(".gz")
+    return path.endswith((".gz", ".zst"))
 
 
 def open_text(path: str) -> BinaryIO:
-    """Opens a plain or gzip file for reading bytes, by path or URL.
+    """Opens a plain, gzip or zstd file for reading bytes, by path or URL.
 
     Raises:
         NotFound: there is no such file, or it cannot be read.
     """
     source = open_bytes(path)
+    if path.endswith(".zst"):
+        return open_zstd(source, path)
     return gzip.GzipFile(fileobj=source) if is_compressed(path) else source  # type: ignore[return-value]
 
 
@@ -111,6 +121,8 @@ def read_bytes(source: BinaryIO, path: str, count: int) -> bytes:
         return source.read(count)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataLoss(f"{path}: the gzip file is damaged or cut short: {error}") from error
+    except DataLoss:
+        raise
     except OSError as error:
         raise NotFound(f"{path}: {error.strerror or error}") from error
 
@@ -130,7 +142,7 @@ def first_line(path: str, comment: str = "") -> bytes:
     """
     with open_text(path) as source:
         block = read_bytes(source, path, _BLOCK_BYTES)
-    _check_text(path, block)
+    check_text(path, block)
     for number, line in enumerate(block.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), start=1):
         if len(line) > _MAX_LINE_BYTES:
             raise _too_long(path, number)
@@ -139,11 +151,15 @@ def first_line(path: str, comment: str = "") -> bytes:
     return b""
 
 
-def _check_text(path: str, block: bytes) -> None:
+def check_text(path: str, block: bytes) -> None:
+    """Raises InvalidArgument when the first bytes of a file, after inflation, are not those of a text."""
     kind = next((kind for magic, kind in _MAGICS.items() if block.startswith(magic)), "")
     if kind or b"\0" in block[:_LOOKED_AT]:
         what = f"it is a {kind} file" if kind else "it holds zero bytes"
-        raise InvalidArgument(f"{path}: {what}, and not text; allowed: lines of fields, plain or compressed")
+        raise InvalidArgument(
+            f"{path}: {what}, and not text; allowed: plain lines, or lines compressed by gzip or zstd in a file whose "
+            "name ends in .gz or .zst"
+        )
 
 
 def _too_long(path: str, line: int) -> InvalidArgument:

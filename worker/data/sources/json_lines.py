@@ -14,7 +14,7 @@ from pyarrow import types
 
 from ....proto.errors import InvalidArgument
 from ..bad_line import BadLine, BadLinePolicy, shown
-from ..line_windows import LinePosition, LineWindow, is_compressed, read_runs
+from ..line_windows import LinePosition, LineWindow, check_text, is_compressed, read_runs
 from ..source import PlannedFile
 from .lines import TextRuns, plan_runs
 from .roles import ColumnRoles
@@ -116,6 +116,7 @@ def _first_schema(path: str) -> Any:
             found = [table.schema] if schema is None else [schema, table.schema]
             schema = pa.unify_schemas(found, promote_options="permissive")
     if schema is None:
+        check_text(path, run.text)
         told = f": {policy.first}" if policy.first is not None else ""
         raise InvalidArgument(f"{path}: no JSON object is on its first lines{told}")
     return schema
