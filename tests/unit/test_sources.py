@@ -22,6 +22,7 @@ from s3_server import s3_bucket, s3_server
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
+from sparserow.proto.features.kinds import IdFeature, SequenceFeature
 from sparserow.proto.row_keys import hash_key
 from sparserow.worker.data import BadLine, Batch, ClickReader, ReadOptions
 from sparserow.worker.data.sources import fit_features, ipc, open_reader, parquet
@@ -336,6 +337,22 @@ def test_times_and_compressed_files_of_json_lines(tmp_path, suffix):
     assert sorted(rows_of(batches)) == list(range(51))
     by_row = {int(d[0]): s.tolist() for batch in batches for d, s in zip(batch.dense, batch.sparse, strict=True)}
     assert by_row == {i: [hash_key(row["t"]), hash_key("")] for i, row in enumerate(rows)}
+
+
+def test_json_lines_have_the_ids_of_63_bits_and_more(tmp_path):
+    """Arrow takes such numbers for floats, which do not hold them exactly."""
+    path = tmp_path / "log.jsonl"
+    ids = [2**63, 5, 2**64 - 1, 2**63 + 1]
+    lines = [json.dumps({"y": 1, "c": key, "s": [key, 1]}) for key in ids]
+    path.write_text("\n".join([*lines[:2], "{broken", *lines[2:]]) + "\n")
+    config = config_of(path, "jsonl", "on_bad_line=skip", roles="{label: y}")
+    config.read_features((IdFeature("c"), SequenceFeature("s", max_len=4)))
+    (batch,) = reader_of(config)
+    assert batch.tensors["c"].tolist() == [hash_key(str(key)) for key in ids]
+    assert batch.tensors["s"][0].tolist() == [hash_key(str(key)) for first in ids for key in (first, 1)]
+    path.write_text("".join(json.dumps({"y": 1, "c": key}) + "\n" for key in (2**63, 1.5)))
+    with pytest.raises(InvalidArgument, match=r"column c of .* is double; expected a text or an integer"):
+        reader_of(config_of(path, "jsonl", roles="{label: y, categorical: [c]}"))
 
 
 def test_json_lines_that_cannot_be_read_are_named_or_skipped(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,9 +39,8 @@ class JsonLinesFile:
         self._path = path
         self.is_sequential = is_compressed(path)
         self._runs = TextRuns()
-        self.schema = pa.schema(
-            [field.with_type(_type_of(field.type, field.name, roles)) for field in _first_schema(path)]
-        )
+        found = _first_schema(path, roles.coded)
+        self.schema = pa.schema([field.with_type(_type_of(field.type, field.name, roles)) for field in found])
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the lines of each run; a place is (byte offset, bytes, number of the first line, lines)."""
@@ -104,14 +103,20 @@ def _type_of(kind: Any, name: str, roles: ColumnRoles) -> Any:
     return pa.float64() if types.is_integer(kind) and not is_key else kind
 
 
-def _first_schema(path: str) -> Any:
-    """Returns the names and types of the objects in the first lines of a file."""
+def _first_schema(path: str, keys: Sequence[str]) -> Any:
+    """Returns the names and types of the objects in the first lines of a file.
+
+    Args:
+        path: the path or URL of the file.
+        keys: the columns whose integers are ids.
+    """
     run = next(read_runs(path, run_bytes=_FIRST_BYTES), None)
     if run is None:
         raise InvalidArgument(f"{path}: the file is empty; expected a JSON object on each line")
     policy = BadLinePolicy("skip")
-    schema = None
-    for table, _ in _parsed(run, None, policy):
+    schema, read = None, []
+    for table, numbers in _parsed(run, None, policy):
+        read.append(numbers)
         with suppress(pa.ArrowException):  # lines of another type are malformed
             found = [table.schema] if schema is None else [schema, table.schema]
             schema = pa.unify_schemas(found, promote_options="permissive")
@@ -119,7 +124,25 @@ def _first_schema(path: str) -> Any:
         check_text(path, run.text)
         told = f": {policy.first}" if policy.first is not None else ""
         raise InvalidArgument(f"{path}: no JSON object is on its first lines{told}")
-    return schema
+    lines = run.text.split(b"\n")
+    text = b"\n".join(lines[number - run.place.line] for number in np.sort(np.concatenate(read)))
+    return pa.schema([_exact(field, text) if field.name in keys else field for field in schema])
+
+
+def _exact(field: Any, text: bytes) -> Any:
+    """Returns the field of ids as it is, or of uint64 where all of its numbers are such ids.
+
+    Arrow takes numbers that int64 does not hold for floats, which do not hold them exactly.
+    """
+    is_list = types.is_list(field.type)
+    if not types.is_floating(field.type.value_type if is_list else field.type):
+        return field
+    exact = field.with_type(pa.list_(pa.uint64()) if is_list else pa.uint64())
+    try:
+        _table(text, pa.schema([exact]))
+    except pa.ArrowException:
+        return field
+    return exact
 
 
 def _parsed(window: LineWindow, schema: Any, policy: BadLinePolicy) -> Iterator[_Numbered]:
