@@ -6,12 +6,13 @@ from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
 from .config import Seconds, StrictModel
+from .path_text import PathText
 
 
 class CheckpointConfig(StrictModel):
     """When and where a job saves checkpoints; a finished job saves another at its end."""
 
-    url: str = Field(
+    url: PathText = Field(
         min_length=1,
         description="Folder, by path or URL, that the workers, the coordinator and all shards can write. Each job "
         "needs a folder of its own.",

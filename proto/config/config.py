@@ -24,6 +24,7 @@ from ..checkpoint.urls import URL_FORM, check_url
 from ..errors import InvalidArgument, not_allowed
 from ..route import DEFAULT_SLOT_COUNT, check_slot_count
 from .allowed import allowed_of_field, field_at, keys_of, tag_values
+from .path_text import PathText
 from .units import BYTES_FORM, SECONDS_FORM, parse_bytes, parse_seconds
 
 
@@ -74,14 +75,14 @@ CheckpointRoot = Annotated[
 class ClusterConfig(StrictModel):
     """Where the rows live: a running cluster (``address``), or one that the job starts and stops itself."""
 
-    address: str | None = Field(
+    address: PathText | None = Field(
         None, description="HOST:PORT of a running coordinator; null: the job starts its own cluster."
     )
     shards: int = Field(2, ge=1, le=1024, description="Parameter-server processes to start.")
     memory_budget: Bytes | None = Field(
         None, description="Bytes of rows and indexes that each shard may hold; null: no budget."
     )
-    ssd_path: str | None = Field(
+    ssd_path: PathText | None = Field(
         None,
         min_length=1,
         description="Folder on an SSD for the rows that do not fit in memory_budget; shard N uses the folder shard-N "

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from ..errors import InvalidArgument
 from .config import FromList, StrictModel
+from .path_text import PathText
 from .row_filter import parse_where
 
 ColumnRef: TypeAlias = str | int
@@ -22,7 +23,7 @@ def _paths(value: object) -> object:
 
 
 Paths: TypeAlias = Annotated[
-    tuple[str, ...],
+    tuple[PathText, ...],
     BeforeValidator(_paths),
     Field(
         min_length=1,

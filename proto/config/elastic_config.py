@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ..errors import InvalidArgument
 from .config import Seconds, StrictModel
+from .path_text import PathText
 
 
 class ElasticConfig(StrictModel):
@@ -18,7 +19,7 @@ class ElasticConfig(StrictModel):
         description="Samples that a worker leases at a time, rounded up to whole batches; they are shuffled together. "
         "When a worker dies, the samples of its lease that it had not trained on go to another worker.",
     )
-    url: str | None = Field(
+    url: PathText | None = Field(
         None,
         min_length=1,
         description="Folder, by path or URL, where the coordinator saves rows and the progress of the epoch; each job "

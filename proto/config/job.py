@@ -24,6 +24,7 @@ from .model_config import ModelConfig
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig, check_local
 from .parallel_config import ParallelConfig, check_parallel
+from .path_text import PathText
 from .placement_config import check_placements
 from .publish_config import PublishConfig
 from .quorum_config import check_quorum
@@ -231,7 +232,7 @@ class JobConfig(StrictModel):
         "one's own by the name of the table; * and ? match names, and the first match counts.",
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
-    keep: Annotated[str | None, Field(min_length=1)] = Field(
+    keep: Annotated[PathText | None, Field(min_length=1)] = Field(
         "kept-models",
         description="Folder, by path or URL, where a run without a section publish leaves its model as a version of "
         "rows and program. The newest 3 versions without an alias are kept. With a running cluster only the program is "

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ..errors import InvalidArgument, not_allowed
 from .config import FromList, StrictModel
+from .path_text import PathText
 
 if TYPE_CHECKING:
     from .job import JobConfig
@@ -68,13 +69,13 @@ class MetricsConfig(StrictModel):
         "kept; its checkpoint stays as well. null: the model of the last epoch.",
         json_schema_extra={"allowed": "TASK.METRIC, such as click.auc, with train.checkpoint"},
     )
-    file: Annotated[str | None, Field(min_length=1)] = Field(
+    file: Annotated[PathText | None, Field(min_length=1)] = Field(
         None,
         description="File to which the first worker appends a JSON object a line: progress, windows, epochs; "
         "sparserow report draws it. null: none.",
         json_schema_extra={"allowed": "a path"},
     )
-    tensorboard: Annotated[str | None, Field(min_length=1)] = Field(
+    tensorboard: Annotated[PathText | None, Field(min_length=1)] = Field(
         None,
         description="Folder of event files for TensorBoard, which the first worker writes; null: none.",
         json_schema_extra={"allowed": "a path"},

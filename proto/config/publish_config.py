@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .config import StrictModel
+from .path_text import PathText
 
 _NAME = r"^[A-Za-z0-9_.-]{1,255}$"
 _ALLOWED_NAME = "1-255 of letters, digits, _ . -"
@@ -15,7 +16,9 @@ _ALLOWED_NAME = "1-255 of letters, digits, _ . -"
 class PublishConfig(StrictModel):
     """Where the trained model is published as a new version for serving (docs/serving.md), at the end of the run."""
 
-    root: str = Field(min_length=1, description="Folder of published models, by path or URL, that worker 0 can write.")
+    root: PathText = Field(
+        min_length=1, description="Folder of published models, by path or URL, that worker 0 can write."
+    )
     model: Annotated[str | None, Field(pattern=_NAME)] = Field(
         None,
         description="Name of the model; null: the job's name.",

@@ -11,6 +11,7 @@ from ..errors import InvalidArgument
 from ..schema import Constant, Dtype, Init, Normal, RowPolicy, Table, Uniform
 from .config import Bytes, Seconds, StrictModel
 from .optimizer_config import RowOptimizerConfig
+from .path_text import PathText
 
 
 class UniformInit(StrictModel):
@@ -84,7 +85,7 @@ class TableConfig(StrictModel):
         description="Whether the rows are read and never trained; another job may train them. It needs a class of "
         "one's own.",
     )
-    weights: Annotated[str | None, Field(min_length=1)] = Field(
+    weights: Annotated[PathText | None, Field(min_length=1)] = Field(
         None,
         description="Parquet or safetensors file with the rows of a frozen table, as sparserow table export writes it; "
         "null: those of the layer, or those that are there.",

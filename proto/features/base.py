@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field, ValidationError, model_validator
 
 from ..config.config import StrictModel, describe_error
+from ..config.path_text import PathText
 from ..errors import InvalidArgument
 
 MOST_KEYS = 1 << 62
@@ -91,7 +92,7 @@ class KeyOptions(StrictModel):
 
     table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
     modulo: int | None = Field(None, ge=1, le=MOST_KEYS, description="Keys are taken modulo this; null: 63 bits.")
-    vocabulary: str | None = Field(
+    vocabulary: PathText | None = Field(
         None, min_length=1, description="File with a token on each line, whose number is its key; null: hashed keys."
     )
     unknown: Literal["row", "refuse"] | HashUnknown = Field(
