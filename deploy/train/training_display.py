@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from ...proto.config.units import format_bytes
-from ...worker.training.training_report import EpochResult, TrainResult
+from ...worker.training.training_report import EpochResult, TrainResult, why_undefined
 
 if TYPE_CHECKING:
     from ...worker.data.batch import TimeRange
@@ -114,9 +114,10 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     table.add_column(justify="right")
     metrics = result.metrics
     if has_usual_metrics(metrics):
-        rows = [("test AUC", f"{result.test_auc:.4f}"), ("test log-loss", f"{result.test_log_loss:.4f}")]
+        auc = _told(metrics, _auc_name(metrics), result.test_auc)
+        rows = [("test AUC", auc), ("test log-loss", f"{result.test_log_loss:.4f}")]
     else:
-        rows = [(f"test {name}", f"{value:.4f}") for name, value in metrics.items() if is_shown(name)]
+        rows = [(f"test {name}", _told(metrics, name, value)) for name, value in metrics.items() if is_shown(name)]
     if bayes_auc is not None:
         rows.append(("AUC of the generating model", f"{bayes_auc:.4f} ({result.test_auc / bayes_auc:.1%} reached)"))
     rows += [
@@ -208,8 +209,23 @@ def tested(result: EpochResult) -> str:
     if has_usual_metrics(result.metrics):
         if math.isnan(result.test_log_loss):
             return "not tested"  # worker 0 was restarted during the next epoch
-        return f"test AUC {result.test_auc:.4f}, log-loss {result.test_log_loss:.4f}"
-    return "test " + ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items() if is_shown(name))
+        auc = _told(result.metrics, _auc_name(result.metrics), result.test_auc)
+        return f"test AUC {auc}, log-loss {result.test_log_loss:.4f}"
+    metrics = result.metrics
+    return "test " + ", ".join(
+        f"{name} {_told(metrics, name, value)}" for name, value in metrics.items() if is_shown(name)
+    )
+
+
+def _auc_name(metrics: Mapping[str, float]) -> str:
+    """Returns the name of the AUC where there is one task; "" where nothing was tested."""
+    return next((name for name in metrics if name.endswith(".auc")), "")
+
+
+def _told(metrics: Mapping[str, float], name: str, value: float) -> str:
+    """Returns the value of a metric as text, with the reason where it has none."""
+    reason = why_undefined(metrics, name)
+    return f"{value:.4f}" if reason is None else f"none ({reason})"
 
 
 def has_usual_metrics(metrics: Mapping[str, float]) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sparserow as sr
 from sparserow.deploy.cli import main
+from sparserow.deploy.train import training_display
 from sparserow.deploy.train.run_log import RunLog
 from sparserow.deploy.train.run_report import page_of, read_run
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.metrics_config import StopConfig
-from sparserow.worker.training.early_stop import EarlyStop
+from sparserow.worker.metrics.task_metrics import BinaryMetrics
+from sparserow.worker.training.early_stop import EarlyStop, goodness
 from sparserow.worker.training.training_report import EpochResult, Silence
 
 NAN = float("nan")
@@ -113,3 +117,28 @@ def test_a_run_stops_after_epochs_that_are_no_better(after: int, values: list[fl
     with pytest.raises(sr.InvalidArgument, match=r"metrics\.stop\.metric: there is no metric 'x\.auc'; there are"):
         EarlyStop(StopConfig(metric="x.auc")).add(epoch(1, 0.5))
     assert not EarlyStop(None).is_over
+
+
+@pytest.mark.parametrize(
+    ("labels", "group_gauc", "line"),
+    [
+        ([1, 1, 1], NAN, "test click.auc none (the test data have one class alone), click.log_loss 0.6931"),
+        ([1, 0, 1], NAN, "click.gauc none (no group of the test data has both classes)"),
+        ([1, 0, 1], 0.5, "click.gauc 0.5000"),
+    ],
+)
+def test_a_metric_that_the_test_data_do_not_give_is_told_with_the_reason(
+    labels: list[int], group_gauc: float, line: str
+) -> None:
+    made = BinaryMetrics()
+    made.add(np.zeros(3, np.float32), np.array(labels, np.float32))
+    metrics = {f"click.{name}": value for name, value in made.results().items()}
+    result = EpochResult(1, 0.5, 100, 1e4, metrics["click.auc"], metrics["click.log_loss"], metrics)
+    if labels == [1, 1, 1]:
+        assert training_display.tested(result) == "test AUC none (the test data have one class alone), log-loss 0.6931"
+        for setting in ("metrics.best", "metrics.stop.metric"):
+            with pytest.raises(
+                sr.InvalidArgument, match=f"{setting}: click.auc is not defined, as the test data have one"
+            ):
+                goodness(setting, "click.auc", result)
+    assert line in training_display.tested(replace(result, metrics={**metrics, "click.gauc": group_gauc}))

@@ -6,7 +6,7 @@ import math
 
 from ...proto.config.metrics_config import StopConfig, is_better_higher
 from ...proto.errors import InvalidArgument
-from .training_report import EpochResult
+from .training_report import EpochResult, why_undefined
 
 
 def goodness(setting: str, metric: str, result: EpochResult) -> float:
@@ -18,11 +18,16 @@ def goodness(setting: str, metric: str, result: EpochResult) -> float:
         result: the result of an epoch.
 
     Raises:
-        InvalidArgument: the epoch has no such metric.
+        InvalidArgument: the epoch has no such metric, or the test data give none.
     """
     if metric not in result.metrics:
         names = ", ".join(name for name in result.metrics if "[" not in name)
         raise InvalidArgument(f"{setting}: there is no metric {metric!r}; there are: {names}")
+    reason = why_undefined(result.metrics, metric)
+    if reason is not None:
+        raise InvalidArgument(
+            f"{setting}: {metric} is not defined, as {reason}; give other test files or another metric"
+        )
     return result.metrics[metric] * (1 if is_better_higher(metric) else -1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -188,3 +189,20 @@ class Silence:
 
     def epoch(self, result: EpochResult) -> None:
         """Does nothing."""
+
+
+def why_undefined(metrics: Mapping[str, float], name: str) -> str | None:
+    """Returns why a metric of the test files is not a number, though their samples were scored; None where it is one,
+    or nothing was scored.
+
+    Args:
+        metrics: the metrics of an epoch.
+        name: the name of the metric, as TASK.METRIC.
+    """
+    task, _, metric = name.partition(".")
+    of_classes = metric in ("auc", "gauc", "normalized_entropy") and math.isnan(metrics.get(name, 0.0))
+    if not of_classes or math.isnan(metrics.get(f"{task}.log_loss", math.nan)):
+        return None
+    if metric == "gauc" and not math.isnan(metrics.get(f"{task}.auc", math.nan)):
+        return "no group of the test data has both classes"
+    return "the test data have one class alone"
