@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import signal
 from pathlib import Path
@@ -217,6 +218,15 @@ def test_a_run_goes_on_with_the_optimizers_of_its_job_file(launcher, log, tmp_pa
     other = launcher.start(*words, *changed, "--set", "train.dense_optimizer={kind: sgd}")
     assert other.end() == 1
     assert "has the state of another kind of optimizer, with the option" in other.complaints[-1]
+    other = launcher.start(*words, "--set", "train.epochs=2", "--set", "train.row_optimizer={kind: adam, lr: 0.1}")
+    wanted = (
+        r"optimizer Adam, the checkpoint has Adagrad; set it in the job file \(train.row_optimizer or tables\) as it"
+    )
+    assert re.search(wanted, other.error_line())
+    other = launcher.start(*words, "--set", "train.epochs=2", "--set", "tables={C1: {dtype: bfloat16}}")
+    assert re.search(
+        r"rows cannot be carried over; set it in the job file \(model or tables\) as it", other.error_line()
+    )
     run = launcher.start(*words, *changed, "--set", "train.row_optimizer={kind: adagrad, lr: 0}")
     assert run.end() == 0, run.err
     assert dense_of(url) == dense

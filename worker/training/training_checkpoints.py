@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,9 +109,26 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
     names = list_names(Folder(absolute(url)))
     if name is None and not names:
         return False
-    restored = restore(session, url, name=name)
+    with _told_to_jobs():
+        restored = restore(session, url, name=name)
     _tell(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")
     return True
+
+
+@contextlib.contextmanager
+def _told_to_jobs() -> Iterator[None]:
+    """Has errors for tables that differ name what a job can do: its file has no argument of ``restore``."""
+    try:
+        yield
+    except FailedPrecondition as error:
+        problem, _, advice = str(error).rpartition("; ")
+        if not any(words in advice for words in ("reset_optimizer", "leave the table out")):
+            raise
+        keys = "train.row_optimizer or tables" if "optimizer" in advice else "model or tables"
+        raise FailedPrecondition(
+            f"--resume: {problem}; set it in the job file ({keys}) as it was, or begin a new run: --resume never and "
+            "another folder of checkpoints"
+        ) from error
 
 
 def _tell(session: Session, words: str) -> None:
@@ -294,16 +312,17 @@ class TrainingCheckpoints:
             _tell(self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning")
             return None
         self._check_workers(name)
-        restored: RestoredCheckpoint = restore(
-            self._session,
-            self._url,
-            name=name,
-            model=parts.model,
-            optimizer=parts.optimizer,
-            scaler=parts.scaler,
-            scheduler=parts.schedule,
-            reader=parts.reader,
-        )
+        with _told_to_jobs():
+            restored: RestoredCheckpoint = restore(
+                self._session,
+                self._url,
+                name=name,
+                model=parts.model,
+                optimizer=parts.optimizer,
+                scaler=parts.scaler,
+                scheduler=parts.schedule,
+                reader=parts.reader,
+            )
         parts.schedule.take_given()
         parts.steps.load_state_dict(restored.extra["steps"])
         progress = Progress(**restored.extra["progress"])
