@@ -84,8 +84,9 @@ def make(config: OwnModelConfig, pools: Mapping[str, str] | None = None) -> nn.M
         raise
     except Exception as error:  # the code of a class may raise anything
         place = place_of(error, config)
-        where = "" if place is None else f", in {place}"
-        raise InvalidArgument(f"model.args: {config.class_} refuses them: {told(error)}{where}") from error
+        ours = str(error) if isinstance(error, ValueError) else told(error)
+        words = ours if place is None else f"{told(error)}, in {place}"
+        raise InvalidArgument(f"model.args: {config.class_} refuses them: {words}") from error
 
 
 def check_arguments(config: OwnModelConfig, kind: type[nn.Module]) -> None:
