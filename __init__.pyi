@@ -56,12 +56,9 @@ from .serving.client.client import (
     LookupRows as LookupRows,
     ServingClient as ServingClient,
 )
-from .serving.inference.inference import (
-    LookupCache as LookupCache,
-    Prediction as Prediction,
-    ServedModel as ServedModel,
-)
+from .serving.inference.inference import Prediction as Prediction, ServedModel as ServedModel
 from .serving.inference.load_program import load_program as load_program
+from .serving.inference.lookup_cache import LookupCache as LookupCache
 from .serving.inference.served_model_stats import (
     ServedModelMetrics as ServedModelMetrics,
     ServedModelStats as ServedModelStats,
