@@ -142,11 +142,8 @@ class Follower:
     def problem(self) -> str:
         """The reason why the version, or a table of it, does not follow now; "" when all of it does."""
         with self._lock:
-            dropped = [
-                f"table {self._version.namespace}/{name} was dropped in training; its rows stay as they were"
-                for name in sorted(frozenset().union(*self._dropped.values()))
-            ]
-            return "; ".join((*self._problems.values(), *dropped))
+            dropped = sorted(frozenset().union(*self._dropped.values()))
+            return "; ".join((*self._problems.values(), *map(self._text_of_dropped, dropped)))
 
     @property
     def is_superseded(self) -> bool:
@@ -229,10 +226,10 @@ class Follower:
             news = gone - frozenset().union(*self._dropped.values())
             self._dropped[shard] = gone
         for name in sorted(news):
-            log.warning(
-                "live sync of %s: table %s/%s was dropped in training; its rows stay as they were",
-                *(self._version.model, self._version.namespace, name),
-            )
+            log.warning("live sync of %s: %s", self._version.model, self._text_of_dropped(name))
+
+    def _text_of_dropped(self, name: str) -> str:
+        return f"table {self._version.namespace}/{name} was dropped in training; its rows stay as they were"
 
     def _count(self, applied: dict[str, Any]) -> None:
         with self._lock:

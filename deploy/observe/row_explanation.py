@@ -10,18 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _server
-from ...proto import (
-    changes_pb2 as pb,
-    changes_pb2_grpc as pb_grpc,
-    serving_pb2 as serving_pb,
-    serving_pb2_grpc as serving_pb_grpc,
-)
+from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import NotFound, not_allowed
 from ...proto.grpc_status import error_of_status
 from ...proto.security.channels import open_channel
 from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
+from ...serving.client.replica_map import describe_all
 from ...serving.client.replica_pool import split_addresses
 from ...worker.membership.shard_client import shard_client
 
@@ -107,17 +103,14 @@ def explain_row(
 
 def _cluster_of(serving: str, model: str, version: int) -> int | None:
     """Returns the id of the cluster that trained a served version; None when no process tells it any more."""
-    for address in split_addresses(serving):
-        with open_channel(address) as channel:
-            stub: Any = serving_pb_grpc.ServingStub(channel)
-            try:
-                reply = stub.Describe(serving_pb.DescribeRequest(model=model), timeout=_CALL_DEADLINE_SEC)
-            except grpc.RpcError:  # another process may tell
-                continue
-        for served in reply.versions:
-            if (served.model, served.version) == (model, version):
-                return int(served.cluster_id)
-    return None
+    replies, _ = describe_all(split_addresses(serving), _CALL_DEADLINE_SEC)
+    ids = (
+        int(served.cluster_id)
+        for reply in replies
+        for served in reply.versions
+        if (served.model, served.version) == (model, version)
+    )
+    return next(ids, None)
 
 
 def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int, key: int) -> dict[str, str]:

@@ -109,7 +109,7 @@ def fetch_view(
             answers at all.
         FailedPrecondition: the processes have different numbers of shards or slots.
     """
-    replies, failure = _ask(addresses, deadline_sec, security)
+    replies, failure = describe_all(addresses, deadline_sec, security)
     if not replies:
         raise failure or InvalidArgument("ServingClient.addresses: it is empty; allowed: HOST:PORT, ...")
     ready = [reply for reply in replies if reply.versions]
@@ -140,9 +140,22 @@ def fetch_view(
     )
 
 
-def _ask(
-    addresses: Sequence[str], deadline_sec: float, security: Security | None
+def describe_all(
+    addresses: Sequence[str], deadline_sec: float, security: Security | None = None
 ) -> tuple[list[pb.DescribeReply], SparserowError | None]:
+    """Asks every process at once what it serves.
+
+    Args:
+        addresses: the gRPC address, ``HOST:PORT``, of each process.
+        deadline_sec: the deadline of the requests, in seconds.
+        security: the certificates and the token; None: the settings of this process.
+
+    Returns:
+        The replies of those that answer, in order, and the last error of the others; None where all answer.
+
+    Raises:
+        InvalidArgument: an address is not of the form HOST:PORT.
+    """
     channels = [open_channel(_checked(address), security) for address in addresses]
     try:
         stubs: list[Any] = [pb_grpc.ServingStub(channel) for channel in channels]

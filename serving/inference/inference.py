@@ -144,7 +144,8 @@ class ServedModel(Closing):
         self._lock = threading.Lock()
         self._gate = CallGate()  # the names of tables are bound in the whole process, so no call may see them change
         self._closed = False
-        self._loaded = self._load(None)
+        self._loaded: _Loaded
+        self._load(None)
 
     def close(self) -> None:
         """Unbinds the tables' names in this process, when the last call has returned."""
@@ -277,7 +278,7 @@ class ServedModel(Closing):
     def _folder(self, version: int) -> Folder:
         return ModelRegistry(self._root).folder(self._client.model, version)
 
-    def _load(self, before: _Loaded | None) -> _Loaded:
+    def _load(self, before: _Loaded | None) -> None:
         """Loads the version that the alias names, binds the tables' names to it in place of ``before``, and uses it."""
         generation = self._client.generation
         shards, version, shapes = self._client.shards()
@@ -324,7 +325,6 @@ class ServedModel(Closing):
                 before.session.close()
             _bind(loaded, {name: shape for name, shape in tables.items() if name in kept})
             self._loaded = loaded
-        return loaded
 
     def _program(self, version: int) -> torch.export.ExportedProgram:
         program = load_exported(self._root, self._client.model, version, self._client.security)

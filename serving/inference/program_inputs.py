@@ -36,13 +36,21 @@ class ProgramInput:
 
 def inputs_of(program: torch.export.ExportedProgram) -> tuple[ProgramInput, ...]:
     """Returns the arguments of a program, in order."""
-    placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-    names = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    names = program.graph_signature.user_inputs
     return tuple(
-        ProgramInput(name, value.dtype, tuple(d if isinstance(d, int) else None for d in value.shape))
-        for name in names
-        if isinstance(value := placeholders[name], torch.Tensor)
+        ProgramInput(str(names[at]), value.dtype, tuple(d if isinstance(d, int) else None for d in value.shape))
+        for at, value in _tensors_of(program).items()
     )
+
+
+def _tensors_of(program: torch.export.ExportedProgram) -> dict[int, torch.Tensor]:
+    """Returns the tensors among a program's arguments, by their place."""
+    placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    return {
+        at: value
+        for at, name in enumerate(program.graph_signature.user_inputs)
+        if isinstance(name, str) and isinstance(value := placeholders[name], torch.Tensor)
+    }
 
 
 def error_of_call(program: torch.export.ExportedProgram, arguments: tuple[Any, ...], error: Exception) -> Exception:
@@ -67,15 +75,10 @@ class _Takes:
     """What a program takes, for people: dimensions that vary have the names n, n2 and so on."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
-        structure, given = program.call_spec.in_spec, program.graph_signature.user_inputs
-        placeholders = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+        structure = program.call_spec.in_spec
         self._places: tuple[Any, ...] = pytree.tree_unflatten(list(range(structure.num_leaves)), structure)[0]
-        self._names = [str(name) for name in given]
-        self._tensors = {
-            at: placeholders[name]
-            for at, name in enumerate(given)
-            if isinstance(name, str) and isinstance(placeholders[name], torch.Tensor)
-        }
+        self._names = [str(name) for name in program.graph_signature.user_inputs]
+        self._tensors = _tensors_of(program)
         self._letters: dict[str, str] = {}
 
     def __str__(self) -> str:
