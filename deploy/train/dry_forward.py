@@ -47,11 +47,8 @@ def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, b
         raise
     except Exception as error:  # the code of a model may raise anything
         whose = job.model.class_ if isinstance(job.model, OwnModelConfig) else job.model.kind
-        place = place_of(error, job.model)
-        where = "" if place is None else f", in {place}"
-        raise InvalidArgument(
-            f"model: the forward of {whose} fails on the first samples: {told(error)}{where}"
-        ) from error
+        text = told(error, place_of(error, job.model))
+        raise InvalidArgument(f"model: the forward of {whose} fails on the first samples: {text}") from error
     outputs.loss(outputs.of(out, len(part)), part)
     return counts
 

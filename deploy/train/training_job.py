@@ -147,15 +147,19 @@ def run_job(
 
 def _runs_apart(job: JobConfig, resume: str) -> bool:
     """Returns whether the workers are separate processes, so that the end of a worker does not end this process."""
-    return job.train.workers > 1 or resume == "auto" or job.train.elastic is not None
+    return job.train.workers > 1 or _begins_again(job, resume)
+
+
+def _begins_again(job: JobConfig, resume: str) -> bool:
+    """Returns whether the run, or a worker of it, may begin again after a failure."""
+    return resume == "auto" or job.train.elastic is not None
 
 
 def _check_before(job: JobConfig, resume: str) -> None:
     """Finds the errors that no new start mends, before a run that may begin again or replace its workers."""
     check_ranks(job.train.parallel, job.train.workers)
     check_members(job.train, job.train.workers)
-    begins_again = resume == "auto" or job.train.elastic is not None
-    if not _runs_apart(job, resume) or begins_again or job.model.kind == "own":
+    if job.train.workers == 1 or _begins_again(job, resume) or job.model.kind == "own":
         from ...worker.training.build_model import check_data  # imports torch
 
         check_data(job)

@@ -84,8 +84,7 @@ def make(config: OwnModelConfig, pools: Mapping[str, str] | None = None) -> nn.M
         raise
     except Exception as error:  # the code of a class may raise anything
         place = place_of(error, config)
-        ours = str(error) if isinstance(error, ValueError) else told(error)
-        words = ours if place is None else f"{told(error)}, in {place}"
+        words = str(error) if place is None and isinstance(error, ValueError) else told(error, place)
         raise InvalidArgument(f"model.args: {config.class_} refuses them: {words}") from error
 
 

@@ -40,13 +40,14 @@ def told_as_theirs(model: ModelConfig) -> Iterator[None]:
         if place is None:
             raise
         assert isinstance(model, OwnModelConfig)
-        raise InvalidArgument(f"model.class: {model.class_} raised {told(error)}, in {place}") from error
+        raise InvalidArgument(f"model.class: {model.class_} raised {told(error, place)}") from error
 
 
-def told(error: Exception) -> str:
-    """Returns the type and the text of an error, in one line."""
+def told(error: Exception, place: str | None = None) -> str:
+    """Returns the type and the text of an error, and its place where that is known, in one line."""
     words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return what if place is None else f"{what}, in {place}"
 
 
 def place_of(error: Exception, model: ModelConfig) -> str | None:
