@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import sparserow as sr
 import torch
 from rich.console import Console
 from rich.table import Table as Grid
 from torch import nn
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
+
+import sparserow as sr
 
 COLUMNS, DIM, HIDDEN, BATCH = 20, 8, (64, 64), 1024
 WARM = 5  # batches before the clock starts, because the lookups of the first are traced

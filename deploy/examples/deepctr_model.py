@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import sparserow as sr
 import torch
 from deepctr_torch.inputs import SparseFeat
 from deepctr_torch.models import DeepFM
+
+import sparserow as sr
 
 from .foreign_clicks import BATCH, COLUMNS, VALUES, Clicks, clicks, held_out_clicks
 

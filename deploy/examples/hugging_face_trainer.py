@@ -10,9 +10,10 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-import sparserow as sr
 import torch
 from transformers import Trainer, TrainingArguments
+
+import sparserow as sr
 
 from .click_model import ClickModel
 from .foreign_clicks import BATCH, VALUES, Clicks, clicks, held_out_clicks

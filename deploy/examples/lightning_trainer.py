@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytorch_lightning as pl
-import sparserow as sr
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+
+import sparserow as sr
 
 from .click_model import ClickModel
 from .foreign_clicks import BATCH, VALUES, Clicks, clicks, held_out_clicks

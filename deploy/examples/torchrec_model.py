@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import sparserow as sr
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import sparserow as sr
 
 from .foreign_clicks import BATCH, COLUMNS, VALUES, Clicks, clicks, held_out_clicks
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from sparserow.deploy.bench import cache
 from sparserow.deploy.cli import main
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from sparserow.deploy.bench import checkpoint
 from sparserow.deploy.cli import main
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from sparserow_process import interruptible, wait_until
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.deploy.bench import engine, engine_cores, harness
 from sparserow.deploy.bench.engine_filling import Filling

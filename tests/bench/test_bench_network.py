@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+
 from sparserow_process import wait_until
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"

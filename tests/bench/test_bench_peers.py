@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from sparserow.deploy.bench import peer_contests, peers_report, peers_run
 from sparserow.deploy.bench.peer_contests import CONTESTS
 from sparserow.deploy.bench.peer_environments import default_folder, fitting, interpreters, python_of

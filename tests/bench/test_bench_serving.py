@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from sparserow.deploy.bench import serving
 from sparserow.deploy.cli import main
 

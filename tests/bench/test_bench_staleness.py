@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from sparserow.deploy.bench import staleness
 from sparserow.deploy.bench.staleness import PROBABILITY, Size, ideal_quorum_sec, ideal_sec
 from sparserow.deploy.cli import main

@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
 from sparserow.deploy import cli
 from sparserow.deploy.bench import optimizers, suite
 from sparserow.deploy.bench.harness import Figure, write_json

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.deploy.bench import big_table, tiers
 from sparserow.deploy.cli import main

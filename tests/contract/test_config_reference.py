@@ -6,6 +6,7 @@ import re
 
 import pytest
 from pydantic import BaseModel
+
 from sparserow.deploy.reference.config_reference import PAGE, render
 from sparserow.proto.config.allowed import sections_of
 from sparserow.proto.config.job import JobConfig

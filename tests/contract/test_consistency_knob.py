@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import errors
 

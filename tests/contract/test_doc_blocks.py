@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+
 from doc_blocks import DocBlock, doc_blocks
 from service_units import unit_blocks
 from sparserow.proto.config.config import validate

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from sparserow.deploy.launch.security_files import init_security
 from sparserow.deploy.server_requirements import server_requirements
 from sparserow_process import Launcher, wait_until

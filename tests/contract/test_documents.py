@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from doc_blocks import DocBlock, blocks_of
 from doc_commands import sparserow_commands
 from sparserow.deploy import cli

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
+
 from sparserow.proto import extras
 
 ROOT = Path(__file__).resolve().parents[2]

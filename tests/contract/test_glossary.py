@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from rooms import ROOT
 
 GLOSSARY = Path(__file__).with_name("glossary.txt")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gpu_tests import Found, parts_of, refusal, version_of
 
 ROOT = Path(__file__).resolve().parents[2]

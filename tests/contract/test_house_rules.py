@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from rooms import (
     CPP_EXCEPTIONS,
     CPP_LAYERS,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from sparserow.deploy.cli import _command
 from sparserow.deploy.launch.security_files import add_token, init_security
 from sparserow.proto.config.config import load_config

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+
 from sparserow.deploy.reference import errors_reference, metrics_reference
 
 UNITS = "count|bytes|seconds|steps|number|nats|probability|0 or 1|0 to 1"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from sparserow.deploy.reference.metrics_reference import all_metrics
 from sparserow.ps_server.coordinator.state.shards import ShardPhase
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import sparserow
 from rooms import MAY_IMPORT, ROOT
 

@@ -11,6 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import optim
+
 from literal_optimizers import LiteralRow, McMahanRow
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
@@ -28,7 +30,6 @@ from sparserow.proto.optimizers import (
     RowOptimizer,
     RowWiseAdagrad,
 )
-from torch import optim
 
 STEPS, KEYS, BATCH = 500, 24, 8
 CREATED_LATE = 6  # keys that first appear after step 250

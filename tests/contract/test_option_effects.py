@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from sparserow.deploy import cli
 from sparserow.deploy.reference.option_effects import OPTION_EFFECTS, OptionEffect
 from sparserow.proto.config.config import load_config

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 import xxhash
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import InvalidArgument, error_of
 from sparserow.proto.row_keys import hash_key

@@ -6,8 +6,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import sparserow
 import yaml
+
+import sparserow
 from rooms import ROOT
 from sparserow.deploy.reference.pictures import FOLDER, PICTURES
 from sparserow.deploy.reference.site_pages import api_page, site_links

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from counting_device import device
 from sparserow.deploy.bench import gpu
 from sparserow.deploy.cli import main

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from counting_device import COUNTS, crossings, device
 from sparserow.cpp_ext import _client
 from sparserow.deploy.preflight.planning import Load, PlannedCache, PlannedTable, plan
-from torch import Tensor, nn
 
 ROWS, DIM, BATCH = 400, 16, 64
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from counting_device import COUNTS, device
 from sparserow.worker.layers import handed_rows
 from sparserow.worker.session import tensor_group
@@ -16,7 +18,6 @@ from sparserow.worker.session.follower_core import FollowerCore
 from sparserow.worker.session.session import Session
 from sparserow.worker.session.session_parts import Placement
 from sparserow.worker.session.tensor_group import TensorGroup
-from torch import Tensor, nn
 
 ROWS, DIM, STEPS = 40, 4, 5
 HOST = torch.device("cpu")

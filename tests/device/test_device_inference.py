@@ -6,12 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor
+
+import sparserow as sr
 from counting_device import COUNTS, device
 from scored_program import batch, publish_scorer
 from sparserow.serving.inference.inference import ServedModel
-from torch import Tensor
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
-from counting_device import COUNTS, device
-from sparserow.cpp_ext.device import lookup_math
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import sparserow as sr
+from counting_device import COUNTS, device
+from sparserow.cpp_ext.device import lookup_math
 
 DIM, ROWS = 4, 50
 

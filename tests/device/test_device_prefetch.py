@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pytest
-import sparserow as sr
 import torch
-from counting_device import COUNTS, device
 from torch import Tensor, nn
+
+import sparserow as sr
+from counting_device import COUNTS, device
 
 DIM, ROWS, BATCH = 4, 60, 16
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from counting_device import device
 from sparserow.cpp_ext.device.link import link_of
 from sparserow.worker.device_tables import lookup
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.layers import device_layers
 from sparserow.worker.session.in_process import InProcessCluster
-from torch import nn
 
 OPTIMIZERS = (
     sr.SGD(lr=0.3, momentum=0.9, dampening=0.1, weight_decay=1e-3),

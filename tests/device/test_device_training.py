@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from counting_device import COUNTS, device
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

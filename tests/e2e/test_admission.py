@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from shard_engine import lone_engine
 from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main

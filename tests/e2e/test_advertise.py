@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow.serving.client.replica_map import fetch_view

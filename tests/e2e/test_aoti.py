@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
+
+import sparserow as sr
 from torch_program import build_torch_program
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
-from sparserow.serving.inference.load_program import load_program
 from torch import Tensor, nn
+
+import sparserow as sr
+from sparserow.serving.inference.load_program import load_program
 from torch_program import build_torch_program
 
 SOURCE = Path(sr.__file__).parent / "deploy" / "examples" / "online_inference.cc"

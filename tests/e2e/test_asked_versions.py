@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
-from sparserow.deploy import cli
 from torch import nn
+
+import sparserow as sr
+from sparserow.deploy import cli
 
 EXAMPLE = (torch.arange(4),)
 

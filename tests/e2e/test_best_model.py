@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.best import BestCheckpoint, best_in
 from sparserow.proto.checkpoint.folder import Folder
@@ -23,7 +25,6 @@ from sparserow.worker.metrics.binary import log_loss
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_checkpoints import Progress, TrainedParts, TrainingCheckpoints
 from sparserow_process import Launcher, wait_until
-from torch import nn
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 EPOCHS, STEPS, WAIT_SEC = 4, 8, 300

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from sparserow.deploy.train.training_display import summary
 from sparserow.deploy.train.training_job import run_job
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from torch import nn
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 ROWS, DIM, STEPS = 200, 4, 20

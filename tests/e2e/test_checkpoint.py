@@ -8,8 +8,10 @@ import threading
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
 from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto import control_pb2 as pb
@@ -18,7 +20,6 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from torch import nn
 
 ROWS, DIM = 500, 4
 

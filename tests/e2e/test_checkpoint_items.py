@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
 from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto.checkpoint import manifest as files
@@ -24,7 +26,6 @@ from sparserow.worker.checkpoint.state_tree import encode_tree
 from sparserow.worker.data.leased import Leased
 from sparserow.worker.training.data_leases import SessionLeases
 from sparserow_process import wait_until
-from torch import nn
 
 ROWS, DIM = 300, 4
 KEYS = np.arange(ROWS, dtype=np.uint64)

@@ -11,6 +11,7 @@ import fsspec
 import numpy as np
 import psutil
 import pytest
+
 import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
 from s3_server import s3_bucket, s3_server

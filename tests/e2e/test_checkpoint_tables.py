@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import xxhash
+
+import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
 from gated_store import GatedStore
 from restart_scene import status_of

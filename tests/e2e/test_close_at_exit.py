@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 import sparserow as sr
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient

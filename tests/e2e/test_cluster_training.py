@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
-from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
+from sparserow_process import run_ranks
 
 ROWS, DIM, STEPS = 300, 4, 12
 

@@ -15,6 +15,7 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 import torch
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.training.local_backend import LocalBackend

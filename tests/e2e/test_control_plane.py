@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import NotFound, SparserowError, Unavailable
 from sparserow.proto.optimizers import Adagrad

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.worker.data import write_click_log
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
-from torch import Tensor, nn
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"

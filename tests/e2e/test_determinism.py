@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
-from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
+from sparserow_process import run_ranks
 
 ROWS, DIM, FIELDS, BATCH, STEPS, WORLD = 100, 8, 3, 64, 50, 2
 SHARDS = [2, 1, 3, 4]

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
 from forked_ranks import fork_cases
 from sparserow.cpp_ext.device.link import HostLink
 from sparserow.deploy.train.placements import placements_of
@@ -28,9 +32,6 @@ from sparserow.worker.training.ps_backend import PsBackend
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence
 from sparserow_process import run_ranks, wait_until
-from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
 
 ROWS, DIM, STEPS, MICRO = 61, 8, 30, 2
 KINDS = {

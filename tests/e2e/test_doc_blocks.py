@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
-from doc_blocks import DocBlock, doc_blocks
-from sparserow_process import free_port
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+import sparserow as sr
+from doc_blocks import DocBlock, doc_blocks
+from sparserow_process import free_port
 
 FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROWS = 12_000  # more than the min_rows of the pages

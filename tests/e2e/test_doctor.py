@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.cli import main
 from sparserow.deploy.launch.security_files import init_security, sign_certificate

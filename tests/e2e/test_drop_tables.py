@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from torch import nn
+
 import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow_process import DEADLINE_SEC, Launcher
-from torch import nn
 
 DIM = 4
 KEYS = np.arange(30, dtype=np.uint64)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+
 from sparserow.deploy.cli import main
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from elastic_job import SAMPLES, updates, write_job
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder

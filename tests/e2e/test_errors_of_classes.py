@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sparserow.deploy.train.training_job import run_job
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

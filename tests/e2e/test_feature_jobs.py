@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import ReadOptions

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.deploy.cli import main
 from sparserow.proto.features.compute import Jagged
 from sparserow.proto.published.registry import ModelRegistry
-from torch import Tensor, nn
 
 MODULO = 2**40
 SAMPLES = 10_000

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.client.shard_assignment import ShardAssignment

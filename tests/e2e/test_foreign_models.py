@@ -9,8 +9,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.deploy.examples.foreign_clicks import VALUES, clicks
 from sparserow.proto.errors import FailedPrecondition
 

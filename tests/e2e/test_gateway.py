@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+
 import sparserow as sr
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow_process import Launcher, Process, free_port, stopped, wait_until

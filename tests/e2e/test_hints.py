@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.deploy.launch.local_cluster import local_cluster
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.config.config import load_config

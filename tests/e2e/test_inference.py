@@ -13,10 +13,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.deploy import cli
 from sparserow.deploy.examples.online_service import make_app
 from sparserow.proto import serving_pb2, serving_pb2_grpc
@@ -24,7 +26,6 @@ from sparserow.proto.published.dense import newest_number, read_dense, write_den
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.inference.inference import ServedModel
 from sparserow_process import Launcher, wait_until
-from torch import Tensor, nn
 
 
 class Scorer(nn.Module):

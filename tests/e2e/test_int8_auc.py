@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import ReadOptions

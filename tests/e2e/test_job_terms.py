@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow_process import DEADLINE_SEC, wait_until
-from torch import nn
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
 from forked_ranks import fork_cases
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.layers import joint_lookups
 from sparserow_process import run_ranks
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 ROWS, DIM, STEPS, BATCH = 50, 4, 6, 8
 

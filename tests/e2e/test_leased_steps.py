@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.training.process_group import WorkerGroup

@@ -12,8 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
-import sparserow as sr
 from prometheus_client.parser import text_string_to_metric_families
+
+import sparserow as sr
 from sparserow.deploy.train.training_run import run_worker
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.config.config import load_config

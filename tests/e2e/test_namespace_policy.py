@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
+
 import sparserow as sr
 from sparserow.proto.control import ControlClient
-from torch import nn
 
 
 @pytest.fixture(scope="module")

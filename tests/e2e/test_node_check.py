@@ -8,8 +8,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import hosts as network
 import pytest
+
+import hosts as network
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, Process, free_port
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
-from sparserow.proto.optimizers import OPTIMIZERS
 from torch import nn, optim
+
+import sparserow as sr
+from sparserow.proto.optimizers import OPTIMIZERS
 
 DIM, KEYS = 4, np.arange(50, dtype=np.uint64)
 EVERY = {

@@ -14,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import sparserow as sr
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+import sparserow as sr
 from doc_blocks import doc_blocks
 from own_models import Shop
 from sparserow.proto.config.config import load_config
@@ -32,7 +34,6 @@ from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence
 from sparserow_process import Launcher
-from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 ITEMS, BRANDS, DIM, BATCH, STEPS, WORKERS = 200, 30, 8, 32, 100, 2
 SALE = 0.5  # the weight of the second task

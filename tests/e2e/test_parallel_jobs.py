@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, wait_until
 

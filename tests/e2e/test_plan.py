@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import sparserow as sr
 import torch
 from numpy.typing import NDArray
+
+import sparserow as sr
 from sparserow.cpp_ext import _client
 from sparserow.deploy.cli import main
 from sparserow.deploy.preflight.planning import (

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
-from sparserow_process import DEADLINE_SEC, run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
+from sparserow_process import DEADLINE_SEC, run_ranks
 
 ROWS, DIM, STEPS, DEPTH = 80, 4, 14, 3
 OPTIMIZERS = {"adagrad": sr.Adagrad(lr=0.3), "adam": sr.Adam(lr=0.05)}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow.proto.published.registry import ModelRegistry

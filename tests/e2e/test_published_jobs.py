@@ -9,8 +9,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quorum_worker import KEYS_A_STEP, SIDE, keys_of
 from sparserow.cpp_ext import _client
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.ray import RayOptions, ray_cluster, train_on_ray
 from sparserow.proto.checkpoint import manifest as files

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.ray import train_on_ray
 from sparserow.deploy.ray.checked_nodes import nodes_to_avoid

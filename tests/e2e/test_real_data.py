@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.config.job import JobConfig

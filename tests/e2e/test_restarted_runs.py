@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from elastic_job import SAMPLES, updates, write_job
 from sparserow_process import Launcher, Process, stopped, wait_until
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
 from sparserow.cpp_ext.torch_arrays import tensor_of

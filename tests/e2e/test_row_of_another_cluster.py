@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 import sparserow as sr
 from sparserow.deploy.observe.row_explanation import explain_row
 

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.launch.readiness import wait_until_ready
 from sparserow.deploy.launch.security_files import (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow_process import Launcher, wait_until
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import sparserow as sr
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import sparserow as sr
 from sparserow.deploy import cli
 from sparserow.deploy.observe.serving_view import describe_serving
 from sparserow.proto import serving_pb2, serving_pb2_grpc

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.cpp_ext import _server
 from sparserow.proto.published.registry import Alias, ModelRegistry

@@ -13,6 +13,7 @@ import urllib.request
 import grpc
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.published.registry import ModelRegistry

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from gated_store import GatedStore
 from sparserow.deploy.observe.serving_view import describe_serving

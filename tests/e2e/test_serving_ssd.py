@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+
 import sparserow as sr
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.row_memory import RowMemory

@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import hosts as network
 import numpy as np
 import pytest
+
+import hosts as network
 import sparserow as sr
 from sparserow.cpp_ext import _server
 from sparserow.deploy.launch.security_files import add_token, init_security

@@ -6,11 +6,12 @@ import copy
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed.checkpoint as dcp
-from sparserow.proto.errors import DataLoss, FailedPrecondition
 from torch import nn
+
+import sparserow as sr
+from sparserow.proto.errors import DataLoss, FailedPrecondition
 
 ROWS = 100_000
 

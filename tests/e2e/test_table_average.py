@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from sparserow.worker.training.process_group import joined_group
 from sparserow.worker.training.table_average import average_gradients, leave_to_average
 from sparserow_process import run_ranks
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 WORLD = 3
 SHAPES = [(7, 4), (50, 1), (3, 16)]

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.deploy import cli
 from sparserow.proto.control import ControlClient
 from sparserow_process import DEADLINE_SEC, Launcher

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument

@@ -10,15 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
-from sparserow.proto.checkpoint import manifest
-from sparserow.proto.checkpoint.folder import Folder
-from sparserow.worker.layers.handed_rows import without_group
-from sparserow.worker.models import Tower, mlp
-from sparserow.worker.training.parallel_towers import average_in_backward, clip_parts, split_towers
-from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -26,6 +19,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
+from sparserow.proto.checkpoint import manifest
+from sparserow.proto.checkpoint.folder import Folder
+from sparserow.worker.layers.handed_rows import without_group
+from sparserow.worker.models import Tower, mlp
+from sparserow.worker.training.parallel_towers import average_in_backward, clip_parts, split_towers
+from sparserow_process import run_ranks
 
 ROWS, DIM, STEPS, BATCH = 60, 8, 6, 16
 HALF = STEPS // 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+
 import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from shard_engine import lone_engine
 from small_disk import mounted_disk

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from elastic_job import LEASE_ROWS, SAMPLES, updates, write_job
 from held_data import HeldData
 from sparserow.proto.checkpoint import manifest as files

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import sparserow as sr
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp, trace_service_pb2_grpc as otlp_grpc
+
+import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
 from sparserow.proto.telemetry import telemetry_from_environment

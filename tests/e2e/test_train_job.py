@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from sparserow.worker.data import write_click_log
 from sparserow_process import free_port, wait_until
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher
 

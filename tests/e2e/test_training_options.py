@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.models import Tower
@@ -22,7 +24,6 @@ from sparserow.worker.training.ps_backend import PsBackend
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence, TrainResult
 from sparserow_process import run_ranks
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 ALONE = WorkerGroup()
 ROWS = 64

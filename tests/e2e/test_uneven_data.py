@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 import torch.distributed as dist
-from sparserow_process import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
+from sparserow_process import run_ranks
 
 ROWS, DIM = 100, 4
 BATCHES = (7, 10)  # of rank 0 and rank 1

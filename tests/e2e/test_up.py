@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument, Unavailable

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.cli import main
 from sparserow.proto.control import ControlClient

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
 import sparserow as sr
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.worker.data import SalesLog, write_sales_log

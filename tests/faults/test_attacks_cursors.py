@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient

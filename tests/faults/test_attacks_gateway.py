@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.launch.security_files import Role, add_token, init_security
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc

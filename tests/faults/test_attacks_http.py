@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+
 import sparserow as sr
 from raw_http import Door, close_all, closes_within, peak_bytes, push_bytes, read_reply, request, reset_peak
 from sparserow.deploy.launch.security_files import add_token, init_security, sign_certificate

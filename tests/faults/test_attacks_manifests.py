@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import xxhash
+
+import sparserow as sr
 from published_files import DIM, SLOT_COUNT, write_version
 from sparserow.cpp_ext import _server
 from sparserow.proto.checkpoint import manifest as files

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token
 from sparserow.proto.control import ControlClient

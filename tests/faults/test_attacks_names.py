@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 import sparserow as sr
 from sparserow.proto import changes_pb2, control_pb2, control_pb2 as pb, rows_pb2, serving_pb2
 from sparserow.proto.control import ControlClient

@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from crafted_programs import ATTACKS, Entries, craft, example_inputs, read_entries, replace_program, write_entries
 from sparserow.deploy.launch.security_files import init_signing_key
 from sparserow.proto.published.dense import dense_facts, read_dense, read_dense_proof, write_dense
@@ -24,7 +26,6 @@ from sparserow.proto.security.security import Security
 from sparserow.serving.inference.inference import ServedModel
 from sparserow.serving.inference.load_program import load_exported, load_program
 from sparserow_process import Launcher
-from torch import Tensor, nn
 
 ROWS = "user,age\n1,0.5\n2,0.25\n"
 

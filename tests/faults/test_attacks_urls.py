@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token, init_security
 from sparserow.proto import control_pb2 as pb

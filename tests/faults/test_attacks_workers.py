@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from restart_scene import Scene
 from sparserow.proto import control_pb2 as pb

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+
 import sparserow as sr
 from restart_scene import Scene, status_of
 from sparserow.proto import control_pb2 as pb

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from small_disk import mounted_disk
 from sparserow.proto.checkpoint import manifest as files

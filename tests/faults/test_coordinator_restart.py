@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from restart_scene import DIM, LEASE_SEC, ROWS, Scene, Trained, facts, rows_of, status_of
 from sparserow.proto.checkpoint import manifest as files

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from restart_scene import DIM, ROWS, Trained, facts, is_ready, rows_of, status_of
 from sparserow.proto import etcd_pb2
 from sparserow.proto.control import ControlClient

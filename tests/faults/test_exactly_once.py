@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from fault_proxy import ASSIGN, COMMIT, DELETE, FaultProxy, Faults
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto.errors import Fenced, InvalidArgument, NotFound, Unavailable, error_of

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from restart_scene import DIM, ROWS, AllRows, Scene, status_of
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security

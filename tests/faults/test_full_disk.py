@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from small_disk import mounted_disk
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of

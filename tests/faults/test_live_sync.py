@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.optimizers import SGD

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 from small_disk import mounted_disk
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.manifest import FileFacts

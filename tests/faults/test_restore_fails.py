@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from gated_store import GatedStore
 from restart_scene import Scene, status_of

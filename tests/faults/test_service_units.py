@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from restart_scene import Scene, is_ready, status_of
 from service_units import Service, unit_blocks

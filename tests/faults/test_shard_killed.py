@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+
 import sparserow as sr
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient

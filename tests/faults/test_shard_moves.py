@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from restart_scene import Scene, status_of
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files
@@ -19,7 +21,6 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, Unavailable
 from sparserow.worker.data import write_click_log
 from sparserow_process import wait_until
-from torch import nn
 
 FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from slow_etcd import SlowEtcd
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files

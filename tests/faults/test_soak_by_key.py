@@ -12,6 +12,7 @@ import threading
 import time
 
 import numpy as np
+
 import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import SparserowError

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 
 import numpy as np
+
 from fault_proxy import FIVE_PERCENT, FaultProxy, Faults
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto.errors import error_of

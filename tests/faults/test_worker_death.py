@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fault_proxy import ACK, COMMIT, FaultProxy, Faults
 from sparserow.cpp_ext import _client
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from fault_proxy import COMMIT, FaultProxy, Faults
 from sparserow.cpp_ext import _client, _server

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import errors
 

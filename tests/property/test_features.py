@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
+
 import sparserow as sr
 from sparserow.proto.features.base import Feature, HashUnknown
 from sparserow.proto.features.compute import Jagged

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership, Ticket
 

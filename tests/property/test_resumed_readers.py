@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.worker.data import Batch, ClickReader, ReadOptions

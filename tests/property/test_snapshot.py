@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
 from store_images import go_on_from, install_page

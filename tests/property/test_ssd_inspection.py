@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.deploy.cli import main
 from sparserow.deploy.observe import ssd_inspection

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
 from store_images import go_on_from, install_page

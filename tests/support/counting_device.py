@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sparserow.cpp_ext.device.link import Crossings, Fetched, HostLink, Prepare, Sent, register_link
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from sparserow.cpp_ext.device.link import Crossings, Fetched, HostLink, Prepare, Sent, register_link
 
 _SYNCHRONISING = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "unique_consecutive", "_unique2"}
 _NAME = "counted"

@@ -13,9 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-import sparserow as sr
 import torch
 from torch import nn
+
+import sparserow as sr
 
 STEP_SEC = 0.02
 

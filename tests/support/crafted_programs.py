@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+
 from sparserow.proto.published.registry import ModelRegistry
 
 Entries = dict[str, bytes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 from checkpoint_rows import rows_of_checkpoint
 from sparserow.proto.row_keys import hash_key
 from sparserow_process import Launcher

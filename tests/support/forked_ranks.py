@@ -68,8 +68,9 @@ def fork_cases(
         killed: the ranks that are to end by SIGKILL, by name.
     """
     os.environ.pop("TRITON_INTERPRET", None)  # the kernels of lookups have their own tests, and are slow there
-    import sparserow.worker.layers.device_layers  # noqa: F401 -- imported before the forks
     import torch._dynamo
+
+    import sparserow.worker.layers.device_layers  # noqa: F401 -- imported before the forks
 
     torch.set_num_threads(1)
     path = Path(folder)

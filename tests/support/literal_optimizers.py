@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from sparserow.proto.native import optimizer_parameters
 from sparserow.proto.optimizers import RowOptimizer
 

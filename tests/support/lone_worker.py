@@ -14,6 +14,7 @@ import sys
 import threading
 
 import numpy as np
+
 from sparserow.cpp_ext import _client
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import Fenced, SparserowError, error_of

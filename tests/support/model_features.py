@@ -8,9 +8,10 @@ import itertools
 
 import numpy as np
 import torch
-from sparserow.worker.publish.program_export import ProgramSource, export_program
 from torch import nn
 from torch.export import Dim
+
+from sparserow.worker.publish.program_export import ProgramSource, export_program
 
 
 def numbers(samples: int, seed: int = 0):

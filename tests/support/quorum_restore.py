@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from quorum_worker import Net
 
 WORKERS, QUORUM, STEPS = 3, 2, 10

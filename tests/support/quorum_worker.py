@@ -24,10 +24,11 @@ import threading
 import time
 from dataclasses import asdict
 
-import sparserow as sr
 import torch
-from sparserow.proto.control import ControlClient
 from torch import nn
+
+import sparserow as sr
+from sparserow.proto.control import ControlClient
 
 KEYS_A_STEP = 16
 SIDE = 24  # of the dense weights

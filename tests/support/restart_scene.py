@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import SparserowError
 from sparserow_process import Launcher, Process, free_port, wait_until
-from torch import nn
 
 ROWS, DIM, LEASE_SEC = 300, 4, 5.0
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sparserow as sr
 import torch
 from torch import Tensor, nn
+
+import sparserow as sr
 
 
 class Scorer(nn.Module):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+
 from sparserow.proto import etcd_pb2 as pb, etcd_pb2_grpc as pb_grpc
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import torch.distributed.run
+
 from sparserow.deploy import cli
 from sparserow.deploy.commands import doctor, node_doctor, train
 from sparserow.deploy.train import checked_nodes, training_display, training_job

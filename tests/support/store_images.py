@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from sparserow.cpp_ext import _server
 
 AT_ONCE = 200  # rows: what a small budget of memory has room for

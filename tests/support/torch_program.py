@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import torch
+
 from sparserow import cpp_ext
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
 from sparserow.cpp_ext import _server
 from sparserow.proto import control_pb2 as pb, control_pb2_grpc
 from sparserow.proto.errors import Unavailable, error_of

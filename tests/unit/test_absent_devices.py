@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import sparserow as sr
 import torch
 from torch import nn
+
+import sparserow as sr
 
 ABSENT = f"cuda:{torch.cuda.device_count() + 1}"
 

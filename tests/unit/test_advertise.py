@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+
 from sparserow.proto.errors import InvalidArgument, Unavailable
 from sparserow.ps_server.process import advertise
 from sparserow.ps_server.process.advertise import Advertised, advertised, parse_advertise

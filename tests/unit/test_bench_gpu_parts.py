@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+
 from sparserow.deploy.bench import gpu
 from sparserow.deploy.bench.click_model import DIM, TABLES, PooledClickModel, ZipfBatches, mlp_of_click_model
 from sparserow.deploy.bench.peers.fbgemm_tables import FbgemmTables, lack_of_fbgemm
 from sparserow.deploy.bench.reduced_tower import backends_of
-from torch import nn
 
 SIZE = replace(gpu.QUICK, rows=500, batch=32, repetitions=10)
 

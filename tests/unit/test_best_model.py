@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import sparserow as sr
 from sparserow.proto.checkpoint.best import BEST_FILE, BestCheckpoint, best_in, note_best
 from sparserow.proto.checkpoint.folder import Folder

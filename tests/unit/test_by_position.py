@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import Tensor, nn
+
 from sparserow.worker.publish.by_position import by_position
 from sparserow.worker.publish.program_export import ProgramSource, export_program
-from torch import Tensor, nn
 
 
 class ByName(nn.Module):

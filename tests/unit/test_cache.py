@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from prometheus_client import CollectorRegistry
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from torch import Tensor, nn
 
 ROWS, DIM, STEPS = 60, 3, 12
 MIB = 1 << 20

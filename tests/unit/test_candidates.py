@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.tasks_config import NegativesConfig, Task

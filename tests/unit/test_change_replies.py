@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sparserow.proto import changes_pb2 as pb
 from sparserow.proto.change_replies import read_reply, write_reply
 from sparserow.proto.errors import DataLoss

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+
 from sparserow.proto.grpc_status import SERVER_OPTIONS
 from sparserow.proto.security.channels import open_channel
 from sparserow_process import free_port

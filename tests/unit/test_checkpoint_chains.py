@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.best import BestCheckpoint, forget_best, note_best
 from sparserow.proto.checkpoint.folder import Folder

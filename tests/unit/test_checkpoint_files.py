@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
+
 from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.deploy.commands.publish import _features
 from sparserow.proto.checkpoint import manifest as files

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+
 from sparserow.deploy import cli, commands as commands_package
 
 SHARED = {"__init__", "options", "result_file", "terminal"}

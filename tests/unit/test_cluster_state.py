@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
 from sparserow.proto.optimizers import Adam

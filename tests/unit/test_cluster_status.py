@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from sparserow.deploy.observe.cluster_status import quantile, skew, view_of
 from sparserow.proto import control_pb2 as pb
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.proto.features.feature_set import FeatureSet
 from sparserow.serving.inference.column_files import TextOptions, read_columns
 

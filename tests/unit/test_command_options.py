@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.commands.options import cluster_config
 from sparserow.proto.config.config import ClusterConfig, validate

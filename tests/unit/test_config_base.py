@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
+
 from sparserow.proto.config.config import (
     Bytes,
     ClusterConfig,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
+
 from sparserow.proto import control_pb2 as pb, errors
 from sparserow.proto.control import ControlClient
 from sparserow.proto.coordinators import parse_address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
 from sparserow.ps_server.shard.cursor_owners import CursorOwners
 

@@ -9,6 +9,7 @@ import secrets
 from dataclasses import replace
 
 import pytest
+
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
 from sparserow.ps_server.coordinator.state import data_leases, epoch_records
 from sparserow.ps_server.coordinator.state.data_leases import Ask, DataLeases, JobData, LeaseAnswer

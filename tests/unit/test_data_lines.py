@@ -9,6 +9,7 @@ import random
 
 import pyarrow as pa
 import pytest
+
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
 from sparserow.proto.row_keys import hash_key, hash_keys
 from sparserow.worker.data import line_decoder

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import InvalidArgument, NotFound

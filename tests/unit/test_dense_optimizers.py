@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
+
+import sparserow as sr
 
 ROWS, DIM = 40, 4
 IDS = torch.tensor([1, 2, 2, 7])

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, NotFound, ResourceExhausted
 from sparserow.worker.checkpoint import dense_parts
 from sparserow.worker.checkpoint.dense_parts import check_model, load_parts, load_whole_optimizer, save_parts
 from sparserow.worker.checkpoint.dense_state import check_state, load_state, plain_state
 from sparserow.worker.checkpoint.every_rank import on_every_rank
-from torch import nn
 
 
 def made(seed: int, width: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:

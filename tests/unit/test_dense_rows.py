@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
-from sparserow.worker.layers.dense_rows import MARKER_KEY
 from torch import Tensor, nn
+
+import sparserow as sr
+from sparserow.worker.layers.dense_rows import MARKER_KEY
 
 ROWS, DIM = 50, 4
 

@@ -7,15 +7,16 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn
+
+import sparserow as sr
 from sparserow.cpp_ext.device import row_optimizers
 from sparserow.cpp_ext.device.link import HostLink
 from sparserow.proto.schema import TableSchema
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.device_tables.share import Share
 from sparserow.worker.session.in_process import InProcessCluster
-from torch import nn
 
 DEVICE = sr.Table(placement="device")
 

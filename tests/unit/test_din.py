@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from model_features import array, assert_close, assert_model, keys, lists, numbers, parts, perceptron, rows_of, softmax
 from sparserow.worker.models import DIN
 

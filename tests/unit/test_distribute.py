@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import nn
+
+import sparserow as sr
 
 ROWS, DIM = 100, 4
 SGD = sr.SGD(lr=0.5)

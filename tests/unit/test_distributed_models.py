@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from model_features import CLICKS, click_tensors, exported, keys, lists
 from sparserow.worker.models import DIN, MMoE, SASRec, TwoTower, WideDeep
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from sparserow.proto.errors import Fenced
 from sparserow.ps_server.coordinator.state import data_leases, ended_jobs
 from sparserow.ps_server.coordinator.state.data_leases import Ask, DataLeases

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+
 from sparserow.deploy.bench.eviction_policies import POLICIES, hit_share
 
 

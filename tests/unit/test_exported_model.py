@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.worker.data import NamedBatch, NamedPart
 from sparserow.worker.training.exported_model import exported
-from torch import Tensor, nn
 
 
 class Tower(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from published_files import DIM, SLOT_COUNT, write_version
 from sparserow.cpp_ext import _server
 from sparserow.proto.published.registry import ModelRegistry

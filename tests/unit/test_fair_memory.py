@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 import pytest
+
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.http_limits import HttpLimits
 from sparserow.proto.errors import InvalidArgument, Unavailable

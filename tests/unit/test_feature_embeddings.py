@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from model_features import array, assert_close, keys, lists, numbers, parts, rows_of
 from sparserow.worker.models import FeatureEmbeddings
 from sparserow.worker.models.jagged import aligned, padded, segment_max, segment_softmax, segment_sum
-from torch import nn
 
 LENGTHS = [2, 0, 3, 1, 0]
 

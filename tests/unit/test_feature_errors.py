@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+
 import sparserow as sr
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
 from sparserow.proto.features.base import Feature

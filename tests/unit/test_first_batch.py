@@ -7,6 +7,7 @@ import resource
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 
 ROWS, DIM = 50_000, 64

@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
+
+import sparserow as sr
 
 STEPS = 20
 IDS = torch.tensor([1, 2, 2, 7])

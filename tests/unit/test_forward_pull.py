@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
+
+import sparserow as sr
 
 ROWS, DIM, TABLES = 500, 3, 4
 REMAP = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from sparserow.deploy.launch.security_files import add_token, init_security, revoke_token
 from sparserow.proto.security import fresh_security as watch
 from sparserow.proto.security.security import Security, process_security, use_security

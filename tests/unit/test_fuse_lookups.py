@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
-from sparserow.worker.layers.fuse_lookups import count_merged
 from torch import Tensor, fx, nn
+
+import sparserow as sr
+from sparserow.worker.layers.fuse_lookups import count_merged
 
 ROWS, DIM = 300, 4
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import sparserow as sr
 import torch
-from sparserow.cpp_ext import torch_ops as ops
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
+
+import sparserow as sr
+from sparserow.cpp_ext import torch_ops as ops
 
 ROWS, DIM = 40, 4
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sparserow.proto.config.config import StrictModel, load_config
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.security.security import Security, use_security

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import sparserow as sr
 
 ROWS, DIM, COLUMNS, BAG, STEPS = 80, 3, 4, 5, 8
 WIDTH = COLUMNS + BAG + 2

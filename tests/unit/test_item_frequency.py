@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from sparserow.worker.metrics.item_frequency import ItemFrequency
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from sparserow.deploy.train.training_job import TorchrunPlace, allowed_restarts, run_job
 from sparserow.proto.config.config import load_config, validate
 from sparserow.proto.config.elastic_config import ElasticConfig

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+import sparserow as sr
 
 ROWS, DIM = 1000, 4
 SGD = sr.SGD(lr=0.5)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch import Tensor
+
 from sparserow.worker.id_trace.forward_trace import ForwardTrace
 from sparserow.worker.layers.embedding import DistributedEmbedding
 from sparserow.worker.layers.joint_plan import JointPlan, LookupTrace, same_arguments, version_of
-from torch import Tensor
 
 LAYERS = [
     DistributedEmbedding(

@@ -6,6 +6,7 @@ import json
 import logging
 
 import pytest
+
 from sparserow.proto.config.config import LogConfig, validate
 from sparserow.ps_server.process.logs import start_log
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 import sparserow as sr
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.features.document import FEATURES, files_of

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.cpp_ext import _client
 from sparserow.proto.row_keys import as_keys

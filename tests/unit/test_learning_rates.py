@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from pydantic import TypeAdapter
+from torch import nn
+
+import sparserow as sr
 from sparserow.proto.config.schedule import ScheduleConfig
 from sparserow.worker.training.learning_rates import LearningRates
-from torch import nn
 
 STEPS = 12
 FORMS: dict[str, tuple[dict[str, object], Callable[[int], float]]] = {

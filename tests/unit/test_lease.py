@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from sparserow.proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import Unavailable

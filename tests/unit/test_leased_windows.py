@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.ps_server.coordinator.state.data_leases import Ask, JobData

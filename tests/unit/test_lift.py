@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+
+import sparserow as sr
 
 ROWS, DIM, BATCH, LENGTH = 40, 4, 6, 3
 

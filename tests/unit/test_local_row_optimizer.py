@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import nn, optim
+
+import sparserow as sr
 from sparserow.proto.optimizers import RowOptimizer
 from sparserow.worker.training.local_row_optimizer import LocalRowOptimizer
-from torch import nn, optim
 
 ROWS, DIM, STEPS, LR, SEED = 6, 3, 200, 0.03, 5
 Make = Callable[[list[torch.Tensor]], optim.Optimizer]

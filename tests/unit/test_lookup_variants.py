@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
+
+import sparserow as sr
 
 ROWS, DIM, STEPS = 40, 5, 50
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from sparserow.worker.session.loss_scale import LossScale, unscale
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from sparserow.worker.session.loss_scale import LossScale, unscale
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from sparserow.worker.metrics.losses import (
     LOSSES,
     check_labels,

@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+
 from sparserow.ps_server.coordinator.state import lost_commits
 from sparserow.ps_server.coordinator.state.lost_commits import LostCommits, Whose
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership, Ticket
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+
 from sparserow.proto.errors import Unavailable
 from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from sparserow.worker.metrics.binary import auc, log_loss
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from model_features import CLICKS, array, assert_close, assert_model, click_inputs, click_tensors, perceptron, softmax
 from sparserow.worker.models import MMoE
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from sparserow.worker import models
 from sparserow.worker.models import DLRM, DeepFM, HashedEmbeddings, mlp
 

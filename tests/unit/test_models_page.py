@@ -7,10 +7,11 @@ import inspect
 import pytest
 import torch
 import yaml
+from torch import nn
+
 from doc_blocks import ROOT, doc_blocks
 from sparserow.worker import models
 from sparserow.worker.metrics.losses import LOSSES
-from torch import nn
 
 PARTS = {"DLRM", "DeepFM", "FeatureEmbeddings", "HashedEmbeddings", "Tower"}  # of models, or models of matrices
 JOBS = [yaml.safe_load(each.text) for each in doc_blocks() if each.page == "docs/models.md" and each.language == "yaml"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto.names import id_of_name
 from sparserow.proto.native import schema_parameters

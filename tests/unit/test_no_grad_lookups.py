@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+import sparserow as sr
 
 ROWS, DIM = 4000, 8
 

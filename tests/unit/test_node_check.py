@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
+
 from node_threads import run_nodes
 from sparserow.deploy.preflight import node_check
 from sparserow.deploy.preflight.node_check import (
@@ -31,7 +33,6 @@ from sparserow.deploy.train.training_job import TorchrunPlace
 from sparserow.proto.config.job import TrainConfig
 from sparserow.proto.config.node_check_config import NodeCheckConfig
 from sparserow.proto.errors import DataLoss, DeadlineExceeded
-from torch.distributed import TCPStore
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
+
 from node_threads import run_nodes
 from sparserow.deploy.preflight import node_meeting
 from sparserow.deploy.preflight.node_check import CheckSettings
@@ -14,7 +16,6 @@ from sparserow.deploy.preflight.node_meeting import CheckedNodes, NodeMeeting, N
 from sparserow.deploy.preflight.node_verdict import NodeReport
 from sparserow.proto.errors import DeadlineExceeded, Unavailable
 from sparserow_process import free_port
-from torch.distributed import TCPStore
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
+
 from sparserow.deploy.preflight.node_table import node_table, node_values
 from sparserow.deploy.preflight.node_verdict import (
     Exchange,

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from sparserow.worker.session.transaction import has_nonfinite
 from torch import Tensor, nn
+
+from sparserow.worker.session.transaction import has_nonfinite
 
 SIZES = ((3, 5), (7,), ())
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
@@ -20,7 +22,6 @@ from sparserow.proto.schema import Constant, Init, Uniform
 from sparserow.ps_server.shard.native_schema import native_optimizer
 from sparserow.worker.checkpoint.device_parts import saved_facts
 from sparserow.worker.training.job_tables import JobTables
-from torch import nn
 
 TABLE, DIM, KEYS = 1, 8, 3_000
 EVERY = [

@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.proto.features.cells import RefusedRow
 from sparserow.serving.inference import output_files
 from sparserow.serving.inference.column_files import naming_rows

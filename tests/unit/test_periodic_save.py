@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import DeadlineExceeded, SparserowError, Unavailable
 from sparserow.ps_server.coordinator.procedures.periodic_save import PeriodicSaves

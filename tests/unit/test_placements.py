@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
+
 import sparserow as sr
 from sparserow.deploy.preflight.planning import DEVICE_SHARE
 from sparserow.deploy.train import placements
@@ -12,7 +14,6 @@ from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.training.job_tables import JobTables
 from sparserow.worker.training.process_group import WorkerGroup
-from torch import nn
 
 ROWS, DIM = 1000, 16
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import config as inductor_config
 from torch.nn.parallel import DistributedDataParallel
+
+import sparserow as sr
 
 TABLES, ROWS, DIM = 26, 40, 4
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.worker.prefetch import Prefetch
 from sparserow.worker.prefetch.pipeline import Pipeline
-from torch import Tensor, nn
 
 ROWS, DIM, TABLES, STEPS = 60, 3, 3, 12
 REMAP = torch.randperm(60, generator=torch.Generator().manual_seed(1))

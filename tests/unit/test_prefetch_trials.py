@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.worker.prefetch import batches as prefetch_batches
 from sparserow.worker.prefetch.pipeline import Pipeline
 from sparserow.worker.prefetch.trials import AheadTrial, Trial, hint_trial_of
-from torch import Tensor, nn
 
 ROWS, TABLES, DEPTH, STEPS = 60, 3, 2, 40
 

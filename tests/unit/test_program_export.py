@@ -7,10 +7,11 @@ import warnings
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
-from sparserow.worker.publish.program_export import ProgramSource, export_program
 from torch import nn
+
+import sparserow as sr
+from sparserow.worker.publish.program_export import ProgramSource, export_program
 
 ROWS = 1_000_000
 KIB = 1 << 10

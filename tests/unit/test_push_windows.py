@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+
 from sparserow.proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from sparserow.deploy.ray.training import _check_paths
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.names import id_of_name
 from sparserow.proto.optimizers import SGD, Adagrad, Adam

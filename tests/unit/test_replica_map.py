@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from sparserow.proto.errors import NotFound
 from sparserow.serving.client.replica_map import ReplicaMap
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from sparserow.proto.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from sparserow.serving.client import replica_pool
 from sparserow.serving.client.replica_map import ReplicaMap

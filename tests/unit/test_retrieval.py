@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from sparserow.proto.errors import InvalidArgument
 from sparserow.worker.metrics.retrieval import hit_rate, ranks_among_all
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sparserow.ps_server.coordinator.state.membership import Ticket
 from sparserow.ps_server.coordinator.state.roster import CommitWindow, Roster, WorkerKey
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import torch
-from sparserow.cpp_ext import _client
 from torch import Tensor
+
+from sparserow.cpp_ext import _client
 
 WAYS, MOST_USES, HALVE_EVERY, NO_VERSION = 8, 255, 64, -1
 TABLES = (3, 0x9ABCDEF0)  # the second is negative as an int32

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import NotFound, error_of
 

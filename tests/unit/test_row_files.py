@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
 import safetensors.torch
-import sparserow as sr
 import torch
 from torch import nn
+
+import sparserow as sr
 
 DIM, ROWS = 5, 300
 

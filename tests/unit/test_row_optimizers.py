@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
-from sparserow.worker.session.row_optimizers import row_optimizer_of
 from torch import nn, optim
+
+import sparserow as sr
+from sparserow.worker.session.row_optimizers import row_optimizer_of
 
 PARAMETER = [nn.Parameter(torch.zeros(3))]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 import sparserow as sr
 from sparserow.cpp_ext import _server
 from sparserow.proto.config.config import validate

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
-from sparserow.cpp_ext import torch_ops as ops
-from sparserow.worker.layers import forward_pull, rows_ahead
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+import sparserow as sr
+from sparserow.cpp_ext import torch_ops as ops
+from sparserow.worker.layers import forward_pull, rows_ahead
 
 ROWS, DIM = 60, 3
 Look = Callable[["Net", Tensor, Tensor, Tensor], list[Tensor]]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.cli import main
 from sparserow.deploy.train import training_display

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.deploy.train.run_log import RunLog
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from model_features import array, assert_close, assert_model, keys, linear, lists, parts, rows_of, softmax
 from sparserow.worker.metrics.losses import bpr
 from sparserow.worker.models import SASRec

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import sparserow as sr
-from sparserow.worker.checkpoint.save import stateful
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+import sparserow as sr
+from sparserow.worker.checkpoint.save import stateful
 
 
 def test_a_reader_without_a_place_is_refused_by_name() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console, Group
+
 from sparserow.deploy.observe.cluster_screen import screen
 from sparserow.deploy.observe.cluster_status import of_namespace, view_of
 from sparserow.deploy.observe.scrolled_screen import KeyReader, ScrolledScreen

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from sparserow.cpp_ext import _client, _server
 from sparserow.deploy.launch.security_files import (
     add_token,

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
+from torch import Tensor, nn
+
+import sparserow as sr
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.inference.program_inputs import error_of_call
 from sparserow_process import wait_until
-from torch import Tensor, nn
 
 IDS = torch.tensor([1, 2, 3])
 AGES = torch.tensor([[0.5], [0.25], [0.0]])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
+
 import sparserow as sr
 from sparserow.serving.client.client import AsyncServingClient
-from torch import nn
 
 ADDRESS = "HOST:PORT, such as 127.0.0.1:7000"
 ADDRESSES = "HOST:PORT, several with commas, or a sequence of such texts"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from published_files import DIM, write_version
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 import sparserow as sr
 from sparserow.deploy.train.training_run import run_worker
 from sparserow.proto.config.config import validate

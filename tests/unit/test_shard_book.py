@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.ps_server.coordinator.state.shards import PlaceNotFree, Shard, ShardBook, ShardPhase
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import FailedPrecondition
 from sparserow.proto.optimizers import SGD

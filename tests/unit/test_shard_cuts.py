@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from shard_engine import lone_engine
 from sparserow.cpp_ext import _server
 from sparserow.proto import control_pb2 as pb

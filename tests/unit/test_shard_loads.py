@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+
 from checkpoint_rows import rows_of_checkpoint
 from shard_engine import lone_engine
 from sparserow.cpp_ext import _server

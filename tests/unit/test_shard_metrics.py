@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
 from shard_engine import lone_engine
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import control_pb2 as pb

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from s3_server import s3_bucket, s3_server
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import FailedPrecondition, NotFound, Unavailable

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+
+import sparserow as sr
 
 ROWS, DIM, BATCH, STEPS = 60, 4, 16, 12
 SGD = sr.SGD(lr=0.5)

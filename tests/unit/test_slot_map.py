@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.route import owners_of_runs, runs_of_owners
 from sparserow.ps_server.coordinator.state.slots import SlotMap

@@ -18,6 +18,7 @@ import pyarrow.feather as feather
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
+
 from s3_server import s3_bucket, s3_server
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import sparserow as sr
 import torch
 from torch import Tensor, nn
+
+import sparserow as sr
 
 ROWS, DIM = 50, 4
 IDS = torch.tensor([1, 2, 2, 7])

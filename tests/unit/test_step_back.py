@@ -8,6 +8,7 @@ import platform
 import threading
 
 import pytest
+
 from sparserow.cpp_ext import _server
 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}  # the number of the system call

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound, error_of
 

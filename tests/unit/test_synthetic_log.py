@@ -6,6 +6,7 @@ import gzip
 
 import numpy as np
 import pytest
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import InvalidArgument

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+
 import sparserow as sr
 from sparserow.worker.data import write_sales_log
 from sparserow.worker.data.synthetic_sales import FOLLOWS, KINDS

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+
 from sparserow.worker.metrics.binary import auc, log_loss
 from sparserow.worker.metrics.grouped import GroupedScores, GroupSums
 from sparserow.worker.metrics.score_counts import ScoreCounts

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import sparserow as sr
 import torch
+
+import sparserow as sr
 from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.config.tasks_config import Task

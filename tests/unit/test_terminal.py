@@ -6,6 +6,7 @@ import io
 
 import pytest
 from rich.table import Table
+
 from sparserow.deploy.commands.terminal import tables_console
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+
 import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from sparserow.worker.training.run_identity import RunIdentity
 from sparserow.worker.training.told_epochs import ToldEpochs
 from sparserow.worker.training.training_report import EpochResult

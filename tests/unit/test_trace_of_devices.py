@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from sparserow.worker.id_trace.forward_trace import ForwardTrace
 from sparserow.worker.id_trace.id_expressions import Values
-from torch import Tensor
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "column": lambda ids: ids[:, 2],

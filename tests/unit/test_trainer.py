@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 from rich.console import Console
+
 from sparserow.deploy.train.training_display import summary
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
+
 from sparserow.proto.config.job import TrainConfig
 from sparserow.proto.config.parallel_config import ParallelConfig
 from sparserow.proto.errors import InvalidArgument

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument, OutsideQuorum, SparserowError
 from sparserow.worker.session.background_push import BackgroundPush
 from sparserow.worker.session.quorum import check_quorum, check_step

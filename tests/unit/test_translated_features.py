@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import xxhash
+
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import CRITEO_CATEGORICAL, CRITEO_NUMERIC, DataConfig
 from sparserow.worker.data import ReadOptions

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from sparserow.proto import serving_pb2
 from sparserow.proto.errors import InvalidArgument, Unavailable
 from sparserow.proto.fair_memory import FairMemory

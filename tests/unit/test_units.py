@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sparserow.proto.config.units import format_bytes, parse_bytes, parse_seconds
 from sparserow.proto.errors import InvalidArgument
 

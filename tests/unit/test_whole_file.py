@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from sparserow.deploy.bench.harness import Figure, write_json
 from sparserow.deploy.commands.result_file import write_result
 from sparserow.proto.errors import ResourceExhausted

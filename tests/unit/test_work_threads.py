@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from sparserow.proto import control_pb2 as pb, serving_pb2
 from sparserow.proto.errors import ResourceExhausted
 from sparserow.ps_server.shard.service import ShardService

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+
 from sparserow.deploy.observe.fault_view import fault_text, fault_views
 from sparserow.proto import coordinators
 from sparserow.proto.control import ControlClient
