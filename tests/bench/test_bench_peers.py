@@ -25,7 +25,7 @@ from sparserow.deploy.bench.peers.pins import ENVIRONMENTS, PEERS, PinnedEnviron
 from sparserow.deploy.bench.peers_run import PeerResult, PeersReport, chosen, run_peers
 from sparserow.deploy.cli import main
 from sparserow.proto.errors import InvalidArgument
-from sparserow_process import interruptible, wait_until
+from sparserow_process import wait_until
 
 TINY = replace(
     peer_contests.QUICK, rows=500, keys=50, dims=(8,), served_rows=500, served_keys=50, rounds=1, repetitions=2
@@ -143,7 +143,7 @@ with interrupted_by_termination():
     log, script = pathlib.Path({str(tmp_path / "peer.log")!r}), pathlib.Path({str(script)!r})
     measured_by_worker(sys.executable, script, {ASKED!r}, log=log, deadline_sec=600)
 """
-    run = subprocess.Popen(interruptible([sys.executable, "-c", program]), stderr=subprocess.DEVNULL)
+    run = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     try:
         wait_until((tmp_path / "server.pid").exists, "the server of the peer runs")
         run.send_signal(number)
@@ -158,11 +158,13 @@ with interrupted_by_termination():
 def test_scripts_import_nothing_of_this_project() -> None:
     scripts = [path for path in WORKER.parent.glob("*.py") if path.name not in ("pins.py", "fbgemm_tables.py")]
     assert {f"{peer.worker}.py" for peer in PEERS if peer.worker} <= {path.name for path in scripts}
-    for path in scripts:
-        lines = [
-            line for line in path.read_text().splitlines() if "import" in line and "worker import Tools" not in line
-        ]
-        assert [line for line in lines if "sparserow" in line or "from ." in line] == [], path
+    wrong = [
+        f"{path.name}:{number}: {line}"
+        for path in sorted(scripts)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "import" in line and "worker import Tools" not in line and ("sparserow" in line or "from ." in line)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_an_environment_needs_a_python_that_its_packages_exist_for() -> None:

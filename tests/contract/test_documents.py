@@ -11,57 +11,70 @@ import pytest
 
 from doc_blocks import DocBlock, blocks_of
 from doc_commands import sparserow_commands
+from rooms import ROOT, line_of
 from sparserow.deploy import cli
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROOT_OPTIONS = {"--security": 1, "--debug": 0, "--version": 0, "--help": 0}
 
 
 def blocks(page: Path) -> list[DocBlock]:
-    return blocks_of(page.read_text(), page.name)
+    return blocks_of(page.read_text(), page.relative_to(ROOT).as_posix())
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Page, and words of each call of ``sparserow``, in blocks and between backticks."""
+    """Place, and words of each call of ``sparserow``, in blocks and between backticks."""
     found = []
     for page in PAGES:
-        texts = [block.text for block in blocks(page) if block.language != "python"]
-        texts += re.findall(r"`([^`\n]*\bsparserow [^`\n]+)`", page.read_text())
-        found += [(page.name, words) for text in texts for words in sparserow_commands(text)]
+        name, text = page.relative_to(ROOT).as_posix(), page.read_text()
+        texts = [(block.line, block.text) for block in blocks(page) if block.language != "python"]
+        texts += [
+            (line_of(text, match.start()), match[1]) for match in re.finditer(r"`([^`\n]*\bsparserow [^`\n]+)`", text)
+        ]
+        found += [(f"{name}:{line}", words) for line, each in texts for words in sparserow_commands(each)]
     return found
 
 
-def python_blocks() -> list[tuple[str, str]]:
-    return [(page.name, block.text) for page in PAGES for block in blocks(page) if block.language == "python"]
+def python_blocks() -> list[DocBlock]:
+    return [block for page in PAGES for block in blocks(page) if block.language == "python"]
 
 
-@pytest.mark.parametrize(("page", "text"), python_blocks())
-def test_python_can_be_read(page: str, text: str) -> None:
-    ast.parse(text, page)
+def test_python_can_be_read() -> None:
+    wrong = []
+    for block in python_blocks():
+        try:
+            ast.parse(block.text, block.page)
+        except SyntaxError as error:
+            wrong.append(f"{block.page}:{block.line - 1 + (error.lineno or 1)}: {error.msg}")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    ("page", "words"), commands(), ids=lambda part: part if isinstance(part, str) else " ".join(part)
-)
-def test_a_command_has_its_options(page: str, words: list[str]) -> None:
-    line = " ".join(words)
+def fault_of(words: list[str]) -> str:
+    """What is wrong with a call; nothing where it is right, or of commands in general."""
     while words and words[0] in ROOT_OPTIONS:
         words = words[1 + ROOT_OPTIONS[words[0]] :]
     if not words or not words[0].islower() or words[0] == "command":
-        return  # of commands in general
-    assert words[0] in cli.COMMANDS, line
+        return ""
+    if words[0] not in cli.COMMANDS:
+        return f"there is no command {words[0]}"
     command: Any = cli._command(words[0])
     rest = words[1:]
     if hasattr(command, "commands"):
         if not rest or rest[0].startswith("-") or rest[0] in ("...", "…"):
-            return
+            return ""
         subcommands = rest[0].split("|")
-        assert set(subcommands) <= set(command.commands), line
+        if not set(subcommands) <= set(command.commands):
+            return f"{words[0]} has no command {rest[0]}"
         command, rest = command.commands[subcommands[0]], rest[1:]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     given = {re.sub(r"[\]=].*", "", word.lstrip("[")) for word in rest if word.lstrip("[").startswith("--")}
-    assert given <= known, f"{page}: {line}"
+    return f"it has no {', '.join(sorted(given - known))}" if given - known else ""
+
+
+def test_a_command_has_its_options() -> None:
+    faults = [(place, words, fault_of(words)) for place, words in commands()]
+    wrong = [f"{place}: sparserow {' '.join(words)}: {fault}" for place, words, fault in faults if fault]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(

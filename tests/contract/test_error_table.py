@@ -16,14 +16,17 @@ def python_errors() -> dict[str, tuple[int, bool]]:
 
 def test_docs_list_every_error() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (yes|no) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
-    assert {name: (int(number), retry == "yes") for name, number, retry in rows} == python_errors()
+    listed = {name: (int(number), retry == "yes") for name, number, retry in rows}
+    wrong = sorted(listed.items() ^ python_errors().items())
+    assert not wrong, f"docs/errors.md and proto/errors.py differ in (name, (number, retryable)): {wrong}"
 
 
 def test_native_codes_are_the_same() -> None:
     text = (ROOT / "cpp_ext" / "util" / "status.h").read_text()
     native = {name: int(number) for name, number in re.findall(r"^  k(\w+) = (\d+),", text, re.MULTILINE)}
     native.pop("Ok")
-    assert native == {name: number for name, (number, _) in python_errors().items()}
+    wrong = sorted(native.items() ^ {name: number for name, (number, _) in python_errors().items()}.items())
+    assert not wrong, f"status.h and proto/errors.py differ in (name, number): {wrong}"
 
 
 def test_unknown_code_becomes_internal() -> None:

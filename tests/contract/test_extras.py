@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import tomllib
 
+from rooms import ROOT, line_of
 from sparserow.proto import extras
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_the_command_has_the_packages_of_the_extra(extra: str) -> None:
-    assert extras.install_command(extra) == "pip install " + " ".join(f"'{package}'" for package in EXTRAS[extra])
+def test_the_command_has_the_packages_of_the_extra() -> None:
+    wrong = []
+    for extra, packages in EXTRAS.items():
+        told, expected = extras.install_command(extra), "pip install " + " ".join(f"'{each}'" for each in packages)
+        if told != expected:
+            wrong.append(f"{extra}: {told}; in pyproject.toml: {expected}")
+    assert EXTRAS
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_tree_that_was_not_installed_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +44,16 @@ def texts() -> list[tuple[str, str]]:
 
 
 def test_no_other_wording_is_left() -> None:
-    wrong = [name for name, text in texts() if re.search(r"sparserow\[\w+\]", text)]
-    assert wrong == [], "an index has no such package: use proto/extras.py"
     known = {extras.install_command(extra) for extra in EXTRAS}
+    wrong = []
     for name, text in texts():
+        unknown = re.finditer(r"sparserow\[\w+\]", text)
+        faults = [(match, "an index has no such package: use proto/extras.py") for match in unknown]
         if name.endswith(".md"):
-            for command in re.findall(r"pip install (?:'[^']+' ?)+", text):
-                assert command.strip() in known, f"{name}: {command}; allowed: {sorted(known)}"
-        elif name != "proto/extras.py" and name != "deploy/examples/online_service.py":
-            assert not re.search(r"pip install '(?!\{)", text), f"{name} spells what install_command names"
+            commands = re.finditer(r"pip install (?:'[^']+' ?)+", text)
+            faults += [(each, f"allowed: {sorted(known)}") for each in commands if each[0].strip() not in known]
+        elif name not in ("proto/extras.py", "deploy/examples/online_service.py"):
+            spelled = re.finditer(r"pip install '(?!\{)", text)
+            faults += [(match, "it spells what install_command names") for match in spelled]
+        wrong += [f"{name}:{line_of(text, match.start())}: {match[0]}: {fault}" for match, fault in faults]
+    assert not wrong, "\n".join(wrong)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
-import pytest
-
-from rooms import ROOT
+from rooms import ROOT, line_of
 
 GLOSSARY = Path(__file__).with_name("glossary.txt")
 KINDS = {".py", ".pyi", ".cc", ".h", ".md", ".proto", ".yaml"}
@@ -20,19 +19,28 @@ def entries() -> list[tuple[list[str], re.Pattern[str], str]]:
     return [(folders.split(), re.compile(word, re.MULTILINE), instead) for folders, word, instead in fields]
 
 
-@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry[1].pattern)
-def test_a_word_does_not_come_back(entry: tuple[list[str], re.Pattern[str], str]) -> None:
-    folders, word, instead = entry
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.suffix in KINDS]
-    assert paths, f"{folders} have no files"
-    found = [
-        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}"
-        for path in paths
-        if not path.stem.endswith(("_pb2", "_pb2_grpc")) and path != Path(__file__)
-        for text in [path.read_text()]
-        for match in word.finditer(text)
-    ]
-    assert not found, f"write {instead} in place of {word.pattern}: {found[:10]}"
+@functools.cache
+def texts_of(folder: str) -> dict[Path, str]:
+    """Path and text of each file; read once, because many words are looked for in a folder."""
+    return {
+        path: path.read_text()
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in KINDS and not path.stem.endswith(("_pb2", "_pb2_grpc")) and path != Path(__file__)
+    }
+
+
+def test_a_word_does_not_come_back() -> None:
+    wrong = []
+    for folders, word, instead in entries():
+        texts = [(path, text) for folder in folders for path, text in texts_of(folder).items()]
+        if not texts:
+            wrong.append(f"{folders} have no files")
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line_of(text, match.start())}: {match[0].strip()}; write {instead}"
+            for path, text in texts
+            for match in word.finditer(text)
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_word_is_found_where_it_stands() -> None:

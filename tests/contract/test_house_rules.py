@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
-
-import pytest
 
 from rooms import (
     CPP_EXCEPTIONS,
@@ -17,134 +16,184 @@ from rooms import (
     ROOT,
     cpp_includes,
     imported_rooms,
+    imports_of,
     python_files,
 )
 
 
-def imported_folders(path: Path) -> set[str]:
-    """Top-level folders of ours that a file imports, relatively or by the package's name."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    package = parts[:-1]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported_folders(path: Path) -> set[tuple[int, str]]:
+    """(line, top-level folder of ours) of each import, relative or by the package's name."""
+    package = path.relative_to(ROOT).parts[:-1]
+    found: set[tuple[int, str]] = set()
+    for node in imports_of(path):
+        folders: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1]
             names = [*base, *(node.module.split(".") if node.module else [])]
-            found.update([names[0]] if names else [alias.name for alias in node.names])
+            folders = [names[0]] if names else [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "sparserow":
-            found.update([*node.module.split(".")[1:2]] or [alias.name for alias in node.names])
+            folders = [*node.module.split(".")[1:2]] or [alias.name for alias in node.names]
         elif isinstance(node, ast.Import):
-            found.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("sparserow."))
-    return found & set(MAY_IMPORT)
+            folders = [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("sparserow.")]
+        found.update((node.lineno, folder) for folder in folders if folder in MAY_IMPORT)
+    return found
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_imports_only_what_its_folder_may(path: Path) -> None:
-    folder = path.relative_to(ROOT).parts[0]
-    forbidden = imported_folders(path) - MAY_IMPORT[folder]
-    assert not forbidden, (
-        f"{path.relative_to(ROOT)} imports {sorted(forbidden)}; {folder} may import {MAY_IMPORT[folder]}"
-    )
+def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Modules that an import names, without the dots of a relative one."""
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
 
 
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_in_the_package_imports_tests(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        assert not any(name.split(".")[0] == "tests" for name in names)
+def is_relative(node: ast.Import | ast.ImportFrom) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.level > 0
 
 
-@pytest.mark.parametrize("folder", ["proto", "ps_server", "serving"])
-def test_processes_without_torch_do_not_name_it(folder: str) -> None:
-    for path in (ROOT / folder).rglob("*.py"):
-        if path.parent == ROOT / "serving" / "inference":
-            continue  # runs programs in processes of users; test_serving_loads_no_torch sees the servers' processes
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                modules = [node.module or ""]
-            assert not any(module.split(".")[0] == "torch" for module in modules), f"{path} imports torch"
+def test_there_are_files() -> None:
+    assert len(python_files()) > 400
+    assert len(cpp_includes()) > 400
+
+
+def test_python_imports_only_what_its_folder_may() -> None:
+    wrong = []
+    for path in python_files():
+        name = path.relative_to(ROOT)
+        allowed = MAY_IMPORT[name.parts[0]]
+        wrong += [
+            f"{name}:{line} imports {folder}; {name.parts[0]} may import {sorted(allowed)}"
+            for line, folder in sorted(imported_folders(path))
+            if folder not in allowed
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_in_the_package_imports_tests() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} imports {module}"
+        for path in python_files()
+        for node in imports_of(path)
+        for module in modules_of(node)
+        if module.split(".")[0] == "tests"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_processes_without_torch_do_not_name_it() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} imports {module}"
+        for folder in ("proto", "ps_server", "serving")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        # It runs programs in processes of users; test_serving_loads_no_torch sees the servers' processes.
+        if path.parent != ROOT / "serving" / "inference"
+        for node in imports_of(path)
+        for module in modules_of(node)
+        if not is_relative(node) and module.split(".")[0] == "torch"
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_file_of_the_core_is_in_a_layer() -> None:
-    sources = [path for path in (ROOT / "cpp_ext").rglob("*") if path.suffix in {".cc", ".h"}]
-    assert {path.relative_to(ROOT / "cpp_ext").parts[0] for path in sources} == set(CPP_LAYERS)
+    core = ROOT / "cpp_ext"
+    sources = [path.relative_to(core) for path in sorted(core.rglob("*")) if path.suffix in {".cc", ".h"}]
+    wrong = [f"cpp_ext/{path} is in no layer" for path in sources if path.parts[0] not in CPP_LAYERS]
+    wrong += [f"cpp_ext/{layer} has no file" for layer in sorted(set(CPP_LAYERS) - {path.parts[0] for path in sources})]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_cpp_layers_point_downwards() -> None:
-    for path, target in cpp_includes():
+    wrong = []
+    for path, line, target in cpp_includes():
         layer, target_layer = path.parts[0], target.split("/")[0]
-        if target_layer in CPP_LAYERS:
-            assert CPP_LAYERS.index(target_layer) <= CPP_LAYERS.index(layer), f"{path} includes {target}"
+        if target_layer in CPP_LAYERS and CPP_LAYERS.index(target_layer) > CPP_LAYERS.index(layer):
+            wrong.append(f"cpp_ext/{path}:{line} includes {target}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_cpp_rooms_of_one_layer_have_no_circle() -> None:
-    named = set()
-    for path, target in cpp_includes():
+    named, wrong = set(), []
+    for path, line, target in cpp_includes():
         room, target_room = path.parent.as_posix(), target.rpartition("/")[0]
         if target_room == room or target_room.split("/")[0] != path.parts[0]:
             continue
         if (path.as_posix(), target) in CPP_EXCEPTIONS:
             named.add((path.as_posix(), target))
+        elif target_room not in (allowed := CPP_ROOMS.get(room, set())):
+            wrong.append(f"cpp_ext/{path}:{line} includes {target}; {room} may include {sorted(allowed)}")
+    wrong += [f"{each} is an exception that is no longer needed" for each in sorted(CPP_EXCEPTIONS - named)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_python_rooms_of_one_folder_have_no_circle() -> None:
+    wrong = []
+    for path in python_files():
+        name = path.relative_to(ROOT)
+        room, top = name.parent.as_posix(), name.parts[0]
+        if room == "cpp_ext" or top == "proto":
             continue
-        assert target_room in CPP_ROOMS[room], f"{path} includes {target}; {room} may include {CPP_ROOMS[room]}"
-    assert named == CPP_EXCEPTIONS  # an exception that is no longer needed goes
-
-
-@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_rooms_of_one_folder_have_no_circle(path: Path) -> None:
-    room = path.relative_to(ROOT).parent.as_posix()
-    top = room.split("/")[0]
-    if room == "cpp_ext" or top == "proto":
-        return
-    others = {other for other in imported_rooms(path) - {room} if other.split("/")[0] == top}
-    forbidden = others - PYTHON_ROOMS[room]
-    assert not forbidden, (
-        f"{path.relative_to(ROOT)} imports {sorted(forbidden)}; {room} may import {PYTHON_ROOMS[room]}"
-    )
+        if room not in PYTHON_ROOMS:
+            wrong.append(f"{name} is in no room of PYTHON_ROOMS")
+            continue
+        wrong += [
+            f"{name}:{line} imports {other}; {room} may import {sorted(PYTHON_ROOMS[room])}"
+            for line, other in sorted(imported_rooms(path))
+            if other.split("/")[0] == top and other not in {room, *PYTHON_ROOMS[room]}
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_device_floor_needs_nothing_of_ours() -> None:
-    for path in (ROOT / "cpp_ext" / "device").glob("*.py"):
-        assert imported_rooms(path) <= {"cpp_ext/device"}, path
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {other}"
+        for path in sorted((ROOT / "cpp_ext" / "device").glob("*.py"))
+        for line, other in sorted(imported_rooms(path))
+        if other != "cpp_ext/device"
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("rooms", [CPP_ROOMS, PYTHON_ROOMS], ids=["cpp", "python"])
-def test_the_rooms_that_may_be_imported_have_no_circle(rooms: dict[str, set[str]]) -> None:
-    left = {room: {other for other in others if other != room} for room, others in rooms.items()}
-    while left:
-        floor = {room for room, others in left.items() if not others & left.keys()}
-        assert floor, f"these import each other: {sorted(left)}"
-        left = {room: others for room, others in left.items() if room not in floor}
+def test_the_rooms_that_may_be_imported_have_no_circle() -> None:
+    circles = []
+    for rooms in (CPP_ROOMS, PYTHON_ROOMS):
+        left = {room: {other for other in others if other != room} for room, others in rooms.items()}
+        while floor := {room for room, others in left.items() if not others & left.keys()}:
+            left = {room: others for room, others in left.items() if room not in floor}
+        circles += sorted(left)
+    assert not circles, f"these import each other: {', '.join(circles)}"
 
 
 def test_the_state_of_a_cluster_needs_no_loop_no_network_and_no_clock() -> None:
     """Times are passed in, so that a test says what time it is."""
     files = sorted((ROOT / "ps_server" / "coordinator" / "state").glob("*.py"))
     assert len(files) > 10
+    wrong = []
     for path in files:
+        name = path.relative_to(ROOT)
+        for node in imports_of(path):
+            names = [alias.name for alias in node.names] if is_relative(node) else modules_of(node)
+            banned = {each.split(".")[0] for each in names} & {"asyncio", "grpc", "time", "threading"}
+            wrong += [f"{name}:{node.lineno} imports {each}" for each in sorted(banned)]
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else names
-            assert not {module.split(".")[0] for module in modules} & {"asyncio", "grpc", "time", "threading"}, path
-            assert not (isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today")), path
+            if isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today"):
+                wrong.append(f"{name}:{node.lineno} asks for {node.attr}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_core_names_no_torch() -> None:
     sources = [path for layer in CPP_LAYERS[:-2] for path in (ROOT / "cpp_ext" / layer).rglob("*") if path.is_file()]
     assert len(sources) > 100
-    for path in sources:
-        assert "torch/" not in path.read_text(), f"{path}: the core must not include torch"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for path in sorted(sources)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "torch/" in line
+    ]
+    assert not wrong, "the core must not include torch:\n" + "\n".join(wrong)
 
 
 def test_no_file_without_a_concept() -> None:
     banned = {"utils", "util", "common", "helpers", "helper", "misc"}
-    for path in python_files():
-        assert path.stem not in banned, path
-    for path in (ROOT / "cpp_ext").rglob("*.h"):
-        assert path.stem not in banned, path
+    paths = [*python_files(), *sorted((ROOT / "cpp_ext").rglob("*.h"))]
+    wrong = [str(path.relative_to(ROOT)) for path in paths if path.stem in banned]
+    assert not wrong, "\n".join(wrong)
 
 
 ROOMS = sorted(
@@ -164,40 +213,56 @@ def allowed_imports(room: str) -> set[str]:
     return (MAY_IMPORT[top] - {top}) | (PYTHON_ROOMS[room] - {room})
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_says_what_it_is_and_what_it_may_import(room: str) -> None:
-    lines = (ROOT / room / "README.md").read_text().splitlines()
-    assert len(lines) <= 30
-    assert lines[0].startswith("# ")
-    assert any(line.startswith("Start reading at `") for line in lines)
-    (line,) = [line for line in lines if line.startswith("May import: ")]
-    assert set(re.findall(r"`([^`]+)`", line)) == allowed_imports(room)
-
-
-def documents() -> list[Path]:
-    """ARCHITECTURE.md and the README of each room."""
-    return [ROOT / "ARCHITECTURE.md", *(ROOT / room / "README.md" for room in ROOMS)]
+def test_a_room_says_what_it_is_and_what_it_may_import() -> None:
+    wrong = []
+    for room in ROOMS:
+        page = ROOT / room / "README.md"
+        if not page.is_file():
+            wrong.append(f"{room}/README.md is not there")
+            continue
+        lines = page.read_text().splitlines()
+        imports = [line for line in lines if line.startswith("May import: ")]
+        named, allowed = set(re.findall(r"`([^`]+)`", "".join(imports))), allowed_imports(room)
+        faults = {
+            f"it has {len(lines)} lines; 30 are allowed": len(lines) > 30,
+            "its first line is no title": not "".join(lines[:1]).startswith("# "),
+            "no line says where to start reading": not any(line.startswith("Start reading at `") for line in lines),
+            f"{len(imports)} lines begin with 'May import: '": len(imports) != 1,
+            f"it names {sorted(named)}; allowed: {sorted(allowed)}": named != allowed,
+        }
+        wrong += [f"{room}/README.md: {fault}" for fault, is_so in faults.items() if is_so]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_architecture_is_short() -> None:
     lines = (ROOT / "ARCHITECTURE.md").read_text().splitlines()
     assert len(lines) <= 150
-    assert [line for line in lines if len(line) > 160 and not line.startswith("|")] == []
+    long = [number for number, line in enumerate(lines, 1) if len(line) > 160 and not line.startswith("|")]
+    assert not long, f"lines of more than 160 characters: {long}"
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_that_the_architecture_names_is_there(document: Path) -> None:
-    text = document.read_text()
-    near = document.parent
-    tops = (*MAY_IMPORT, "tests", "docs")
-    there = ["/" + path.relative_to(ROOT).as_posix() for top in tops for path in (ROOT / top).rglob("*")]
-    there += [f"/{path.name}" for path in ROOT.iterdir()]
-    files = set(re.findall(r"`([\w./-]+\.(?:py|pyi|cc|h|proto|md|yaml|toml|txt))`", text))
-    if near == ROOT:
-        assert len(files) > 40
-        named = [name for name in sorted(files) if not any(path.endswith(f"/{name}") for path in there)]
-    else:  # a README names files of its room, or by their path from the root
-        named = [name for name in sorted(files) if not (near / name).is_file() and not (ROOT / name).is_file()]
-    assert named == []
-    folders = {name.rstrip("/") for name in re.findall(r"`([\w./-]+/)`", text)}
-    assert [name for name in sorted(folders) if not any(path.endswith(f"/{name}") for path in there)] == []
+@functools.cache
+def ends_of_paths() -> frozenset[str]:
+    """Each file and folder as the documents may write it: its path from the root, or the last parts of that."""
+    paths = [path for top in (*MAY_IMPORT, "tests", "docs") for path in (ROOT / top).rglob("*")]
+    parts = [path.relative_to(ROOT).parts for path in (*paths, *ROOT.iterdir())]
+    return frozenset("/".join(each[begin:]) for each in parts for begin in range(len(each)))
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    """ARCHITECTURE.md and the README of each room; these name files of their room, or by the path from the root."""
+    readmes = [ROOT / room / "README.md" for room in ROOMS]
+    named, wrong = set(), []
+    for document in (ROOT / "ARCHITECTURE.md", *(readme for readme in readmes if readme.is_file())):
+        for number, line in enumerate(document.read_text().splitlines(), 1):
+            for name in re.findall(r"`([\w./-]+(?:\.(?:py|pyi|cc|h|proto|md|yaml|toml|txt)|/))`", line):
+                if name.endswith("/") or document.parent == ROOT:
+                    is_there = name.rstrip("/") in ends_of_paths()
+                else:
+                    is_there = (document.parent / name).is_file() or (ROOT / name).is_file()
+                if document.parent == ROOT and not name.endswith("/"):
+                    named.add(name)
+                if not is_there:
+                    wrong.append(f"{document.relative_to(ROOT)}:{number}: {name}")
+    assert len(named) > 40
+    assert not wrong, "\n".join(wrong)

@@ -71,13 +71,23 @@ def parse(arguments: list[str]) -> None:
         pass
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda it: f"{it['kind']}-{it['metadata']['name']}")
-def test_kubernetes_would_take_it(document: dict[str, Any]) -> None:
-    if document["kind"] == "ServiceMonitor":  # of the Prometheus operator, not of Kubernetes
-        assert document["apiVersion"] == "monitoring.coreos.com/v1"
-        assert set(document["spec"]) == {"selector", "endpoints"}
-        return
-    kubernetes_validate.validate(document, SCHEMA_VERSION, strict=True)
+def test_kubernetes_would_take_it() -> None:
+    wrong = []
+    for document in documents():
+        name = f"{document['kind']} {document['metadata']['name']}"
+        if document["kind"] == "ServiceMonitor":  # of the Prometheus operator, not of Kubernetes
+            if document["apiVersion"] != "monitoring.coreos.com/v1":
+                wrong.append(f"{name}: apiVersion: {document['apiVersion']}")
+            if set(document["spec"]) != {"selector", "endpoints"}:
+                wrong.append(f"{name}: spec: {sorted(document['spec'])}")
+            continue
+        try:
+            kubernetes_validate.validate(document, SCHEMA_VERSION, strict=True)
+        except kubernetes_validate.ValidationError as error:  # its text has the whole schema
+            wrong.append(f"{name}: {error.json_path}: {error.message}")
+        except Exception as error:  # of any kind: each document is told with what is wrong in it
+            wrong.append(f"{name}: {type(error).__name__}: {error}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_schemas_refuse_what_is_wrong() -> None:

@@ -26,13 +26,19 @@ def test_the_pages_are_up_to_date() -> None:
 
 def test_each_metric_is_one_sentence_with_a_unit(metrics: dict[str, list[metrics_reference.Exported]]) -> None:
     assert len(metrics) == 7
+    wrong = []
     for each in (each for exported in metrics.values() for each in exported):
-        assert re.fullmatch(rf"[A-Z][^.]* \(({UNITS})\)\.", each.sentence), each
-        assert re.fullmatch(r"sparserow_[a-z_]+", each.name), each
+        if not re.fullmatch(rf"[A-Z][^.]* \(({UNITS})\)\.", each.sentence):
+            wrong.append(f"{each.name}: it is not one sentence with a unit: {each.sentence}")
+        if not re.fullmatch(r"sparserow_[a-z_]+", each.name):
+            wrong.append(f"{each.name}: a name is sparserow_ and small letters")
         for suffix in ("_seconds", "_bytes"):
-            assert not each.name.endswith(suffix) or f"({suffix[1:]})" in each.sentence, each
+            if each.name.endswith(suffix) and f"({suffix[1:]})" not in each.sentence:
+                wrong.append(f"{each.name}: its sentence has another unit: {each.sentence}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_name_means_two_things(metrics: dict[str, list[metrics_reference.Exported]]) -> None:
     names = Counter(each.name for exported in metrics.values() for each in exported)
-    assert {name for name, times in names.items() if times > 1} == set()
+    wrong = sorted(name for name, times in names.items() if times > 1)
+    assert not wrong, ", ".join(wrong)

@@ -40,29 +40,47 @@ def samples() -> dict[str, set[str]]:
     return {name: {*each.labels, *OF_PROMETHEUS} for each in exported for name in each.samples}
 
 
-@pytest.mark.parametrize(("where", "query"), queries(), ids=lambda value: value[:40])
-def test_a_query_uses_what_exists(where: str, query: str, samples: dict[str, set[str]]) -> None:
+def faults_of(query: str, samples: dict[str, set[str]]) -> list[str]:
+    """What is wrong with a query."""
     names = re.findall(r"\bsparserow_\w+", query)
-    assert names, where
-    assert set(names) <= samples.keys(), where
+    unknown = sorted(set(names) - samples.keys())
+    if unknown or not names:
+        return [f"there is no metric {name}" for name in unknown] or ["it names no metric"]
+    faults = []
     shared = set.intersection(*(samples[name] for name in names))
     for listed in re.findall(r"\b(?:by|on|without|ignoring) \(([^)]*)\)", query):
-        assert {label.strip() for label in listed.split(",")} <= shared, where
+        wrong = sorted({label.strip() for label in listed.split(",")} - shared)
+        faults += [f"not all its metrics have the label {label}" for label in wrong]
     for name, matchers in re.findall(r"(sparserow_\w+)\{([^}]*)\}", query):
-        assert {matcher.split("=")[0].strip("! ~") for matcher in matchers.split(",")} <= samples[name], where
-    if re.search(r"\brate\(|\bincrease\(", query):
-        counted = [name for name in names if name.endswith(("_total", "_bucket", "_sum", "_count"))]
-        assert counted, f"{where}: only what counts has a rate"
+        wrong = sorted({matcher.split("=")[0].strip("! ~") for matcher in matchers.split(",")} - samples[name])
+        faults += [f"{name} has no label {label}" for label in wrong]
+    counts = any(name.endswith(("_total", "_bucket", "_sum", "_count")) for name in names)
+    if re.search(r"\brate\(|\bincrease\(", query) and not counts:
+        faults.append("only what counts has a rate")
+    return faults
+
+
+def test_a_query_uses_what_exists(samples: dict[str, set[str]]) -> None:
+    assert len(queries()) > 50
+    wrong = [f"{where}: {query}: {fault}" for where, query in queries() for fault in faults_of(query, samples)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_values_of_labels_exist() -> None:
     kinds = {"pull", "pull_waited", "lookup", "commit", "write", "scan", "other"}
-    for where, query in queries():
-        assert set(re.findall(r'request="(\w+)"', query)) <= kinds, where
-        assert set(re.findall(r'state="(\w+)"', query)) <= {phase.name.lower() for phase in ShardPhase}, where
+    phases = {phase.name.lower() for phase in ShardPhase}
+    wrong = [
+        f'{where}: {label}="{value}"'
+        for where, query in queries()
+        for label, values in (("request", kinds), ("state", phases))
+        for value in re.findall(rf'{label}="(\w+)"', query)
+        if value not in values
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_texts_name_labels_that_their_query_keeps(samples: dict[str, set[str]]) -> None:
+    wrong = []
     for rule in alerts():
         query, texts = str(rule["expr"]), rule["annotations"]
         grouped = re.findall(r"\bby \(([^)]*)\)", query)
@@ -70,15 +88,17 @@ def test_texts_name_labels_that_their_query_keeps(samples: dict[str, set[str]]) 
         if grouped:
             labels = {label.strip() for label in grouped[0].split(",")} - {"le"}
         assert isinstance(texts, dict)
-        assert texts.keys() == {"summary", "description"}, rule["alert"]
+        if texts.keys() != {"summary", "description"}:
+            wrong.append(f"{rule['alert']}: its texts are {', '.join(texts)}")
         used = set(re.findall(r"\$labels\.(\w+)", " ".join(texts.values())))
-        assert used <= labels, rule["alert"]
+        wrong += [f"{rule['alert']}: its query keeps no label {label}" for label in sorted(used - labels)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_each_alert_is_explained() -> None:
     explained = FAQ.read_text()
-    for rule in alerts():
-        assert f"`{rule['alert']}`" in explained, f"{rule['alert']} is missing in docs/faq.md"
+    wrong = [str(rule["alert"]) for rule in alerts() if f"`{rule['alert']}`" not in explained]
+    assert not wrong, f"missing in docs/faq.md: {', '.join(wrong)}"
 
 
 def test_texts_of_errors_in_the_faq_are_those_of_the_code() -> None:
@@ -92,11 +112,13 @@ def test_texts_of_errors_in_the_faq_are_those_of_the_code() -> None:
     code = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", text))
     quoted = [cell for line in FAQ.read_text().splitlines() for cell in re.findall(r"`([^`]*\.\.\.[^`]*)`", line[2:])]
     assert len(quoted) > 15
-    for quote in quoted:
-        pieces = [piece.strip(" ;:,.") for piece in re.sub(r"^[A-Z]\w+: ", "", quote).split("...")]
-        for piece in pieces:
-            if len(piece) >= 8 and "127.0.0.1" not in piece and piece not in OF_THE_SYSTEM:
-                assert piece in code, f"{quote}: {piece!r} is in no message"
+    wrong = [
+        f"{quote}: {piece!r} is in no message"
+        for quote in quoted
+        for piece in (part.strip(" ;:,.") for part in re.sub(r"^[A-Z]\w+: ", "", quote).split("..."))
+        if len(piece) >= 8 and "127.0.0.1" not in piece and piece not in OF_THE_SYSTEM and piece not in code
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")

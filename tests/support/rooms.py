@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -99,23 +100,35 @@ def python_files() -> list[Path]:
     )
 
 
-def cpp_includes() -> list[tuple[Path, str]]:
-    """(file, what it includes) of the layers; both are relative to cpp_ext."""
+@functools.cache
+def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module, which is parsed once, because many rules ask for them."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@functools.cache
+def cpp_includes() -> list[tuple[Path, int, str]]:
+    """(file, line, what it includes) of the layers; files are relative to cpp_ext."""
     return [
-        (path.relative_to(ROOT / "cpp_ext"), line.split('"')[1])
+        (path.relative_to(ROOT / "cpp_ext"), number, line.split('"')[1])
         for layer in CPP_LAYERS
         for path in sorted((ROOT / "cpp_ext" / layer).rglob("*"))
         if path.suffix in {".cc", ".h"}
-        for line in path.read_text().splitlines()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
         if line.startswith('#include "')
     ]
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Folders of ours, relative to the root, from which a file imports."""
+def line_of(text: str, place: int) -> int:
+    """The number of the line in which a place of a text lies, from 1."""
+    return text.count("\n", 0, place) + 1
+
+
+def imported_rooms(path: Path) -> set[tuple[int, str]]:
+    """(line, folder of ours, relative to the root) of each name that a file imports relatively."""
     package = path.relative_to(ROOT).parts[:-1]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found: set[tuple[int, str]] = set()
+    for node in imports_of(path):
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else []))
@@ -123,7 +136,7 @@ def imported_rooms(path: Path) -> set[str]:
             parts = (*base, alias.name)
             while parts and not ROOT.joinpath(*parts).is_dir():
                 parts = parts[:-1]
-            found.add("/".join(parts))
+            found.add((node.lineno, "/".join(parts)))
     return found
 
 
@@ -141,7 +154,7 @@ def arrows_of(folder: str) -> tuple[set[str], set[tuple[str, str]]]:
     } - {"__init__", "__pycache__"}
     arrows: set[tuple[str, str]] = set()
     if folder.startswith("cpp_ext"):
-        pairs = [(f"cpp_ext/{path.as_posix()}", f"cpp_ext/{target}") for path, target in cpp_includes()]
+        pairs = [(f"cpp_ext/{path.as_posix()}", f"cpp_ext/{target}") for path, _, target in cpp_includes()]
     else:
         pairs = [
             (path.relative_to(ROOT).as_posix(), target) for path in python_files() for target in imported_modules(path)
@@ -161,7 +174,7 @@ def imported_modules(path: Path) -> set[str]:
     """Modules of ours, as paths without suffix, that a file imports relatively."""
     package = path.relative_to(ROOT).parts[:-1]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else []))

@@ -118,9 +118,12 @@ def test_flags_of_serve_that_are_refused(flags: dict[str, Any], words: str) -> N
 def test_commands_of_children_name_no_option_of_the_cluster() -> None:
     """A new option of the cluster reaches children without a change here."""
     folder = Path(sr.__file__).resolve().parent / "deploy"
+    asked_for = {"port", "shards"}  # each server's own port; the coordinator's command asks for its shards
+    wrong = []
     for source in ("launch/local_cluster.py", "launch/single_host.py", "ray/cluster.py"):
         text = (folder / source).read_text()
-        assert "--cluster-json=" in text
-        asked_for = {"port", "shards"}  # each server's own port; the coordinator's command asks for its shards
-        named = [key for key in SET if f"--{key.replace('_', '-')}=" in text and key not in asked_for]
-        assert named == []
+        if "--cluster-json=" not in text:
+            wrong.append(f"{source} hands no --cluster-json= down")
+        options = [f"--{key.replace('_', '-')}=" for key in SET if key not in asked_for]
+        wrong += [f"{source} names {option}" for option in options if option in text]
+    assert not wrong, "\n".join(wrong)
