@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
@@ -507,6 +508,14 @@ def test_a_session_without_a_cluster_or_within_a_step_is_refused(cluster, tmp_pa
             sr.save(session, str(tmp_path))
         session.discard()
         assert sr.save(session, str(tmp_path)).step == -1
+
+
+def test_nothing_is_begun_for_a_reader_without_a_place(cluster, tmp_path):
+    with sr.connect(cluster.address, "reader") as session:
+        session.create_table("rows", dim=2, optimizer=sr.SGD())
+        with pytest.raises(sr.InvalidArgument, match=r"save\.reader: DataLoader"):
+            sr.save(session, str(tmp_path / "ckpt"), reader=DataLoader([1, 2]))
+    assert not (tmp_path / "ckpt").exists()
 
 
 def test_keep_removes_older_ones(cluster, tmp_path):

@@ -151,6 +151,19 @@ def test_an_optimizer_that_stepped_in_place_of_the_session_is_a_fault(address: s
     assert any("SGD.step() moved the dense parameters" in fault.message for fault in status(address).faults)
 
 
+def test_the_end_of_the_process_raises() -> None:
+    script = """
+import sparserow as sr, torch
+session = sr.InProcessCluster().connect("lone")
+model = sr.distribute(torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Linear(2, 1)), session,
+                      optimizer=sr.SGD(lr=0.5), min_rows=1)
+model(torch.tensor([1])).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert "FailedPrecondition: SGD.step() moved the dense parameters" in ended.stderr
+
+
 def test_a_coordinator_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{BEGIN}\nsession = connect()\nprint('connected', flush=True)\nsys.stdin.read()\n")

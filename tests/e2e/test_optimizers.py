@@ -1,8 +1,9 @@
-"""Every optimizer on a running cluster: saved and restored, read in pages, and its first rows."""
+"""Every optimizer on a running cluster: saved and restored, read in pages, its first rows, and those of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,44 @@ def test_with_l1_rows_begin_at_zero_unless_they_are_given(cluster: sr.LocalClust
             inits = {schema.name: schema.init for schema in session.core.catalog.list_tables(namespace)}
             assert inits == {"plain": usual, "given": sr.Constant(2.0), "set": sr.Uniform(-0.5, 0.5)}
             assert session.create_table("own", dim=DIM, optimizer=optimizer).schema.init == sr.Constant(0.0)
+
+
+class OneTable(nn.Module):
+    """One embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(200, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.item(ids).square().sum()
+
+
+def test_rows_train_as_torch_trains_them(cluster: sr.LocalCluster) -> None:
+    torch.manual_seed(7)
+    local = OneTable()
+    with sr.connect(cluster.address, "trained") as session:
+        far = OneTable()
+        far.load_state_dict(local.state_dict())
+        named = {"item": sr.Table(optimizer=partial(optim.Adagrad, lr=0.3))}
+        sr.distribute(far, session, optimizer=optim.SGD, min_rows=100, tables=named)
+        assert session.create_table("own", dim=4, optimizer=optim.Adam).schema.optimizer == sr.Adam(lr=1e-3)
+        optimizer = optim.Adagrad(local.parameters(), lr=0.3)
+        for step in range(5):
+            ids = torch.arange(step, 100 + step)
+            for model in (local, far):
+                model(ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+        torch.testing.assert_close(far.eval().item(torch.arange(200)), local.item.weight.detach())
+        with pytest.raises(sr.InvalidArgument, match=r"distribute\.optimizer: torch\.optim\.Adamax"):
+            sr.distribute(OneTable(), session, optimizer=optim.Adamax, min_rows=100)
+        other = {"item": sr.Table(optimizer=optim.Adamax)}
+        with pytest.raises(sr.InvalidArgument, match=r"distribute: tables\['item'\]\.optimizer: torch\.optim\.Adamax"):
+            sr.distribute(OneTable(), session, optimizer=optim.SGD, min_rows=100, tables=other)
+        with pytest.raises(sr.InvalidArgument, match=r"create_table\.optimizer: torch\.optim\.Adamax"):
+            session.create_table("new", dim=4, optimizer=optim.Adamax)
 
 
 class Net(nn.Module):

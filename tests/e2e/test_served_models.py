@@ -1,8 +1,9 @@
-"""A served model whose next version, or whose call, is wrong."""
+"""A served model whose next version, call or device is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sparserow_process import wait_until
 
 IDS = torch.tensor([1, 2, 3])
 AGES = torch.tensor([[0.5], [0.25], [0.0]])
+ABSENT = f"cuda:{torch.cuda.device_count() + 1}"
 
 
 class User(nn.Module):
@@ -147,3 +149,12 @@ def test_what_torch_alone_refuses_is_told_in_a_line() -> None:
     assert isinstance(error, sr.InvalidArgument)
     assert str(error).startswith(f"ServedModel: the arguments do not fit ({caught.value}")
     assert str(error).endswith("; the program takes age: float32 (3, 1)")
+
+
+def test_a_served_model_on_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "absent") as session:
+        model = sr.distribute(nn.Sequential(nn.Embedding(50, 4)), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        sr.publish(session, "m", root=str(tmp_path), model=model, example=(torch.zeros(2, dtype=torch.int64),))
+    refused = pytest.raises(sr.InvalidArgument, match=f"ServedModel.device: '{ABSENT}' is not allowed; ")
+    with sr.local_serving("m", root=str(tmp_path)) as serving, sr.ServingClient(serving.addresses) as client, refused:
+        sr.ServedModel(client, str(tmp_path), device=ABSENT)

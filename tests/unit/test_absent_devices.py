@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -22,12 +20,3 @@ def test_prefetch_to_a_device_that_is_not_there() -> None:
             sr.prefetch([torch.zeros(2, dtype=torch.int64)], session, device="hpu")
         model(torch.zeros(2, dtype=torch.int64)).sum().backward()
         assert session.step(), "the session goes on"
-
-
-def test_a_served_model_on_a_device_that_is_not_there(tmp_path: Path) -> None:
-    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "absent") as session:
-        model = sr.distribute(nn.Sequential(nn.Embedding(50, 4)), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.publish(session, "m", root=str(tmp_path), model=model, example=(torch.zeros(2, dtype=torch.int64),))
-    refused = pytest.raises(sr.InvalidArgument, match=f"ServedModel.device: '{ABSENT}' is not allowed; ")
-    with sr.local_serving("m", root=str(tmp_path)) as serving, sr.ServingClient(serving.addresses) as client, refused:
-        sr.ServedModel(client, str(tmp_path), device=ABSENT)

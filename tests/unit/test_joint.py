@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -377,24 +376,6 @@ def test_copies_share_the_table(session: sr.Session) -> None:
     assert all(name.endswith("._extra_state") for name in names), "handles, no rows"
     assert model.to(torch.device("cpu")) is model
     assert [name for name, _ in model.named_parameters()] == ["head.weight", "head.bias"]
-
-
-def test_forked_session_is_unusable(session: sr.Session) -> None:
-    model = distributed(session)
-    model(*batch(1))
-    session.discard()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            model.one(torch.tensor([1]))
-            os.write(writer, b"no error")
-        except sr.FailedPrecondition as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert b"before a fork" in os.read(reader, 4096)
 
 
 def test_eval_reads_the_newest_rows_and_leaves_no_trace(session: sr.Session, cluster: sr.InProcessCluster) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -204,19 +202,6 @@ def test_a_scaler_that_steps_the_dense_side_alone_is_noticed(session: sr.Session
     scaler.update()
     with pytest.raises(sr.FailedPrecondition, match=REFUSED):
         model(IDS)
-
-
-def test_the_end_of_the_process_raises() -> None:
-    script = """
-import sparserow as sr, torch
-session = sr.InProcessCluster().connect("lone")
-model = sr.distribute(torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Linear(2, 1)), session,
-                      optimizer=sr.SGD(lr=0.5), min_rows=1)
-model(torch.tensor([1])).sum().backward()
-torch.optim.SGD(model.parameters(), lr=0.1).step()
-"""
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
-    assert "FailedPrecondition: SGD.step() moved the dense parameters" in ended.stderr
 
 
 def trained(loop: Callable[[Net, sr.Session], None]) -> tuple[np.ndarray, Tensor]:

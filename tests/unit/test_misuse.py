@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -155,45 +154,6 @@ def test_a_copied_or_pickled_model_trains_the_same_rows(session: sr.Session) -> 
 def test_a_session_cannot_be_copied(session: sr.Session, make: Callable[[object], object]) -> None:
     with pytest.raises(sr.FailedPrecondition, match="connect in each process"):
         make(session)
-
-
-def test_every_call_after_a_fork_says_so(session: sr.Session) -> None:
-    model = distributed(session)
-    table = session.table("one")
-    calls: dict[str, Callable[[], object]] = {
-        "lookup": lambda: model(IDS),
-        "eval": lambda: model.eval()(IDS),
-        "step": lambda: session.step(),
-        "discard": lambda: session.discard(),
-        "table": lambda: session.table("one"),
-        "create_table": lambda: session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0)),
-        "pull": lambda: table.pull([1]),
-        "push": lambda: table.push([1], np.ones((1, DIM), np.float32)),
-        "assign": lambda: table.assign([1], np.ones((1, DIM), np.float32)),
-        "delete": lambda: table.delete([1]),
-        "scan": lambda: next(iter(table.scan())),
-    }
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        for name, call in calls.items():
-            try:
-                call()
-                os.write(writer, f"{name}: no error\n".encode())
-            except sr.FailedPrecondition as error:
-                if "before a fork" not in str(error):
-                    os.write(writer, f"{name}: {error}\n".encode())
-            except BaseException as error:
-                os.write(writer, f"{name}: {error!r}\n".encode())
-        os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    with os.fdopen(reader) as said:
-        assert said.read() == ""
-    before = table.pull([1])
-    model.train()(IDS).sum().backward()
-    assert session.step()
-    assert not np.array_equal(table.pull([1]), before)
 
 
 def test_a_row_norm_must_be_above_0(session: sr.Session) -> None:

@@ -83,44 +83,6 @@ def test_what_has_no_counterpart_is_refused_by_name(given: Any, words: str) -> N
         row_optimizer_of(given, "distribute.optimizer")
 
 
-class Model(nn.Module):
-    """One embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.item = nn.Embedding(200, 4)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.item(ids).square().sum()
-
-
-def test_rows_train_as_torch_trains_them() -> None:
-    torch.manual_seed(7)
-    local = Model()
-    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address) as session:
-        far = Model()
-        far.load_state_dict(local.state_dict())
-        named = {"item": sr.Table(optimizer=partial(optim.Adagrad, lr=0.3))}
-        sr.distribute(far, session, optimizer=optim.SGD, min_rows=100, tables=named)
-        assert session.create_table("own", dim=4, optimizer=optim.Adam).schema.optimizer == sr.Adam(lr=1e-3)
-        optimizer = optim.Adagrad(local.parameters(), lr=0.3)
-        for step in range(5):
-            ids = torch.arange(step, 100 + step)
-            for model in (local, far):
-                model(ids).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            session.step()
-        torch.testing.assert_close(far.eval().item(torch.arange(200)), local.item.weight.detach())
-        with pytest.raises(sr.InvalidArgument, match=r"distribute\.optimizer: torch\.optim\.Adamax"):
-            sr.distribute(Model(), session, optimizer=optim.Adamax, min_rows=100)
-        other = {"item": sr.Table(optimizer=optim.Adamax)}
-        with pytest.raises(sr.InvalidArgument, match=r"distribute: tables\['item'\]\.optimizer: torch\.optim\.Adamax"):
-            sr.distribute(Model(), session, optimizer=optim.SGD, min_rows=100, tables=other)
-        with pytest.raises(sr.InvalidArgument, match=r"create_table\.optimizer: torch\.optim\.Adamax"):
-            session.create_table("new", dim=4, optimizer=optim.Adamax)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

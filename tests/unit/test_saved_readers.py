@@ -14,11 +14,3 @@ def test_a_reader_without_a_place_is_refused_by_name() -> None:
     with pytest.raises(sr.InvalidArgument, match=r"save\.reader: DataLoader has no state_dict .* StatefulDataLoader"):
         stateful(DataLoader([1, 2]), "save.reader")
     assert stateful(StatefulDataLoader([1, 2]), "save.reader").state_dict()
-
-
-def test_nothing_of_a_checkpoint_is_begun_for_it(tmp_path) -> None:
-    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address) as session:
-        session.create_table("rows", dim=2, optimizer=sr.SGD())
-        with pytest.raises(sr.InvalidArgument, match=r"save\.reader: DataLoader"):
-            sr.save(session, str(tmp_path / "ckpt"), reader=DataLoader([1, 2]))
-    assert not (tmp_path / "ckpt").exists()

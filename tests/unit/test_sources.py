@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -374,19 +372,3 @@ def test_json_lines_that_cannot_be_read_are_named_or_skipped(tmp_path):
         assert rows_of(reader) == [i for i in range(100) if i not in (40, 41, 60)]
         assert reader.bad_lines == 2
         assert "line 41" in str(reader.first_bad_line)
-
-
-def test_readers_import_no_pandas() -> None:
-    """pyarrow imports it where it is installed, which took a tenth of the start of every worker."""
-    code = "import sys, sparserow.worker.training.trainer; assert 'pandas' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_the_command_that_starts_workers_imports_no_torch() -> None:
-    """The workers import it; a second of every ``sparserow train`` was its own import."""
-    code = (
-        "import sys, sparserow.deploy.train.checked_nodes, sparserow.deploy.train.training_job\n"
-        "import sparserow.deploy.train.job_workers, sparserow.deploy.train.training_display\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,11 +68,3 @@ def test_what_a_killed_writer_left_is_replaced_with_the_mode_asked_for(tmp_path:
     write_whole(path, "secret", mode=0o600)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["token"]
-
-
-def test_a_terminal_or_pipe_is_written_as_it_is():
-    code = "from pathlib import Path; from sparserow.proto.whole_file import write_whole; "
-    code += "write_whole(Path('/dev/stdout'), 'to the pipe')"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == (
-        "to the pipe"
-    )

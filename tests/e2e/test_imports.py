@@ -1,0 +1,22 @@
+"""What processes of a job import: a module that they do not need costs each of them its time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_readers_import_no_pandas() -> None:
+    """pyarrow imports it where it is installed, which took a tenth of the start of every worker."""
+    code = "import sys, sparserow.worker.training.trainer; assert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_command_that_starts_workers_imports_no_torch() -> None:
+    """The workers import it; a second of every ``sparserow train`` was its own import."""
+    code = (
+        "import sys, sparserow.deploy.train.checked_nodes, sparserow.deploy.train.training_job\n"
+        "import sparserow.deploy.train.job_workers, sparserow.deploy.train.training_display\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
