@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: setup demo test test-py test-cpp test-full test-gpu bench lint format sanitize docs clean
+.PHONY: setup demo test check test-py test-cpp test-full test-gpu bench lint format sanitize docs clean
 setup: $(VENV)/.stamp-native
 
 build/.stamp-apt:
@@ -64,22 +64,30 @@ $(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
 demo: setup
 	@$(PY) -m sparserow.deploy.cli demo $(DEMO)
 
-# lint keeps one core busy, and does not read what test-cpp writes. (Ninja would take the 2 for its own, hence MAKEFLAGS
-# there.)
+# Each part runs whatever the others end with; one that fails is named at once, and again at the end. lint keeps one core
+# busy, and does not read what test-cpp writes. (Ninja would take a number of jobs for its own, hence MAKEFLAGS there.)
+test: FAILED := build/failed
 test: setup
-	@$(MAKE) --no-print-directory -j2 lint test-cpp
-	@$(MAKE) --no-print-directory test-py
+	@rm -f $(FAILED); \
+	part() { $(MAKE) --no-print-directory $$1 || { echo "sparserow: $$1 FAILED"; echo $$1 >> $(FAILED); }; }; \
+	part lint & part test-cpp; wait; part test-py; \
+	test ! -e $(FAILED) || { echo "sparserow: failed: $$(sort $(FAILED) | xargs)"; exit 1; }
+
+# What a change needs before it is committed: lint, and the tests of the folders that it touches. BASE: since which commit.
+check: setup
+	@$(MAKE) --no-print-directory lint
+	@$(PY) tests/support/changed_tests.py $(BASE)
 
 # Three at a time, since many wait for processes; each file's tests stay together. One by one: ARGS="-n 0".
 test-py: setup build/.stamp-apt-tests
 	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) tests
 
-# C++ tests under the address and undefined-behaviour sanitizers; FUZZ_FRAMES of broken frames.
+# C++ tests under the address and undefined-behaviour sanitizers; FUZZ_FRAMES of broken frames. CTEST chooses some.
 test-cpp: FUZZ_FRAMES ?= 300000
 test-cpp: setup
 	@$(CMAKE_TESTS) -B build/asan "-DSPARSEROW_SANITIZE=address;undefined" > build/asan.log || { cat build/asan.log; exit 1; }
 	@MAKEFLAGS= PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/asan --parallel
-	@cd build/asan && SPARSEROW_FUZZ_FRAMES=$(FUZZ_FRAMES) $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
+	@cd build/asan && SPARSEROW_FUZZ_FRAMES=$(FUZZ_FRAMES) $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure $(CTEST)
 
 # The same tests under the thread sanitizer.
 sanitize: setup
@@ -87,10 +95,9 @@ sanitize: setup
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/tsan --parallel
 	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/cpp/tsan_suppressions.txt" $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
 
-# Everything, the long forms too (fuzzing of a million frames, three seeds of Adult).
-test-full: setup build/.stamp-apt-tests
-	@$(MAKE) test-cpp FUZZ_FRAMES=1000000
-	@SPARSEROW_TEST_FULL=1 $(PYTEST) $(ARGS) tests
+# Everything, the long forms too (fuzzing of a million frames, three seeds of Adult), with programs that are started.
+test-full: setup
+	@$(MAKE) --no-print-directory test FUZZ_FRAMES=1000000 SPARSEROW_TEST_FULL=1
 
 # Every benchmark but the longest, three rounds; it goes on where it was interrupted.
 bench: setup

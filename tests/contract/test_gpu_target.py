@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 GOOD = Found("2.13.0+cu130", "13.0", "NVIDIA H100", "3.7.1", "9.2.0", "")
 
 
+def outside_make() -> dict[str, str]:
+    """The environment without what ``make test-py`` hands down, by which another make says more or does otherwise."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "OFFLINE"}
+
+
 @pytest.mark.parametrize(
     ("change", "needs_cuda", "words"),
     [
@@ -39,17 +44,51 @@ def test_what_is_refused(change: dict[str, str], needs_cuda: bool, words: str) -
 
 
 def test_each_file_is_in_one_part_and_what_is_skipped_has_a_reason() -> None:
-    floor, package, marked = parts_of(GOOD)
+    floor, package = parts_of(GOOD)
     assert sorted((*floor.arguments, *package.arguments)) == sorted(
         f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")
     )
     assert floor.arguments
     assert package.arguments
-    assert [part.skipped for part in (floor, package, marked)] == ["", "", ""]
+    assert [part.skipped for part in (floor, package)] == ["", ""]
     without = parts_of(Found(**{**vars(GOOD), "package_problem": "no module"}))
-    assert [part.skipped for part in without] == ["", *["the package cannot be imported (no module)"] * 2]
-    no_gpu = parts_of(Found(**{**vars(GOOD), "device": ""}))
-    assert [part.skipped for part in no_gpu] == ["", "", "there is no CUDA device"]
+    assert [part.skipped for part in without] == ["", "the package cannot be imported (no module)"]
+
+
+def test_what_is_marked_gpu_is_in_the_folder_that_the_target_runs() -> None:
+    tests = ROOT / "tests"
+    marked = {path for path in tests.rglob("*.py") if re.search(r"mark\.gpu\b", path.read_text())}
+    elsewhere = sorted(path.relative_to(tests).as_posix() for path in marked if path.parent != tests / "gpu")
+    assert elsewhere == []
+
+
+def test_a_file_that_needs_what_is_missing_is_skipped_and_named(tmp_path: Path) -> None:
+    """As where the packages of other tests are not installed."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "gpu" / "conftest.py").read_text())
+    (tmp_path / "test_absent.py").write_text("import boto4\n\ndef test_it(): pass\n")
+    (tmp_path / "test_there.py").write_text("def test_it(): pass\n")
+    (tmp_path / "test_broken.py").write_text("from os import no_such_name\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-rs",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "SPARSEROW_TEST_SKIP_ABSENT": "1"}
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *options], env=environment, capture_output=True, text=True, timeout=120)
+
+    left = run("--ignore", str(tmp_path / "test_broken.py"))
+    assert left.returncode == 0, left.stdout
+    assert re.search(r"SKIPPED.*test_absent\.py.*there is no module boto4", left.stdout), left.stdout
+    assert "1 passed, 1 skipped" in left.stdout
+    assert run().returncode == 2, "an import that fails for another reason is an error"
 
 
 def test_a_version_is_compared_by_numbers() -> None:
@@ -63,9 +102,9 @@ def test_offline_the_device_floor_runs_without_the_package(tmp_path: Path) -> No
     absent.mkdir()
     (absent / "__init__.py").write_text("raise ImportError('it is not installed here')\n")
     run = subprocess.run(
-        ["make", "test-gpu", "OFFLINE=1", f"PYTHON={sys.executable}"],
+        ["make", "--no-print-directory", "test-gpu", "OFFLINE=1", f"PYTHON={sys.executable}"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+        env={**outside_make(), "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=300,
@@ -76,8 +115,8 @@ def test_offline_the_device_floor_runs_without_the_package(tmp_path: Path) -> No
     assert re.search(r"^test-gpu: runs: device floor: tests/gpu/test_lookup_kernels\.py", run.stdout, re.MULTILINE)
     assert re.search(r"^\d+ passed", run.stdout, re.MULTILINE)
     skipped = re.findall(r"^test-gpu: skipped: (.*)$", run.stdout, re.MULTILINE)
-    assert len(skipped) == 2
-    assert all("ImportError: it is not installed here" in line for line in skipped)
+    assert len(skipped) == 1
+    assert "ImportError: it is not installed here" in skipped[0]
     assert "test-gpu: device floor: passed" in run.stdout
 
 
@@ -92,9 +131,18 @@ def test_a_build_without_cuda_is_refused_before_the_package_is_built(tmp_path: P
     pip.write_text(f'#!/bin/sh\necho "$@" >> {pips}\n')
     pip.chmod(0o755)
     run = subprocess.run(
-        ["make", "-o", "build/.stamp-apt", "test-gpu", f"GPU_VENV={tmp_path}", f"GPU_PIP={pip}", "TORCH_PIP=--pre"],
+        [
+            "make",
+            "--no-print-directory",
+            "-o",
+            "build/.stamp-apt",
+            "test-gpu",
+            f"GPU_VENV={tmp_path}",
+            f"GPU_PIP={pip}",
+            "TORCH_PIP=--pre",
+        ],
         cwd=ROOT,
-        env={**{name: value for name, value in os.environ.items() if name != "OFFLINE"}, "PYTHONPATH": str(tmp_path)},
+        env={**outside_make(), "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,4 +1,4 @@
-"""The Makefile's recipes on machines that differ from the developers'."""
+"""The Makefile's recipes: on machines that differ from the developers', and when a part of the tests fails."""
 
 from __future__ import annotations
 
@@ -8,17 +8,56 @@ from pathlib import Path
 
 import pytest
 
+from changed_tests import cpp_tests, python_tests
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def outside_make() -> dict[str, str]:
+    """The environment without what ``make test-py`` hands down."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
 
 @pytest.mark.parametrize("variable", ["PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"])
 def test_processes_store_the_modules_that_they_compile(variable: str) -> None:
     """Packages come uncompiled, so each process would compile torch again where its work is not stored beside it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ("make", "--no-print-directory", "--eval=environment: ; @env", "environment")
     made = subprocess.run(
-        command, cwd=ROOT, env=environment | {variable: "1"}, capture_output=True, text=True, timeout=60, check=True
+        command, cwd=ROOT, env=outside_make() | {variable: "1"}, capture_output=True, text=True, timeout=60, check=True
     )
     names = {line.partition("=")[0] for line in made.stdout.splitlines()}
     assert "PATH" in names
     assert variable not in names
+
+
+@pytest.mark.parametrize("bad", ["lint", "test-cpp", "test-py", ""])
+def test_each_part_runs_and_what_failed_is_said_at_once_and_at_the_end(tmp_path: Path, bad: str) -> None:
+    make, called = tmp_path / "make", tmp_path / "called"
+    make.write_text(f'#!/bin/sh\necho "$2" >> {called}\necho "$2 ran"\ntest "$2" != "{bad}"\n')
+    make.chmod(0o755)
+    command = ["make", "--no-print-directory", "-o", "setup", "test", f"MAKE={make}", f"FAILED={tmp_path / 'failed'}"]
+    done = subprocess.run(command, cwd=ROOT, env=outside_make(), capture_output=True, text=True, timeout=60)
+    assert sorted(called.read_text().split()) == ["lint", "test-cpp", "test-py"]
+    lines = done.stdout.splitlines()
+    if not bad:
+        assert (done.returncode, len(lines)) == (0, 3)
+        return
+    assert done.returncode == 2
+    assert f"sparserow: {bad} FAILED" in lines
+    if bad != "test-py":
+        assert lines.index(f"sparserow: {bad} FAILED") < lines.index("test-py ran")
+    assert lines[-1] == f"sparserow: failed: {bad}"
+
+
+def test_a_check_chooses_the_tests_of_the_folders_that_a_change_touches() -> None:
+    units, native = sorted((ROOT / "tests/unit").glob("test_*.py")), sorted((ROOT / "tests/cpp").glob("*_test.cc"))
+    chosen = python_tests(["serving/replica_map.py", "docs/serving.md"], units)
+    assert "tests/unit/test_failed_loads.py" in chosen
+    assert "tests/unit/test_losses.py" not in chosen
+    assert python_tests(["tests/unit/test_losses.py"], units) == ["tests/unit/test_losses.py"]
+    assert python_tests(["README.md"], units) == []
+    chosen = cpp_tests(["cpp_ext/commit/commit_log.cc"], native)
+    assert {"commit_log_test", "commit_log_cut_test"} <= {*chosen}
+    assert "crc32c_test" not in chosen
+    assert "server_client_test" in cpp_tests(["tests/cpp/rpc_fixture.h"], native)
+    assert cpp_tests(["worker/session/session.py"], native) == []
