@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -20,16 +22,43 @@ if not Path("/proc/driver/nvidia").exists():
 # from whoever has work. Processes of tests inherit it. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A run in the background of a script inherits that SIGINT is ignored, and so would each program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+import forked_programs
+from long_form import FULL
+
 if TYPE_CHECKING:
     from sparserow_process import Launcher
+
+forked_programs.install()
 
 # Files that take minutes and would come late. Tests of a file stay on one CPU, so one that began last would run alone.
 FIRST = ("e2e/test_counted_device.py", "unit/test_gather_all.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the tests of ``FIRST`` before the others."""
+    """Runs the tests of ``FIRST`` before the others, and skips what the long form alone has."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    for item in items:
+        if FULL and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1800))  # its rounds and kills are many times as many
+        mark = item.get_closest_marker("full")
+        if mark is not None and not FULL:
+            item.add_marker(pytest.mark.skip(reason="; ".join(("the long form: make test-full", *mark.args))))
+
+
+def pytest_unconfigure() -> None:
+    """Ends what programs were forked from."""
+    forked_programs.end()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, None, None]:
+    """A test that is marked ``started``, and its fixtures, fork no program."""
+    with forked_programs.as_started() if item.get_closest_marker("started") else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(params=["pages", "rocksdb"])

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparserow_process import interruptible, wait_until
+from sparserow_process import runs, wait_until
 
 
 @pytest.mark.parametrize("words", [("checkpoint",), ("all", "--only=checkpoint")], ids=lambda words: words[0])
 def test_folders_and_processes_end_with_it(tmp_path: Path, words: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "sparserow.deploy.cli", "bench", *words]
     run = subprocess.Popen(
-        interruptible(command),
+        command,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -32,9 +32,9 @@ def test_folders_and_processes_end_with_it(tmp_path: Path, words: tuple[str, ...
         _, told = run.communicate(timeout=60)
         assert (run.returncode, told) == (130, "")
         assert list(tmp_path.iterdir()) == []
-        assert not [process for process in started if process.is_running()]
+        assert not [process for process in started if runs(process)]
     finally:
         run.kill()
         for process in started:
-            if process.is_running():
+            if runs(process):
                 process.kill()

@@ -18,7 +18,7 @@ from s3_server import s3_bucket, s3_server
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import FailedPrecondition, SparserowError
-from sparserow_process import wait_until
+from sparserow_process import runs, wait_until
 
 DIM = 32
 PART_BYTES = 5 << 20  # the least that S3 allows; s3fs cuts what is twice as long into parts
@@ -79,6 +79,7 @@ def test_saves_and_restores(bucket, launcher, tmp_path):
     assert rows == rows_of_checkpoint(tmp_path)["s3/rows"]
 
 
+@pytest.mark.started
 def test_a_killed_save_is_none_and_the_next_one_cleans_up(bucket):
     url = f"s3://{bucket[0]}/ckpt"
     keys = np.arange(60_000, dtype=np.uint64)
@@ -88,9 +89,9 @@ def test_a_killed_save_is_none_and_the_next_one_cleans_up(bucket):
             sr.save(session, url)
             table.push(keys, np.ones((len(keys), DIM), np.float32))
             sr.save(session, url, wait=False)
+            shards = [psutil.Process(pid) for pid in cluster.shard_pids]
             os.kill(cluster.pid, signal.SIGKILL)
-    for pid in cluster.shard_pids:  # which follow their coordinator
-        wait_until(lambda pid=pid: not psutil.pid_exists(pid), "the end of a shard")
+    wait_until(lambda: not any(map(runs, shards)), "the end of the shards, which follow their coordinator")
     before = files.list_names(Folder(url))
     assert before in (["save-000001"], ["save-000001", "save-000002"])
     files.verify(Folder(url), files.read_chain(Folder(url)))

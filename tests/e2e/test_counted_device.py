@@ -1,32 +1,34 @@
-"""Runs each file of ``tests/device`` in a process that knows the counted device from its beginning."""
+"""Runs the files of ``tests/device`` in a process that knows the counted device from its beginning."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from long_form import FULL
+
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted((TESTS / "device").glob("test_*.py"))
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 LONG = {"test_bench_gpu"}  # runs every part of the benchmark, for half a minute
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_on_a_counted_device(path: Path) -> None:
-    if path.stem in LONG and not FULL:
-        pytest.skip("a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.timeout(1200)
+def test_on_a_counted_device() -> None:
+    paths = [str(path) for path in FILES if FULL or path.stem not in LONG]
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(TESTS / "pytest.ini"), "--rootdir", str(TESTS)]
     done = subprocess.run(
-        [*command, "-p", "no:xdist", str(path)],
+        [*command, "-p", "no:xdist", *paths],
         env={**os.environ, "SPARSEROW_COUNTED_DEVICE": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1100,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    (passed,) = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) > 60

@@ -14,7 +14,9 @@ import pytest
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument, Unavailable
-from sparserow_process import DEADLINE_SEC, MARK, Launcher, Process, interruptible, wait_until
+from sparserow_process import DEADLINE_SEC, MARK, Launcher, Process, wait_until
+
+pytestmark = pytest.mark.started
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +92,7 @@ with local_cluster(shards=2) as cluster:
 
 def start_script(launcher: Launcher, body: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        interruptible([sys.executable, "-c", SCRIPT.format(body=body)]),
+        [sys.executable, "-c", SCRIPT.format(body=body)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -111,21 +113,6 @@ def test_a_local_cluster_ends_with_its_script(launcher: Launcher, number: signal
     script.send_signal(number)
     script.communicate(timeout=DEADLINE_SEC)
     wait_until(lambda: not launcher.living(), "the cluster to end")
-
-
-def test_a_local_cluster_ends_with_its_script_also_where_the_run_ignores_interrupts(launcher: Launcher) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
-    try:
-        script = start_script(launcher, "time.sleep(600)")
-        process, _ = start_up(launcher)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert len(first_line(script)) == 4
-    script.send_signal(signal.SIGINT)
-    process.signal(signal.SIGINT)
-    script.communicate(timeout=DEADLINE_SEC)
-    assert process.end() == 0
-    wait_until(lambda: not launcher.living(), "the clusters to end")
 
 
 def test_a_local_cluster_ends_although_a_fork_of_its_script_lives(launcher: Launcher) -> None:

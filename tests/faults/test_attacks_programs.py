@@ -65,6 +65,13 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield Registry(tmp_path_factory.mktemp("registry"), cluster, session)
 
 
+@pytest.fixture(scope="module")
+def serving(registry: Registry) -> Iterator[sr.LocalServing]:
+    """A process that serves the rows of the version; each case reads the program from a copy of the registry."""
+    with sr.local_serving("ctr", root=registry.root) as serving:
+        yield serving
+
+
 @pytest.fixture
 def root(registry: Registry, tmp_path: Path) -> str:
     """A copy of the registry, to be changed."""
@@ -73,15 +80,18 @@ def root(registry: Registry, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_a_crafted_program_runs_nothing(
-    root: str, tmp_path: Path, attack: Callable[[Entries, Path], None], launcher: Launcher
+    serving: sr.LocalServing,
+    root: str,
+    tmp_path: Path,
+    attack: Callable[[Entries, Path], None],
+    launcher: Launcher,
 ) -> None:
     marker, rows = tmp_path / "marker", tmp_path / "rows.csv"
     rows.write_text(ROWS)
     craft(root, "ctr", 1, attack, marker)
-    with sr.local_serving("ctr", root=root) as serving:
-        named = f"--serving={','.join(serving.addresses)}"
-        predict = launcher.start("predict", f"--root={root}", named, "--model=ctr", f"--input={rows}")
-        code = predict.end()
+    named = f"--serving={','.join(serving.addresses)}"
+    predict = launcher.start("predict", f"--root={root}", named, "--model=ctr", f"--input={rows}")
+    code = predict.end()
     assert not marker.exists(), "the program ran code"
     if attack is example_inputs:  # they are left out unread
         assert code == 0, predict.err
@@ -106,14 +116,12 @@ def test_dense_publishing_runs_nothing(
     assert not marker.exists(), "the program ran code"
 
 
-def test_an_inference_service_runs_nothing(root: str, tmp_path: Path) -> None:
+def test_an_inference_service_runs_nothing(serving: sr.LocalServing, root: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     craft(root, "ctr", 1, ATTACKS[1], marker)
-    with sr.local_serving("ctr", root=root) as serving:
-        command = [sys.executable, "-m", "sparserow.deploy.examples.online_service", f"--root={root}", "--port=0"]
-        done = subprocess.run(
-            [*command, f"--serving={serving.addresses[0]}"], capture_output=True, text=True, timeout=120, check=False
-        )
+    command = [sys.executable, "-m", "sparserow.deploy.examples.online_service", f"--root={root}", "--port=0"]
+    command.append(f"--serving={serving.addresses[0]}")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert "is pickled" in done.stderr
     assert not marker.exists(), "the program ran code"
@@ -251,21 +259,20 @@ def test_a_wrong_key_is_refused_and_a_new_one_taken_beside_the_old(
 
 
 def test_predict_refuses_an_unsigned_program_where_there_is_a_key(
-    root: str, tmp_path: Path, launcher: Launcher, keys: tuple[Security, Security]
+    serving: sr.LocalServing, root: str, tmp_path: Path, launcher: Launcher, keys: tuple[Security, Security]
 ) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text(ROWS)
-    with sr.local_serving("ctr", root=root) as serving:
-        common = ("predict", f"--root={root}", f"--serving={serving.addresses[0]}", "--model=ctr", f"--input={rows}")
-        assert "is not signed" in launcher.start(f"--security={tmp_path}/reader.yaml", *common).error_line()
-        plain = launcher.start(*common)
-        assert plain.end() == 0, plain.err
-        assert plain.err.count("programs of unknown publishers") == 1
-        with (
-            sr.ServingClient(serving.addresses, security=tmp_path / "reader.yaml") as client,
-            pytest.raises(sr.FailedPrecondition, match="is not signed"),
-        ):
-            ServedModel(client, root)
+    common = ("predict", f"--root={root}", f"--serving={serving.addresses[0]}", "--model=ctr", f"--input={rows}")
+    assert "is not signed" in launcher.start(f"--security={tmp_path}/reader.yaml", *common).error_line()
+    plain = launcher.start(*common)
+    assert plain.end() == 0, plain.err
+    assert plain.err.count("programs of unknown publishers") == 1
+    with (
+        sr.ServingClient(serving.addresses, security=tmp_path / "reader.yaml") as client,
+        pytest.raises(sr.FailedPrecondition, match="is not signed"),
+    ):
+        ServedModel(client, root)
 
 
 def test_a_served_model_takes_signed_dense_weights_alone(

@@ -35,6 +35,13 @@ def wait_until(holds: Callable[[], object], what: str, deadline_sec: float = DEA
         time.sleep(0.02)
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that waits for its parent to take its exit code has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @contextlib.contextmanager
 def stopped(pids: Sequence[int]) -> Iterator[None]:
     """Holds processes for the block: it begins when every thread of them stands still."""
@@ -97,14 +104,6 @@ def run_ranks(script: str, world: int, *arguments: object, deadline_sec: float =
     assert [rank.returncode for rank in ranks] == [0] * world, messages
 
 
-def interruptible(command: Sequence[str]) -> list[str]:
-    """The command, with SIGINT's default action: a run in the background of a script inherits that it is ignored."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        return [*command]
-    take = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
-    return [sys.executable, "-c", take, *command]
-
-
 class Process:
     """One running command line, which signals reach; its output is kept in files."""
 
@@ -116,7 +115,7 @@ class Process:
         self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
             self.popen = subprocess.Popen(
-                interruptible(command),
+                command,
                 stdin=stdin,
                 stdout=out,
                 stderr=err,
@@ -213,11 +212,7 @@ class Launcher:
         found = []
         for process in psutil.process_iter():
             try:
-                if (
-                    process.pid != os.getpid()
-                    and process.environ().get(MARK) == self.mark
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
+                if process.pid != os.getpid() and process.environ().get(MARK) == self.mark and runs(process):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -245,6 +240,6 @@ class Launcher:
         left = self.living()
         for process in left:
             process.kill()
-        psutil.wait_procs(left, timeout=DEADLINE_SEC)
+        wait_until(lambda: not any(map(runs, left)), "the end of killed processes")
         for started in self._started:
             started.end()
