@@ -1,13 +1,11 @@
 """Benchmarks run in their quick form as a user starts them, write their rows, and leave no process."""
 
 import json
-import os
 
 import pytest
 
+from long_form import FULL
 from sparserow_process import wait_until
-
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 
 
 @pytest.mark.parametrize(

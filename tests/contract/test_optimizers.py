@@ -4,7 +4,6 @@ The reference keeps one torch parameter and one optimizer per row, as Adam's ste
 such optimizer, the reference is a transcription in float64 (tests/support/literal_optimizers.py).
 """
 
-import os
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,6 +13,7 @@ import torch
 from torch import optim
 
 from literal_optimizers import LiteralRow, McMahanRow
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
 from sparserow.proto.native import optimizer_parameters
@@ -37,7 +37,7 @@ LR = 0.05
 INIT = {"kind": "uniform", "a": -0.5, "b": 0.5}
 EVERY_SHAPE = [(dim, dtype) for dim in (1, 7, 16, 64) for dtype in ("float32", "bfloat16", "float16")]
 SHAPES = [(1, "float32"), (7, "float32"), (64, "float32"), (64, "bfloat16"), (64, "float16")]
-if os.environ.get("SPARSEROW_TEST_FULL"):
+if FULL:
     SHAPES = EVERY_SHAPE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -27,8 +26,7 @@ class Scorer(nn.Module):
         return self.one(ids) * 2 + self.bag(bags)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="the long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 def test_compiled_package_runs_without_python(tmp_path: Path) -> None:
     with sr.InProcessCluster().connect("aoti") as session:
         model = sr.distribute(Scorer(), session, optimizer=sr.SGD(), min_rows=1).eval()

@@ -5,7 +5,6 @@ A minute of compilers: with SPARSEROW_TEST_FULL=1."""
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 from pathlib import Path
 
@@ -34,7 +33,6 @@ class Scorer(nn.Module):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="the long form: SPARSEROW_TEST_FULL=1")
 def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
     ids = torch.tensor([[1, 2, 3], [4, 4, 4], [7, 300, 12]])
     root = str(tmp_path / "models")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_checkpoints import Progress, TrainedParts, TrainingCheckpoints
 from sparserow_process import Launcher, wait_until
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 EPOCHS, STEPS, WAIT_SEC = 4, 8, 300
 # With such learning rates the log loss on the test files gets worse from the first epoch on.
 JOB = """
@@ -133,7 +131,8 @@ def test_the_best_model_is_published_and_its_checkpoint_stays(undisturbed: dict[
     assert losses[-1] > losses[undisturbed["best_epoch"] - 1] + 0.05, "the model got much worse"
 
 
-@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1; tests/unit/test_best_model.py has the rule")
+@pytest.mark.started
+@pytest.mark.full("tests/unit/test_best_model.py has the rule")
 @pytest.mark.parametrize("kind", ["worker", "run"])
 def test_a_kill_after_the_best_epoch_changes_nothing(
     launcher: Launcher, log: SalesLog, tmp_path: Path, undisturbed: dict[str, Any], kind: str
@@ -154,7 +153,7 @@ def test_a_kill_after_the_best_epoch_changes_nothing(
         assert result[name] == undisturbed[name], name
 
 
-@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 def test_a_run_goes_on_from_the_best_checkpoint_by_its_name(
     launcher: Launcher, log: SalesLog, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import torch
 from torch import nn
 
 import sparserow as sr
+from long_form import FULL
 from sparserow.deploy.train.training_display import summary
 from sparserow.deploy.train.training_job import run_job
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 ROWS, DIM, STEPS = 200, 4, 20
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from long_form import FULL
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.training.local_backend import LocalBackend
@@ -23,7 +23,6 @@ from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 DAYS, ROWS = ("2024-01-01", "2024-01-02", "2024-01-03"), 3_000  # rows of a day
 FORMATS = ("parquet", "orc", "arrow", "jsonl")

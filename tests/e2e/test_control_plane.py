@@ -154,6 +154,7 @@ def test_a_coordinator_ends_with_exit_code_0(launcher: Launcher) -> None:
     assert process.end() == 0
 
 
+@pytest.mark.started
 def test_a_restarted_coordinator_is_rejoined_with_all_it_knew(launcher: Launcher, tmp_path: Path) -> None:
     port = free_port()
     options = (f"--port={port}", f"--state={tmp_path / 'state.json'}", "--worker-lease=5min")
@@ -178,6 +179,7 @@ def test_a_restarted_coordinator_is_rejoined_with_all_it_knew(launcher: Launcher
         assert (again.worker_id, again.epoch) == (identity.worker_id, identity.epoch + 1)
 
 
+@pytest.mark.started
 def test_a_shard_does_not_follow_a_coordinator_that_forgot_its_cluster(launcher: Launcher) -> None:
     port = free_port()
     first, address = start_coordinator(launcher, f"--port={port}")

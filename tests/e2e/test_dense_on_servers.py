@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
+from long_form import FULL
 from sparserow.worker.data import write_click_log
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 
 
@@ -35,7 +35,7 @@ def start(launcher: Launcher, log, result: Path, *sets: str):
     return launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result))
 
 
-@pytest.mark.skipif(not FULL, reason="the long form; the next test trains such a job too")
+@pytest.mark.full("the next test trains such a job too")
 @pytest.mark.parametrize("staleness", ["4", "0", "null"])
 def test_a_job_trains_without_a_process_group(launcher, log, tmp_path, staleness):
     result = tmp_path / "result.json"
@@ -52,6 +52,7 @@ def test_a_job_trains_without_a_process_group(launcher, log, tmp_path, staleness
     assert not launcher.living()
 
 
+@pytest.mark.started
 def test_a_killed_worker_is_given_up_and_the_job_goes_on(launcher, log, tmp_path):
     result = tmp_path / "result.json"
     run = start(launcher, log, result, "train.staleness=4", "train.epochs=6", "cluster.worker_lease=10s")
@@ -157,6 +158,7 @@ class Crew:
             process.wait()
 
 
+@pytest.mark.started
 @pytest.mark.parametrize("staleness", ["3", *(["null"] if FULL else [])])
 def test_workers_die_join_and_come_back_while_others_go_on(tmp_path: Path, staleness: str) -> None:
     with ExitStack() as stack:
@@ -192,6 +194,7 @@ def give_no_values(address: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.started
 def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> None:
     with sr.local_cluster(shards=1, worker_lease="10s") as cluster:
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -6,7 +6,6 @@ folders of the pages stand for those of the test.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,9 +21,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import sparserow as sr
 from doc_blocks import DocBlock, doc_blocks
+from long_form import FULL
 from sparserow_process import free_port
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROWS = 12_000  # more than the min_rows of the pages
 BLOCKS = [block for block in doc_blocks() if block.language == "python"]
 ELSEWHERE = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow_process import Launcher
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 SAMPLES = 10_000
 FEATURES = """
   price: {kind: dense, log1p: true, scale: standardize}
@@ -68,7 +66,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.skipif(not FULL, reason="the long form; test_text_jobs.py has fewer samples, of CSV")
+@pytest.mark.full("test_text_jobs.py has fewer samples, of CSV")
 def test_a_job_with_features_trains_and_its_model_takes_columns(job: Path, launcher: Launcher, tmp_path: Path) -> None:
     result, root = tmp_path / "result.json", str(tmp_path / "models")
     sets = ["--set", f"publish={{root: {root}}}", "--set", "train.workers=2"]

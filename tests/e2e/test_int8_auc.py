@@ -21,7 +21,6 @@ from sparserow.worker.training.build_model import build_model
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
 def test_auc_with_int8_rows_on_adult(tmp_path: Path) -> None:
     data = Path(os.environ.get("SPARSEROW_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not (data / "adult.data").is_file():

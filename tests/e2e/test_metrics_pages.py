@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import urllib.error
 import urllib.request
@@ -101,7 +100,7 @@ def test_a_worker_tells_how_training_goes(tmp_path: Path) -> None:
     assert page(port) == {}  # it ended with the job
 
 
-@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="long: two workers; SPARSEROW_TEST_FULL=1")
+@pytest.mark.full("two workers")
 def test_each_worker_of_a_job_has_a_page(launcher: Launcher, tmp_path: Path) -> None:
     log = write_click_log(tmp_path, rows=5_000, test_rows=500, seed=3)
     port = free_port()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import hosts as network
+from long_form import FULL
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, Process, free_port
 
 TIMEOUT = "20s"
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 PROCESSES = 2 if FULL else 1  # of each node that is left
-LONG = pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+LONG = pytest.mark.full
 
 
 class Nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, wait_until
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
 
 
@@ -69,7 +67,7 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
     assert gone_on["best_epoch"] == 2, "a checkpoint was saved after the evaluation"
 
 
-@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 def test_the_best_model_comes_back_where_ranks_have_it_in_parts(launcher: Launcher, log: Any, tmp_path: Path) -> None:
     rates = ["train.row_optimizer.lr=1.0", "train.dense_optimizer.lr=0.05", "train.epochs=4"]
     best = [f"train.checkpoint={{url: {tmp_path / 'saved'}, every_steps: 7}}", "metrics.best=label.log_loss"]
@@ -80,7 +78,7 @@ def test_the_best_model_comes_back_where_ranks_have_it_in_parts(launcher: Launch
     assert figures["test_log_loss"] == min(losses)
 
 
-@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "sets",
     [
@@ -99,7 +97,8 @@ def test_one_group_trains_as_one_process(launcher: Launcher, log: Any, tmp_path:
     assert_same(figures, wanted, within)
 
 
-@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.started
+@pytest.mark.full
 def test_a_killed_follower_sends_all_back_to_the_checkpoint(launcher: Launcher, log: Any, tmp_path: Path) -> None:
     sets = ["train.epochs=8", "train.workers=4", "train.parallel={fsdp: true, tensor: 2}"]
     wanted = train(launcher, log, tmp_path / "whole.json", *sets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shlex
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import sparserow as sr
+from long_form import FULL
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
@@ -22,7 +22,6 @@ from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
 from sparserow_process import Launcher
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 WAIT_SEC = 300
 
 
@@ -97,7 +96,7 @@ def test_a_job_publishes_its_model(launcher: Launcher, job_file: Path, tmp_path:
     assert auc(torch.cat(scores), torch.cat(labels)) == pytest.approx(said["test_auc"], abs=1e-4)
 
 
-@pytest.mark.skipif(not FULL, reason="the long form; test_device_tables.py publishes from a script")
+@pytest.mark.full("test_device_tables.py publishes from a script")
 @pytest.mark.parametrize("tables", ["{'*': {placement: device}}", "{user: {placement: auto}}"])
 def test_a_job_publishes_tables_on_devices(launcher: Launcher, job_file: Path, tmp_path: Path, tables: str) -> None:
     root, result = tmp_path / "models", tmp_path / "result.json"

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import sparserow as sr
+from long_form import FULL
 from sparserow.deploy.ray import RayOptions, ray_cluster, train_on_ray
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
@@ -33,7 +34,6 @@ from sparserow_process import Launcher, free_port, wait_until
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # before Ray is there: tests tell nobody
 ray = pytest.importorskip("ray")
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 KEYS = np.arange(400, dtype=np.uint64)
 ONES = np.ones((len(KEYS), 4), np.float32)
@@ -140,7 +140,7 @@ def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: P
     wait_until(lambda: not servers(), "no server left")
 
 
-@pytest.mark.skipif(not FULL, reason="SPARSEROW_TEST_FULL=1 runs it")
+@pytest.mark.full
 def test_workers_of_ray_train_go_back_together(nodes: Nodes, launcher: Launcher, tmp_path: Path) -> None:
     """At staleness 0 the result is that of the run whose nodes all lived."""
     log = write_click_log(tmp_path, rows=60 * 2 * 64, test_rows=1500, seed=3)

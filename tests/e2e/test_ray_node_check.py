@@ -26,7 +26,7 @@ from sparserow_process import Launcher
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="SPARSEROW_TEST_FULL=1 runs it")
+pytestmark = pytest.mark.full
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 
 

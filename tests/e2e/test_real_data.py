@@ -40,7 +40,6 @@ def adult(launcher, data: Path, result: Path, *sets: str) -> dict:
     return figures
 
 
-@pytest.mark.slow
 def test_adult_on_servers(launcher, data, tmp_path):
     figures = adult(launcher, data, tmp_path / "result.json")
     assert figures["test_auc"] >= 0.925
@@ -49,7 +48,6 @@ def test_adult_on_servers(launcher, data, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(os.environ.get("SPARSEROW_TEST_FULL") != "1", reason="the long form: SPARSEROW_TEST_FULL=1")
 def test_adult_equals_plain_torch_over_three_seeds(launcher, data, tmp_path):
     aucs: dict[str, list[float]] = {"ps": [], "local": []}
     for seed in range(3):
@@ -63,7 +61,6 @@ def test_adult_equals_plain_torch_over_three_seeds(launcher, data, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(os.environ.get("SPARSEROW_TEST_FULL") != "1", reason="the long form: SPARSEROW_TEST_FULL=1")
 def test_adult_is_learnt_as_well_however_stale(launcher, data, tmp_path):
     aucs: dict[str, list[float]] = {"0": [], "2": [], "null": []}
     for seed in range(3):

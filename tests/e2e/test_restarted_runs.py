@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from collections.abc import Collection
@@ -85,6 +84,7 @@ def check(agent: Process, history: list[dict], *, untested: Collection[int] = ()
         assert epoch["samples"] == SAMPLES
 
 
+@pytest.mark.started
 def test_workers_are_killed_in_an_epoch_and_when_all_is_told(scene: Scene) -> None:
     wait_until(lambda: len(scene.lines()) == 2, "two epochs", PATIENCE_SEC)
     victim = scene.worker(0)
@@ -104,7 +104,8 @@ def test_workers_are_killed_in_an_epoch_and_when_all_is_told(scene: Scene) -> No
     assert f"all {EPOCHS} epochs" in scene.agent.err
 
 
-@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="the long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.started
+@pytest.mark.full
 def test_workers_that_go_back_to_a_checkpoint_tell_no_epoch_again(launcher: Launcher, tmp_path: Path) -> None:
     """The checkpoint is of epoch 2, of which worker 0 has told when it is killed; then the run is started once more."""
     result = tmp_path / "result.json"

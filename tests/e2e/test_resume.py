@@ -15,6 +15,7 @@ import pytest
 
 import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
+from long_form import FULL
 from sparserow.cpp_ext.torch_arrays import tensor_of
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
@@ -23,7 +24,6 @@ from sparserow.worker.data import write_click_log
 from sparserow_process import wait_until
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 WAIT_SEC = 900 if FULL else 600  # on a machine that has much else to do
 STEPS = 30
 
@@ -87,6 +87,7 @@ def undisturbed(log, tmp_path_factory):
     return outcome(folder / "ckpt", folder / "result.json")
 
 
+@pytest.mark.started
 @pytest.mark.parametrize("number", range(10 if FULL else 1))
 def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturbed, number):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32))) + number
@@ -121,7 +122,8 @@ def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturb
     wait_until(lambda: not launcher.living(), "no process is left")
 
 
-@pytest.mark.skipif(not FULL, reason="the long form; test_device_tables.py kills a rank of a script")
+@pytest.mark.started
+@pytest.mark.full("test_device_tables.py kills a rank of a script")
 def test_a_run_with_tables_on_devices_ends_the_same_after_a_worker_is_killed(launcher, log, tmp_path, undisturbed):
     url, result = tmp_path / "ckpt", tmp_path / "result.json"
     run = launcher.start(*arguments(log, url, result, "tables={'C[1-9]': {placement: device}}"))
@@ -161,7 +163,8 @@ def test_resume_needs_checkpoints(launcher, log, tmp_path):
     assert "there is no checkpoint 'save-000009'" in line
 
 
-@pytest.mark.skipif(not FULL, reason="the long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.started
+@pytest.mark.full
 def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkpoint(launcher, log, tmp_path):
     url, result = tmp_path / "ckpt", tmp_path / "result.json"
     sets = ("train.staleness=null", "train.dense=ps", "train.prefetch=0", "train.schedule={kind: constant}")

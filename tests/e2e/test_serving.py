@@ -59,6 +59,7 @@ def expected(session: sr.Session, keys: np.ndarray) -> np.ndarray:
     return session.table("user").pull(keys)
 
 
+@pytest.mark.started
 def test_publish_serve_look_up_and_swap(
     trained: tuple[sr.LocalCluster, sr.Session, np.ndarray], tmp_path: Path, launcher: Launcher
 ) -> None:
@@ -199,6 +200,7 @@ async def check_async(addresses: list[str], rows: np.ndarray) -> None:
         closed.lookup("user", KEYS)
 
 
+@pytest.mark.started
 def test_serving_follows_training_and_restarts(
     trained: tuple[sr.LocalCluster, sr.Session, np.ndarray], tmp_path: Path, launcher: Launcher
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_damaged_version_is_refused_and_the_old_one_stays(
     wait_until(is_said, "the reason why the process is not ready")
 
 
+@pytest.mark.started
 def test_publish_while_a_shard_is_down(tmp_path: Path) -> None:
     with (
         contextlib.suppress(sr.Unavailable),  # of the cluster, at the end of the block

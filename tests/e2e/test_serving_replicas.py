@@ -16,6 +16,7 @@ from sparserow_process import wait_until
 KEYS = np.arange(200, dtype=np.uint64)
 
 
+@pytest.mark.started
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize("hedge_ms", [20, None])
 def test_a_lookup_does_without_one_replica(tmp_path: Path, number: signal.Signals, hedge_ms: float | None) -> None:

@@ -6,7 +6,6 @@ acknowledged, but for what the coordinator counts as lost of a shard that died.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -18,6 +17,7 @@ import pytest
 
 import hosts as network
 import sparserow as sr
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.deploy.launch.security_files import add_token, init_security
 from sparserow.proto.checkpoint import manifest as files
@@ -29,7 +29,6 @@ from sparserow_process import Launcher, Process, wait_until
 
 pytestmark = pytest.mark.skipif(network.why_not() != "", reason=network.why_not() or "")
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROWS, CUT_SEC, LEASE = 300, 10.0, "6s"
 KEYS = np.arange(ROWS, dtype=np.uint64)
 NAMES = ("control", "ps0", "ps1", "worker0", "worker1", "serve")

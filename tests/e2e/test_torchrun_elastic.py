@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -21,8 +20,7 @@ from sparserow.worker.training.job_readers import open_readers
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow_process import Launcher, Process, free_port, wait_until
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
-long_form = pytest.mark.skipif(not FULL, reason="the long form: SPARSEROW_TEST_FULL=1")
+long_form = pytest.mark.full
 CHUNKS = SAMPLES // LEASE_ROWS
 PATIENCE_SEC = 300.0
 
@@ -98,6 +96,7 @@ def wait_for_later(data: HeldData, before: dict[int, int], what: str) -> None:
     wait_until(have_come, what, PATIENCE_SEC)
 
 
+@pytest.mark.started
 def test_one_of_two_agents_is_killed(scene: Scene) -> None:
     with scene.hold(CHUNKS * 3 // 4) as data:
         stays, goes = scene.agent("a"), scene.agent("b")
@@ -112,6 +111,7 @@ def test_one_of_two_agents_is_killed(scene: Scene) -> None:
     assert scene.end() == dict.fromkeys(range(SAMPLES), 1)
 
 
+@pytest.mark.started
 @long_form
 def test_an_agent_joins_one_is_killed_and_another_takes_its_place(scene: Scene) -> None:
     with scene.hold(CHUNKS * 3 // 4) as data:
@@ -130,6 +130,7 @@ def test_an_agent_joins_one_is_killed_and_another_takes_its_place(scene: Scene) 
     assert scene.end() == dict.fromkeys(range(SAMPLES), 1)
 
 
+@pytest.mark.started
 @long_form
 def test_all_agents_are_killed_and_another_number_of_them_goes_back_to_a_save(scene: Scene, tmp_path: Path) -> None:
     url = tmp_path / "saves"

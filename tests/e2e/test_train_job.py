@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from long_form import FULL
 from sparserow.worker.data import write_click_log
 from sparserow_process import free_port, wait_until
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 KEYS = {
     "test_auc",
@@ -67,7 +66,7 @@ def test_a_job_trains(launcher, log, tmp_path, backend, workers):
     assert not launcher.living()
 
 
-@pytest.mark.skipif(not FULL, reason="the long form; test_elastic.py and test_dense_on_servers.py have such workers")
+@pytest.mark.full("test_elastic.py and test_dense_on_servers.py have such workers")
 def test_two_epochs_of_two_asynchronous_workers(launcher, log, tmp_path):
     result = tmp_path / "result.json"
     sets = ("train.staleness=null", "train.epochs=2", "train.lr_decay=0.5", "train.workers=2", "cluster.shards=1")
@@ -78,7 +77,7 @@ def test_two_epochs_of_two_asynchronous_workers(launcher, log, tmp_path):
     assert figures["shards"] == 1
 
 
-@pytest.mark.skipif(not FULL, reason="the long form; test_training_options.py compares them weight by weight")
+@pytest.mark.full("test_training_options.py compares them weight by weight")
 def test_servers_and_plain_torch_learn_the_same(launcher, log, tmp_path):
     figures = {}
     for backend in ("ps", "local"):
@@ -172,6 +171,7 @@ def test_a_killed_job_leaves_no_process(launcher, log, number):
     wait_until(lambda: not launcher.living(), "no process is left")
 
 
+@pytest.mark.started
 def test_a_killed_worker_ends_the_job(launcher, log):
     run = launcher.start(*arguments(log, None, "train.epochs=1000", "train.workers=2"))
     run.wait_for("epoch 2/1000")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ def test_the_trace_has_every_worker(launcher: Launcher, log: Any, tmp_path: Path
         assert len(pushes) == 2  # prepared by the loop, finished in the background
 
 
-@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="the long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 def test_workers_that_never_meet_write_a_trace_each(launcher: Launcher, log: Any, tmp_path: Path) -> None:
     sets = ("train.prefetch=2", "train.staleness=2", "train.workers=2", "train.dense=ps")
     _, events = train(launcher, log, tmp_path, "apart", *sets)

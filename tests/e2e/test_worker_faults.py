@@ -30,6 +30,7 @@ def run(*arguments: str) -> None:
     assert not ended.value.code
 
 
+@pytest.mark.started
 def test_one_command_shows_why_each_worker_of_a_job_ended(
     launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

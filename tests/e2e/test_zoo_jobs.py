@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from sparserow.worker.data import SalesLog, write_sales_log
 from sparserow_process import Launcher
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 METRICS = {
     "dlrm": "label.auc",
     "deepfm": "label.auc",
@@ -52,7 +50,7 @@ def test_sasrec_learns_which_item_follows(launcher: Launcher, log: SalesLog, tmp
     assert 0.6 < metrics["next.hit_rate@1"] < log.hit_rate + 0.05, "0.1 is chance"
 
 
-@pytest.mark.skipif(not FULL, reason="a long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 @pytest.mark.parametrize("job", METRICS)
 def test_every_job_trains_and_measures_its_tasks(launcher: Launcher, log: SalesLog, tmp_path: Path, job: str) -> None:
     metrics = trained(launcher, log, job, tmp_path / "result.json")
@@ -92,7 +90,7 @@ def test_sasrec_learns_from_drawn_negatives_and_ranks_candidates_when_served(
     assert (best == test["position"].to_numpy()).mean() > 0.6, "a caller gives the candidates that it wants ranked"
 
 
-@pytest.mark.skipif(not FULL, reason="a long form; its parts are in tests/unit/test_two_tower.py")
+@pytest.mark.full("its parts are in tests/unit/test_two_tower.py")
 def test_item_vectors_of_a_published_retriever_give_its_scores(
     launcher: Launcher, log: SalesLog, tmp_path: Path
 ) -> None:

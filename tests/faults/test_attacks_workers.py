@@ -18,6 +18,8 @@ from sparserow.worker.membership.shard_client import shard_client
 from sparserow.worker.session.session import Session
 from sparserow_process import Launcher, wait_until
 
+pytestmark = pytest.mark.started
+
 KEYS = np.arange(50, dtype=np.uint64)
 DIM = 4
 

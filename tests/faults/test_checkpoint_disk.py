@@ -15,6 +15,8 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import ResourceExhausted
 
+pytestmark = pytest.mark.started
+
 DIM = 64
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import sparserow as sr
+from long_form import FULL
 from restart_scene import DIM, LEASE_SEC, ROWS, Scene, Trained, facts, rows_of, status_of
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow_process import Launcher, wait_until
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
+pytestmark = pytest.mark.started
 
 
 @pytest.mark.parametrize("staleness", [2, *([None] if FULL else [])])
@@ -53,7 +54,7 @@ def test_training_goes_on_while_it_is_away(launcher: Launcher, tmp_path: Path, s
     assert all(shard.popen.poll() is None for shard in coordinator.shards)
 
 
-@pytest.mark.skipif(not FULL, reason="the long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 def test_a_shard_that_came_back_is_neither_put_back_again_nor_given_away(launcher: Launcher, tmp_path: Path) -> None:
     coordinator = Scene(launcher, tmp_path)
     with sr.connect(coordinator.address, "restart", staleness=None, deadline_sec=20.0) as session:

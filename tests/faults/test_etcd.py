@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -27,7 +26,10 @@ from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.storage.etcd import EtcdAddress, EtcdSeat
 from sparserow_process import Launcher, free_port, stop, wait_until
 
-pytestmark = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs the program etcd (Debian: etcd-server)")
+pytestmark = [
+    pytest.mark.started,
+    pytest.mark.skipif(shutil.which("etcd") is None, reason="needs the program etcd (Debian: etcd-server)"),
+]
 
 
 class Etcd:
@@ -137,7 +139,7 @@ def test_probes_are_answered_also_while_there_is_no_leader(launcher: Launcher) -
     assert started.end() == 0
 
 
-@pytest.mark.skipif(os.environ.get("SPARSEROW_TEST_FULL") != "1", reason="the long form: SPARSEROW_TEST_FULL=1")
+@pytest.mark.full
 def test_training_goes_on_whoever_leads(launcher: Launcher, etcd: Etcd) -> None:
     ports = [free_port(), free_port()]
     addresses = [f"127.0.0.1:{port}" for port in ports]

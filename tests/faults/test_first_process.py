@@ -12,6 +12,8 @@ import pytest
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, wait_until
 
+pytestmark = pytest.mark.started
+
 FIRST = ("unshare", "--pid", "--fork", "--mount-proc")
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 

@@ -17,6 +17,8 @@ from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow.worker.membership.shard_client import shard_client
 from sparserow_process import Launcher, wait_until
 
+pytestmark = pytest.mark.started
+
 
 def distributed(session: sr.Session) -> torch.nn.Module:
     """A model whose rows begin at zero."""

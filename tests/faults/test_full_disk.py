@@ -14,6 +14,8 @@ from small_disk import mounted_disk
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
 
+pytestmark = pytest.mark.started
+
 DIM = 128
 BATCH = 500
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition, NotFound
 from sparserow.proto.optimizers import SGD
@@ -23,7 +24,6 @@ from sparserow.serving.loaded_version import LoadedVersion, ServedTable, with_ta
 from sparserow_process import wait_until
 from training_side import TrainingSide, rows_of
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 SECONDS = 180.0 if FULL else 6.0
 LEAST_ACTS = 400
 DIM = 8

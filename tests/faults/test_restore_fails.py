@@ -28,6 +28,8 @@ from sparserow.proto.errors import (
 )
 from sparserow_process import Launcher, wait_until
 
+pytestmark = pytest.mark.started
+
 DIM = 16
 KEYS = np.arange(20_000, dtype=np.uint64)
 MANY = np.arange(400_000, dtype=np.uint64)  # a restore of these takes long enough to be met

@@ -18,6 +18,8 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DeadlineExceeded, SparserowError, Unavailable
 from sparserow_process import Launcher, free_port, wait_until
 
+pytestmark = pytest.mark.started
+
 KEYS = np.arange(400, dtype=np.uint64)
 ONES = np.ones((len(KEYS), 4), np.float32)
 SHARD = "sparserow-ps@.service"
@@ -68,7 +70,6 @@ def test_every_unit_is_started_again_without_a_limit() -> None:
         assert unit["Service"]["Restart"] == "always"
 
 
-@pytest.mark.slow
 def test_a_shard_waits_for_its_place_and_comes_back(units: Units, tmp_path: Path) -> None:
     shard = units.shards[1]
     with sr.connect(units.address, "units", staleness=None) as session:
@@ -85,7 +86,6 @@ def test_a_shard_waits_for_its_place_and_comes_back(units: Units, tmp_path: Path
     assert [each.restores for each in status_of(units.address).shards] == [0, 1]
 
 
-@pytest.mark.slow
 def test_a_shard_of_a_synchronous_job_is_let_in_when_the_job_has_ended(units: Units, tmp_path: Path) -> None:
     shard = units.shards[0]
     with sr.connect(units.address, "units", staleness=0, deadline_sec=3600.0) as session:
@@ -110,7 +110,6 @@ def test_a_shard_of_a_synchronous_job_is_let_in_when_the_job_has_ended(units: Un
         assert (session.table("rows").pull(KEYS) == -1).all()
 
 
-@pytest.mark.slow
 def test_a_process_waits_while_the_holder_is_silent_and_ends_when_that_one_lives(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -129,7 +128,6 @@ def test_a_process_waits_while_the_holder_is_silent_and_ends_when_that_one_lives
     wait_until(scene.is_ready, "the holder to serve as before")
 
 
-@pytest.mark.slow
 def test_the_deadline_of_a_push_holds_while_no_process_comes(launcher: Launcher, tmp_path: Path) -> None:
     options = ("--shards=1", "--port=0", "--shard-lease=1s")
     address = launcher.start("coordinator", *options).wait_for(r"coordinator at (\S+:\d+)")[1]

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import pytest
 
 import sparserow as sr
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
 from sparserow_process import free_port, wait_until
+
+pytestmark = pytest.mark.started
 
 DIM = 4
 KEYS = np.arange(600, dtype=np.uint64)

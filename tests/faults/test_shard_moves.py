@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import numpy as np
@@ -14,11 +13,13 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow_process import Launcher, Process, wait_until
 
+pytestmark = pytest.mark.started
+
 KEYS = np.arange(400, dtype=np.uint64)
 ONES = np.ones((len(KEYS), 4), np.float32)
 
 
-@pytest.mark.skipif(not os.environ.get("SPARSEROW_TEST_FULL"), reason="the long form; test_ray.py moves one too")
+@pytest.mark.full("test_ray.py moves one too")
 def test_a_session_follows_a_shard_to_its_new_address(launcher: Launcher, tmp_path) -> None:
     options = ("--shards=2", "--port=0", "--slot-count=64", "--worker-lease=3s", "--shard-lease=1s")
     address = launcher.start("coordinator", *options).wait_for(r"coordinator at (\S+:\d+)")[1]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import sparserow as sr
+from long_form import FULL
 from restart_scene import Scene, status_of
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files
@@ -22,7 +23,8 @@ from sparserow.proto.errors import FailedPrecondition, InvalidArgument, Unavaila
 from sparserow.worker.data import write_click_log
 from sparserow_process import wait_until
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
+pytestmark = pytest.mark.started
+
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 ROWS, DIM = 400, 4
 

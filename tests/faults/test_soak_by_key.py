@@ -12,13 +12,16 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 import sparserow as sr
+from long_form import FULL
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import SparserowError
 from sparserow_process import wait_until
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
+pytestmark = pytest.mark.started
+
 KILLS = 6 if FULL else 2  # a shard that ends four times within a minute ends its cluster
 THREADS = 4
 DIM = 2

@@ -23,6 +23,8 @@ from sparserow.proto.optimizers import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow_process import DEADLINE_SEC, stop, wait_until
 
+pytestmark = pytest.mark.started
+
 SCRIPT = Path(__file__).parents[1] / "support" / "lone_worker.py"
 KEYS = np.arange(64, dtype=np.uint64)
 DIM = 4

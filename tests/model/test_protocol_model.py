@@ -13,7 +13,8 @@ from dataclasses import replace
 import pytest
 from schedule import fault, random_schedule, run, shrink
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
+from long_form import FULL
+
 FIRST_SEED = int(os.environ.get("SPARSEROW_TEST_SEED", "0"))
 SCHEDULES = 100_000 if FULL else 3_000
 PARTS = 10

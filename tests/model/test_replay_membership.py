@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import errors
 from sparserow.ps_server.coordinator.state.membership import Ticket
@@ -265,7 +266,7 @@ class Replay:
 def test_members_that_come_and_go_leave_the_rows_that_count(staleness: int | None) -> None:
     first = int(os.environ.get("SPARSEROW_TEST_SEED", "0"))
     total: dict[str, int] = {}
-    for seed in range(first, first + (500 if os.environ.get("SPARSEROW_TEST_FULL") else 25)):
+    for seed in range(first, first + (500 if FULL else 25)):
         print(f"seed {seed}")
         replay = Replay(seed, staleness)
         replay.run()

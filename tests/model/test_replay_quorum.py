@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import errors
 from sparserow.ps_server.coordinator.state.membership import Ticket
@@ -198,7 +199,7 @@ class Replay:
 def test_each_step_has_its_members_on_every_shard(quorum: int) -> None:
     first = int(os.environ.get("SPARSEROW_TEST_SEED", "0"))
     total: dict[str, int] = {}
-    for seed in range(first, first + (500 if os.environ.get("SPARSEROW_TEST_FULL") else 25)):
+    for seed in range(first, first + (500 if FULL else 25)):
         print(f"seed {seed}")
         replay = Replay(seed, quorum)
         replay.run()

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROUNDS = 4000 if FULL else 400
 DIM = 32
 SLOTS = 8

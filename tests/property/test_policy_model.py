@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
 from sparserow.proto.native import policy_parameters
 from sparserow.proto.schema import RowPolicy
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROUNDS = 6000 if FULL else 400
 KEYS = 40_000 if FULL else 8_000
 DIM = 8

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from long_form import FULL
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.worker.data import Batch, ClickReader, ReadOptions
 from sparserow.worker.data.line_windows import read_runs
 from sparserow.worker.data.sources import fit_features, lines, open_reader, plan_files
 
-FULL = os.environ.get("SPARSEROW_TEST_FULL") == "1"
 ROWS = 2_000
 FORMS = ("text", "text.gz", 1, 7, 23)
 ROLES = "{label: y, numeric: {x: none, f: log}, categorical: [c, k], buckets: {f: 16}}"

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
 from store_images import go_on_from, install_page
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 ROUNDS = 60 if FULL else 4
 ROWS = 30_000 if FULL else 8_000
 DIM = 8

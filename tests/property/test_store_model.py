@@ -1,14 +1,12 @@
 """Random operations on the store against a plain dict: rows, versions, counts, scans, across growth and shrinkage."""
 
-import os
-
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 SEEDS = range(20 if FULL else 4)
 DIM, LR = 5, np.float32(0.25)
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import ResourceExhausted, error_of
 from store_images import go_on_from, install_page
 
-FULL = bool(os.environ.get("SPARSEROW_TEST_FULL"))
 OPERATIONS = 1_000_000 if FULL else 40_000
 ROWS = 300_000 if FULL else 60_000
 RESTARTS = 4
