@@ -79,7 +79,6 @@ def test_saves_and_restores(bucket, launcher, tmp_path):
     assert rows == rows_of_checkpoint(tmp_path)["s3/rows"]
 
 
-@pytest.mark.started
 def test_a_killed_save_is_none_and_the_next_one_cleans_up(bucket):
     url = f"s3://{bucket[0]}/ckpt"
     keys = np.arange(60_000, dtype=np.uint64)

@@ -50,7 +50,6 @@ def test_tables_whose_names_look_alike_keep_their_rows(tmp_path: Path, launcher:
                 np.testing.assert_array_equal(found, values(number, 10))
 
 
-@pytest.mark.started
 def test_small_tables_share_files(tmp_path: Path) -> None:
     """Their rows come back onto any number of shards, under other names too; a shard that ends comes back."""
     url = tmp_path / "ckpt"

@@ -52,7 +52,6 @@ def test_a_job_trains_without_a_process_group(launcher, log, tmp_path, staleness
     assert not launcher.living()
 
 
-@pytest.mark.started
 def test_a_killed_worker_is_given_up_and_the_job_goes_on(launcher, log, tmp_path):
     result = tmp_path / "result.json"
     run = start(launcher, log, result, "train.staleness=4", "train.epochs=6", "cluster.worker_lease=10s")
@@ -158,7 +157,6 @@ class Crew:
             process.wait()
 
 
-@pytest.mark.started
 @pytest.mark.parametrize("staleness", ["3", *(["null"] if FULL else [])])
 def test_workers_die_join_and_come_back_while_others_go_on(tmp_path: Path, staleness: str) -> None:
     with ExitStack() as stack:
@@ -194,7 +192,6 @@ def give_no_values(address: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.started
 def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> None:
     with sr.local_cluster(shards=1, worker_lease="10s") as cluster:
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

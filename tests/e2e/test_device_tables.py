@@ -524,7 +524,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the cases left."""
     made = tmp_path_factory.mktemp("cases")
     with sr.local_cluster(shards=2) as cluster:
-        run_ranks(__file__, 1, cluster.address, made, deadline_sec=150)
+        run_ranks(__file__, 1, cluster.address, made, deadline_sec=150, interprets=False)
     return made
 
 

@@ -31,7 +31,6 @@ def members_of(address: str) -> dict[int, int]:
     return {member.rank: member.epoch for job in jobs_of(address) for member in job.members if member.lease_left_sec}
 
 
-@pytest.mark.started
 def test_one_is_killed_and_one_joins(launcher: Launcher, job: Path, tmp_path: Path) -> None:
     up = launcher.start("up", "--shards=1", "--port=0", "--worker-lease=300s")
     address = up.wait_for(r"ready at (\S+:\d+)")[1]
@@ -59,7 +58,6 @@ def test_one_is_killed_and_one_joins(launcher: Launcher, job: Path, tmp_path: Pa
     assert up.end() == 0
 
 
-@pytest.mark.started
 @pytest.mark.full
 def test_each_sample_counts_once_also_when_all_goes_back_to_a_save(
     launcher: Launcher, job: Path, tmp_path: Path

@@ -37,7 +37,7 @@ def test_workers_of_a_job_agree_on_its_terms(cluster: sr.LocalCluster) -> None:
 
     def come_first(name: str, field: str, first: object) -> None:
         try:
-            sr.connect(cluster.address, name, rank=0, world_size=2, gather_sec=20, **{field: first})  # type: ignore[arg-type]
+            sr.connect(cluster.address, name, rank=0, world_size=2, gather_sec=8, **{field: first})  # type: ignore[arg-type]
         except sr.SparserowError as error:
             outcomes[name] = error
 

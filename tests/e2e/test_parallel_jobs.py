@@ -97,7 +97,6 @@ def test_one_group_trains_as_one_process(launcher: Launcher, log: Any, tmp_path:
     assert_same(figures, wanted, within)
 
 
-@pytest.mark.started
 @pytest.mark.full
 def test_a_killed_follower_sends_all_back_to_the_checkpoint(launcher: Launcher, log: Any, tmp_path: Path) -> None:
     sets = ["train.epochs=8", "train.workers=4", "train.parallel={fsdp: true, tensor: 2}"]

@@ -144,7 +144,6 @@ def test_each_step_has_its_quorum_on_every_shard(cluster: LocalCluster, cache_by
     assert not cache_bytes or slow["cache_revalidated"] > 0, "rows of a step that it was outside of"
 
 
-@pytest.mark.started
 def test_the_others_go_on_without_a_worker_that_is_killed(cluster: LocalCluster) -> None:
     with team(cluster, [5, 5, 10], die_at=STEPS // 4) as workers:
         reports = [report_of(workers[rank]) for rank in (0, 2)]
@@ -195,7 +194,6 @@ def test_a_train_job_with_a_quorum_ends(launcher: Launcher, log: SyntheticLog) -
     assert not launcher.living()
 
 
-@pytest.mark.started
 def test_a_train_job_goes_on_without_a_worker_that_is_killed(launcher: Launcher, log: SyntheticLog) -> None:
     run = start_job(launcher, log, "cluster.worker_lease=3s")
     run.wait_for("epoch 1/2")
@@ -207,7 +205,6 @@ def test_a_train_job_goes_on_without_a_worker_that_is_killed(launcher: Launcher,
     assert not launcher.living()
 
 
-@pytest.mark.started
 def test_a_train_job_goes_on_from_a_checkpoint(launcher: Launcher, log: SyntheticLog) -> None:
     folder = Folder(str(log.train.parents[1] / "saves"))
     sets = [f"train.checkpoint={{url: {folder.url}, every_steps: 20}}"]
@@ -221,7 +218,6 @@ def test_a_train_job_goes_on_from_a_checkpoint(launcher: Launcher, log: Syntheti
     assert f"resumed from {folder.url}/save-" in again.err
 
 
-@pytest.mark.started
 def test_a_train_job_whose_shard_is_killed_says_so_and_goes_on_from_its_checkpoint(
     launcher: Launcher, log: SyntheticLog
 ) -> None:

@@ -87,7 +87,6 @@ def undisturbed(log, tmp_path_factory):
     return outcome(folder / "ckpt", folder / "result.json")
 
 
-@pytest.mark.started
 @pytest.mark.parametrize("number", range(10 if FULL else 1))
 def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturbed, number):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", secrets.randbits(32))) + number
@@ -122,7 +121,6 @@ def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturb
     wait_until(lambda: not launcher.living(), "no process is left")
 
 
-@pytest.mark.started
 @pytest.mark.full("test_device_tables.py kills a rank of a script")
 def test_a_run_with_tables_on_devices_ends_the_same_after_a_worker_is_killed(launcher, log, tmp_path, undisturbed):
     url, result = tmp_path / "ckpt", tmp_path / "result.json"
@@ -163,7 +161,6 @@ def test_resume_needs_checkpoints(launcher, log, tmp_path):
     assert "there is no checkpoint 'save-000009'" in line
 
 
-@pytest.mark.started
 @pytest.mark.full
 def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkpoint(launcher, log, tmp_path):
     url, result = tmp_path / "ckpt", tmp_path / "result.json"

@@ -74,7 +74,6 @@ def test_a_second_run_is_refused_the_folder_of_the_first(launcher: Launcher, log
     assert not set(last.values()) & {*first.values(), *then.values()}
 
 
-@pytest.mark.started
 def test_workers_that_are_started_again_are_of_their_run(launcher: Launcher, log, tmp_path: Path) -> None:
     """A worker of an elastic job is killed; the one in its place finds saves of its own run."""
     url = tmp_path / "rows"

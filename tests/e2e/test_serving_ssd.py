@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import sparserow as sr
 from sparserow.serving.client.shard_assignment import ShardAssignment
@@ -26,7 +25,6 @@ def metrics(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(\w+)\{[^}]*\} (\S+)$", lines, re.MULTILINE)}
 
 
-@pytest.mark.started
 def test_answers_are_those_from_memory(tmp_path: Path, launcher: Launcher) -> None:
     root, ssd = str(tmp_path / "models"), tmp_path / "ssd"
     ssd.mkdir()

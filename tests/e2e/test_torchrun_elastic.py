@@ -96,7 +96,6 @@ def wait_for_later(data: HeldData, before: dict[int, int], what: str) -> None:
     wait_until(have_come, what, PATIENCE_SEC)
 
 
-@pytest.mark.started
 def test_one_of_two_agents_is_killed(scene: Scene) -> None:
     with scene.hold(CHUNKS * 3 // 4) as data:
         stays, goes = scene.agent("a"), scene.agent("b")
@@ -111,7 +110,6 @@ def test_one_of_two_agents_is_killed(scene: Scene) -> None:
     assert scene.end() == dict.fromkeys(range(SAMPLES), 1)
 
 
-@pytest.mark.started
 @long_form
 def test_an_agent_joins_one_is_killed_and_another_takes_its_place(scene: Scene) -> None:
     with scene.hold(CHUNKS * 3 // 4) as data:
@@ -130,7 +128,6 @@ def test_an_agent_joins_one_is_killed_and_another_takes_its_place(scene: Scene) 
     assert scene.end() == dict.fromkeys(range(SAMPLES), 1)
 
 
-@pytest.mark.started
 @long_form
 def test_all_agents_are_killed_and_another_number_of_them_goes_back_to_a_save(scene: Scene, tmp_path: Path) -> None:
     url = tmp_path / "saves"

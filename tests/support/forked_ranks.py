@@ -60,6 +60,8 @@ def fork_cases(
 ) -> None:
     """Runs ``case(rank, address=, folder=)`` in the ranks of each case in turn; leaves a file of its name and its time.
 
+    Call it where Triton does not interpret kernels: those of lookups have their own tests, and are slow there.
+
     Args:
         cases: the number of ranks and the case, by name.
         address: the address of the cluster.
@@ -67,7 +69,6 @@ def fork_cases(
         only: a part of the names of the cases to run; empty: all.
         killed: the ranks that are to end by SIGKILL, by name.
     """
-    os.environ.pop("TRITON_INTERPRET", None)  # the kernels of lookups have their own tests, and are slow there
     import torch._dynamo
 
     import sparserow.worker.layers.device_layers  # noqa: F401 -- imported before the forks

@@ -80,19 +80,23 @@ def free_port() -> int:
             return port
 
 
-def run_ranks(script: str, world: int, *arguments: object, deadline_sec: float = 600) -> None:
+def run_ranks(script: str, world: int, *arguments: object, deadline_sec: float = 600, interprets: bool = True) -> None:
     """Runs ``python SCRIPT RANK ARGUMENTS...`` for each rank at once; fails unless all end well in time.
 
     Args:
         script: a test's own file; it may import what tests may.
+        interprets: whether kernels run under Triton's interpreter where there is no GPU, which is slow.
     """
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    if not interprets:
+        environment.pop("TRITON_INTERPRET", None)
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), *map(str, arguments)],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment,
         )
         for rank in range(world)
     ]
