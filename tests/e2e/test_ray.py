@@ -47,7 +47,8 @@ class Nodes:
 
         self.clients = free_port()
         self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "ray_client_server_port": self.clients}
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "ray_client_server_port": self.clients, "include_dashboard": False},
         )
         for _ in range(count):
             self.cluster.add_node(num_cpus=cpus)

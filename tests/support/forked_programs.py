@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ _TORCH_COMMANDS = {"bench", "demo", "predict", "publish", "table", "train"}
 _START_OTHERS = {"up", "train", "bench", "demo", "torch.distributed.run"}
 # Variables that are read once, by the interpreter, the loader or a library that an image has imported.
 _READ_ONCE = re.compile(
-    r"PYTHON(?!UNBUFFERED|PATH)|LD_|TORCH(?!ELASTIC|_NCCL|INDUCTOR_CACHE_DIR)|OMP_|KMP_|MKL_|OPENBLAS|GRPC_|MALLOC_|CUDA_|TRITON|LANG|LC_"
+    r"PYTHON(?!UNBUFFERED|PATH|BREAKPOINT)|LD_|TORCH(?!ELASTIC|_NCCL|INDUCTOR_CACHE_DIR)|OMP_|MKL_|OPENBLAS|GRPC_"
+    r"|MALLOC_|CUDA_|TRITON|LANG|LC_"
 )
 # An import of pyarrow begins a thread of its allocator otherwise.
 _NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -58,9 +60,10 @@ class _Server:
     def __init__(self, control: socket.socket, environment: Mapping[str, str]) -> None:
         self.control, self._environment = control, environment
 
-    def takes(self, environment: Mapping[str, str]) -> bool:
-        """Whether a program with this environment may be forked."""
-        return _read_once(environment) == _read_once(self._environment)
+    def differing(self, environment: Mapping[str, str]) -> list[str]:
+        """Variables of a program by which it is started, and not forked."""
+        theirs, ours = _read_once(environment), _read_once(self._environment)
+        return sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
 
 
 class _Forking:
@@ -194,7 +197,9 @@ class Popen(_Popen):  # type: ignore[misc]
             _own_servers()
         image, name = found
         server = _forking.servers.get(image)
-        if server is not None and not server.takes(environment):
+        differing = [] if server is None else server.differing(environment)
+        if differing:  # said, because a library may have set them for all tests that follow
+            warnings.warn(f"{name} is started and not forked, by other values of {differing}", stacklevel=4)
             super()._execute_child(args, executable, preexec_fn, close_fds, *rest)
             return
         given, _, _, taken, _, errors = pipes
