@@ -127,7 +127,7 @@ class Crew:
             [sys.executable, __file__, *arguments],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
         )
 
     def steps(self, rank: int) -> list[tuple[int, float]]:
@@ -194,7 +194,7 @@ def give_no_values(address: str) -> None:
 
 def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> None:
     with sr.local_cluster(shards=1, worker_lease="10s") as cluster:
-        path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
         first = subprocess.Popen([sys.executable, __file__, "orphans", cluster.address], env=path)
         try:
             with sr.connect(cluster.address, "orphans", rank=1, world_size=2, staleness=3) as session:

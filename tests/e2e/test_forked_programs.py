@@ -143,13 +143,17 @@ def test_a_program_learns_the_end_of_forks_of_another_image() -> None:
     assert forked["up"] == ["sparserow: shard 0"[:17], None, "TimeoutExpired", -signal.SIGKILL, -signal.SIGKILL]
 
 
-def test_what_cannot_be_as_in_the_image_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_as_in_the_image_is_started(tmp_path: Path) -> None:
     """A variable that a library read at its import, another interpreter, and a path with modules of its own."""
     command = [sys.executable, str(SCRIPT)]
     assert forked_programs.will_fork(command, os.environ)
     assert not forked_programs.will_fork(["python3", str(SCRIPT)], os.environ)
     assert not forked_programs.will_fork([sys.executable, "-c", "pass"], os.environ)
-    assert not forked_programs.will_fork([*command], {**os.environ, "PYTHONPATH": "/elsewhere"})
+    assert not forked_programs.will_fork(command, {**os.environ, "PYTHONPATH": "/elsewhere"})
+    (tmp_path / "models_of_mine.py").touch()
+    assert forked_programs.will_fork(command, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    (tmp_path / "grpc").mkdir()
+    assert not forked_programs.will_fork(command, {**os.environ, "PYTHONPATH": str(tmp_path)})
     assert json.loads(run("exit", "0", is_forked=True).stdout)["hash of a number"] == 7
     with pytest.warns(UserWarning, match=r"started and not forked, by other values of \['OMP_NUM_THREADS'\]"):
         other = run("exit", "0", is_forked=True, environment={**os.environ, "OMP_NUM_THREADS": "2"})

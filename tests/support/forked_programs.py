@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import importlib.util
 import os
 import re
 import select
@@ -144,8 +145,22 @@ def _read_once(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _allows(environment: Mapping[str, str]) -> bool:
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return all(TESTS in (Path(path), *Path(path).parents) for path in paths)
+    """Whether PYTHONPATH names folders of tests alone, without a module that could be in the image already."""
+    for path in filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)):
+        folder = Path(path).resolve()
+        if TESTS in (folder, *folder.parents):
+            continue
+        names = {each.name.partition(".")[0] for each in folder.glob("*")} if folder.is_dir() else set()
+        if _WRITTEN not in folder.parents or any(map(_is_installed, names)):
+            return False
+    return True
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return name.isidentifier() and importlib.util.find_spec(name) is not None
+    except ValueError:  # a module without a spec
+        return True
 
 
 def _own_servers() -> None:
