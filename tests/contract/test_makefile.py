@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from changed_tests import cpp_tests, python_tests
+from changed_tests import cpp_target, cpp_tests, python_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,3 +61,6 @@ def test_a_check_chooses_the_tests_of_the_folders_that_a_change_touches() -> Non
     assert "crc32c_test" not in chosen
     assert "server_client_test" in cpp_tests(["tests/cpp/rpc_fixture.h"], native)
     assert cpp_tests(["worker/session/session.py"], native) == []
+    command = ["make", "--no-print-directory", "-n", "-o", "setup", *cpp_target(["hash_test", "store_test"])]
+    done = subprocess.run(command, cwd=ROOT, env=outside_make(), capture_output=True, text=True, timeout=60, check=True)
+    assert "ctest --parallel 2 --output-on-failure -R '^(hash_test|store_test)$'" in done.stdout
