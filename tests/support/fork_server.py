@@ -132,7 +132,9 @@ def fork_sibling() -> int:
 
 def serve(control: socket.socket, listener: socket.socket | None) -> Request:
     """Forks what is asked for; it returns in each fork, with the request. At the owner's end the process ends."""
-    waiting: dict[int, tuple[socket.socket, int]] = {}  # by the descriptor of a fork: who asked, and its id
+    waiting: dict[
+        int, tuple[socket.socket, int]
+    ] = {}  # by the descriptor of a fork: the connection that asked for it, and its id
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         if listener is not None:
