@@ -11,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpu_tests import Found, parts_of, refusal, version_of
+from nested_make import outside_make
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = Found("2.13.0+cu130", "13.0", "NVIDIA H100", "3.7.1", "9.2.0", "")
-
-
-def outside_make() -> dict[str, str]:
-    """The environment without what ``make test-py`` hands down, by which another make says more or does otherwise."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "OFFLINE"}
 
 
 @pytest.mark.parametrize(

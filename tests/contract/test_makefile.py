@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from changed_tests import cpp_target, cpp_tests, python_tests
+from nested_make import outside_make
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def outside_make() -> dict[str, str]:
-    """The environment without what ``make test-py`` hands down."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
 
 @pytest.mark.parametrize("variable", ["PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"])

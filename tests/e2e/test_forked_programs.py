@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,12 @@ def test_forks_get_signals_and_draw_their_own_numbers() -> None:
         process.communicate()
     first, second = (json.loads(run("draw", is_forked=True).stdout) for _ in range(2))
     assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_threads_that_start_programs_get_their_own() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        codes = list(pool.map(lambda code: run("exit", str(code), is_forked=True).returncode, range(24)))
+    assert codes == list(range(24))
 
 
 def servers_of(process: psutil.Process) -> list[psutil.Process]:

@@ -16,7 +16,6 @@ from sparserow_process import Launcher, Process, free_port
 
 TIMEOUT = "20s"
 PROCESSES = 2 if FULL else 1  # of each node that is left
-LONG = pytest.mark.full
 
 
 class Nodes:
@@ -94,7 +93,7 @@ def test_without_a_spare_the_job_ends_with_the_name(launcher: Launcher, tmp_path
     assert "trained" not in "".join(agent.out for agent in nodes.agents)
 
 
-@LONG
+@pytest.mark.full
 def test_the_doctor_shows_all_nodes(launcher: Launcher, tmp_path: Path) -> None:
     nodes, found = Nodes(launcher, tmp_path, "2"), tmp_path / "found.json"
     arguments = ("doctor", "--nodes", f"--json={found}", f"--disk={tmp_path}", "--slower-than=3")
@@ -117,7 +116,7 @@ def test_the_doctor_wants_one_process_a_node(launcher: Launcher, tmp_path: Path)
     assert "--nodes: needs one process a node, and torchrun started 2 on this one" in agent.err
 
 
-@LONG
+@pytest.mark.full
 @pytest.mark.skipif(network.why_not() != "", reason=network.why_not() or "")
 def test_the_node_with_the_broken_links_is_known(launcher: Launcher, tmp_path: Path) -> None:
     """Node 2 still reaches the store of node 0, so it reports; neither of its neighbours reaches it."""

@@ -20,7 +20,6 @@ from sparserow.worker.training.job_readers import open_readers
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow_process import Launcher, Process, free_port, wait_until
 
-long_form = pytest.mark.full
 CHUNKS = SAMPLES // LEASE_ROWS
 PATIENCE_SEC = 300.0
 
@@ -110,7 +109,7 @@ def test_one_of_two_agents_is_killed(scene: Scene) -> None:
     assert scene.end() == dict.fromkeys(range(SAMPLES), 1)
 
 
-@long_form
+@pytest.mark.full
 def test_an_agent_joins_one_is_killed_and_another_takes_its_place(scene: Scene) -> None:
     with scene.hold(CHUNKS * 3 // 4) as data:
         first = scene.agent("a")
@@ -128,7 +127,7 @@ def test_an_agent_joins_one_is_killed_and_another_takes_its_place(scene: Scene) 
     assert scene.end() == dict.fromkeys(range(SAMPLES), 1)
 
 
-@long_form
+@pytest.mark.full
 def test_all_agents_are_killed_and_another_number_of_them_goes_back_to_a_save(scene: Scene, tmp_path: Path) -> None:
     url = tmp_path / "saves"
     arguments = (f"--set=train.elastic={{lease_rows: {LEASE_ROWS}, url: {url}, save_every: 0.2s}}", "--resume=auto")
@@ -144,7 +143,7 @@ def test_all_agents_are_killed_and_another_number_of_them_goes_back_to_a_save(sc
     assert scene.end() == dict.fromkeys(range(SAMPLES), 1)
 
 
-@long_form
+@pytest.mark.full
 def test_the_faults_of_workers_of_two_agents_are_told_in_one_place(scene: Scene, tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     lines = (tmp_path / "train.csv").read_text().splitlines()

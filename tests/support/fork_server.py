@@ -132,9 +132,8 @@ def fork_sibling() -> int:
 
 def serve(control: socket.socket, listener: socket.socket | None) -> Request:
     """Forks what is asked for; it returns in each fork, with the request. At the owner's end the process ends."""
-    waiting: dict[
-        int, tuple[socket.socket, int]
-    ] = {}  # by the descriptor of a fork: the connection that asked for it, and its id
+    # By the descriptor of a fork: the connection that asked for it, and its id.
+    waiting: dict[int, tuple[socket.socket, int]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         if listener is not None:
@@ -209,8 +208,7 @@ def become(request: Request) -> Callable[[], None]:
     main.__dict__["__builtins__"] = builtins
     given = [path for path in request.environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = [path for path in given if path not in sys.path]
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # as in a process that imports it: each has another state
+    sys.modules["numpy"].random.seed()  # as in a process that imports it: each has another state
     if words[0] == "-m":
         name = words[1]
         sys.modules.pop(name, None)

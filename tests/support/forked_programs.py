@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,6 +76,7 @@ class _Forking:
         self.servers: dict[str, _Server] = {}
         self.processes: list[subprocess.Popen[bytes]] = []  # of the servers that this process started
         self.listeners: dict[str, str] = {}
+        self.lock = threading.Lock()  # a request and its answer are one turn on a server's socket
         self.started_once: set[str] | None = set()  # None: the first case of a command is forked too
 
 
@@ -208,8 +210,9 @@ class Popen(_Popen):  # type: ignore[misc]
         if found is None or not is_plain or not _allows(environment) or self._is_first(found[1]):
             super()._execute_child(args, executable, preexec_fn, close_fds, *rest)
             return
-        if not _forking.servers and not _forking.listeners:
-            _own_servers()
+        with _forking.lock:
+            if not _forking.servers and not _forking.listeners:
+                _own_servers()
         image, name = found
         server = _forking.servers.get(image)
         differing = [] if server is None else server.differing(environment)
@@ -239,8 +242,9 @@ class Popen(_Popen):  # type: ignore[misc]
         if server is None:
             link.connect(_forking.listeners[image])
             self._link = link
-        send(link, request)
-        self.pid = int(_line(link))
+        with _forking.lock:
+            send(link, request)
+            self.pid = int(_line(link))
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -309,9 +313,6 @@ class _AsyncProcess:
         if self._end.done():
             raise ProcessLookupError
         self._popen.send_signal(number)
-
-    def terminate(self) -> None:
-        self._popen.terminate()
 
     def kill(self) -> None:
         self._popen.kill()
