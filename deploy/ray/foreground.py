@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from .cluster import RayCluster, RayOptions, ray_cluster, require_ray
 from .supervisor import ServerState
 
 _LOOK_SEC = 1.0
+_LISTENS_SEC = 10.0  # the time for a first connection to Ray
 
 
 def run_on_ray(address: str, options: RayOptions) -> None:
@@ -49,6 +51,17 @@ def _watch(running: RayCluster, known: dict[str, ServerState]) -> None:
             known[state.name] = state
 
 
+def _check_listens(address: str, named: str) -> None:
+    """Raises Unavailable when nothing listens at an address with a port, because Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # `auto`, or an address that Ray finds out about
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTENS_SEC).close()
+    except (OSError, OverflowError) as error:
+        raise Unavailable(f"{named} {address}: Ray cannot be reached: {error}") from None
+
+
 @contextlib.contextmanager
 def connected(address: str, named: str) -> Iterator[None]:
     """Connects this process to Ray for the duration of the block.
@@ -62,6 +75,7 @@ def connected(address: str, named: str) -> Iterator[None]:
         Unavailable: there is no Ray at ``address``.
     """
     ray = require_ray()
+    _check_listens(address, named)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
     except SparserowError:

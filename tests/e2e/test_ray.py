@@ -232,6 +232,4 @@ def test_bad_input_is_one_line(launcher: Launcher) -> None:
         (("--serve=ads",), "have no effect without --on"),
         (("--on=auto", "--serve=ads"), "ServingOptions: give either root, or namespace"),
     ):
-        if arguments == ("--on=127.0.0.1:1",) and not FULL:  # Ray tries for half a minute
-            continue
         assert words in launcher.start("up", *arguments).error_line()
