@@ -32,7 +32,7 @@ def test_folders_and_processes_end_with_it(tmp_path: Path, words: tuple[str, ...
         _, told = run.communicate(timeout=60)
         assert (run.returncode, told) == (130, "")
         assert list(tmp_path.iterdir()) == []
-        assert not [process for process in started if runs(process)]
+        wait_until(lambda: not any(map(runs, started)), "its processes to end", 60)
     finally:
         run.kill()
         for process in started:

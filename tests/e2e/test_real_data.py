@@ -53,7 +53,8 @@ def test_adult_equals_plain_torch_over_three_seeds(launcher, data, tmp_path):
     for seed in range(3):
         for backend, found in aucs.items():
             result = tmp_path / f"{backend}-{seed}.json"
-            sets = (f"train.seed={seed}", f"model.backend={backend}")
+            sets = ["cluster={}"] if backend == "local" else []
+            sets += [f"train.seed={seed}", f"model.backend={backend}"]
             found.append(adult(launcher, data, result, *sets)["test_auc"])
     print("test AUC by seed", aucs)
     assert mean(aucs["ps"]) >= 0.900

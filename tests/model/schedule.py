@@ -260,6 +260,8 @@ class Cluster:
                 continue  # the spare one was never started
             self._start_worker(place)
             self._tick_worker(place)
+            if worker.phase == "left":  # a late Register may have made it a member again, whose lease ends
+                self._expire_lease(place)
         for place in range(len(self.shards)):
             self._start_shard(place)
             self._tick_shard(place)
