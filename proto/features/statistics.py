@@ -14,6 +14,7 @@ from .kinds import BucketizedFeature, NumericFeature
 
 QUANTILE_SAMPLE_ROWS = 200_000
 _SAMPLE_SEED = 20
+_ROUNDING_UNITS = 64  # error of a mean, in units in the last place of the largest value; pairwise sums have a few
 Statistics: TypeAlias = tuple[float, ...]
 
 
@@ -24,6 +25,7 @@ class Moments:
         self.count = 0
         self.mean = 0.0
         self._squares = 0.0
+        self._largest = 0.0  # of the absolute values
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
         """Adds values, (n) float64 without NaN."""
@@ -36,11 +38,19 @@ class Moments:
         self._squares += squares + delta * delta * self.count * len(values) / total
         self.mean += delta * len(values) / total
         self.count = total
+        self._largest = max(self._largest, float(np.abs(values).max()))
 
     @property
     def pair(self) -> tuple[float, float]:
-        """The mean and the population standard deviation, which is 1 when all values are equal or none was added."""
-        return self.mean, math.sqrt(self._squares / self.count) if self._squares > 0 else 1.0
+        """The mean and the population standard deviation.
+
+        The deviation is 1 when no value was added, or when it is no more than what rounding alone gives equal values:
+        their mean is off by some units in the last place.
+        """
+        rounding = _ROUNDING_UNITS * np.finfo(np.float64).eps * self._largest
+        if self._squares <= self.count * rounding * rounding:
+            return self.mean, 1.0
+        return self.mean, math.sqrt(self._squares / self.count)
 
 
 class Range:
