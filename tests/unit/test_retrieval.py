@@ -27,6 +27,15 @@ def test_equal_scores_are_no_hits() -> None:
     assert hit_rate(ranks, 10) == 0
 
 
+def test_scores_that_are_not_numbers_are_no_hits() -> None:
+    users = torch.tensor([[float("nan"), 1.0], [1.0, 1.0]])
+    items = torch.eye(2).repeat(20, 1)
+    ranks = ranks_among_all(users, items, torch.tensor([0, 0]))
+    assert ranks.tolist() == [39, 19]
+    items[7] = float("nan")
+    assert ranks_among_all(users, items, torch.tensor([7, 0])).tolist() == [39, 39]
+
+
 def test_shapes_and_items_are_checked() -> None:
     users, items = torch.ones(3, 2), torch.ones(5, 2)
     with pytest.raises(InvalidArgument, match=r"items: shape \(5, 3\) does not fit"):

@@ -6,12 +6,20 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
+from sparserow.proto.config.metrics_config import MetricsConfig
+from sparserow.proto.config.tasks_config import Task
+from sparserow.worker.data.batch import Batch
 from sparserow.worker.metrics.binary import auc, log_loss
 from sparserow.worker.metrics.grouped import GroupedScores, GroupSums
+from sparserow.worker.metrics.losses import in_batch_softmax
 from sparserow.worker.metrics.score_counts import ScoreCounts
 from sparserow.worker.metrics.task_metrics import BinaryMetrics, ErrorMetrics, RankMetrics
+from sparserow.worker.training.evaluation import _Scores
+from sparserow.worker.training.process_group import WorkerGroup
+from sparserow.worker.training.task_outputs import TaskOutputs
 
 
 def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,6 +121,32 @@ def test_metrics_of_candidates() -> None:
     assert found["ndcg@2"] == pytest.approx((1 + 1 / np.log2(3)) / 3)
 
 
+def test_samples_without_a_positive_are_not_ranked() -> None:
+    metrics = RankMetrics((1,))
+    scores = np.array([[5, 0, 0], [0, 5, 0], [9, 9, 0]], np.float32)
+    weights = np.array([1, 2, 4], np.float32)
+    metrics.add(scores, np.arange(3), 14.0, weights, np.array([True, True, False]))
+    found = RankMetrics.merged([metrics, RankMetrics((1,))]).results()
+    assert found == {"loss": 2.0, "mrr": 1.0, "hit_rate@1": 1.0, "ndcg@1": 1.0}
+
+
+def test_scores_that_are_not_numbers_make_no_metric_better() -> None:
+    ranks, whole = RankMetrics((1, 10)), RankMetrics((1, 10))
+    ranks.add(np.array([[np.nan, 1.0], [2.0, np.nan]], np.float32), np.zeros(2, np.int64), math.nan)
+    whole.add(np.array([[1.0, 0.0]], np.float32), np.zeros(1, np.int64), 0.0)
+    assert all(math.isnan(value) for value in RankMetrics.merged([whole, ranks]).results().values())
+    binary = BinaryMetrics()
+    binary.add(np.array([0.3, -0.2], np.float32), np.array([1.0, 0.0], np.float32))
+    binary.add(np.array([np.nan], np.float32), np.array([1.0], np.float32))
+    found = binary.results()
+    assert found.keys() == {"auc", "log_loss", "normalized_entropy", "calibration"}
+    assert all(math.isnan(value) for value in found.values())
+    grouped = GroupedScores()
+    scores, labels = np.array([1.0, 0.0, np.nan, 0.0], np.float32), np.array([1.0, 0.0, 1.0, 0.0], np.float32)
+    grouped.add(np.array([3, 3, 4, 4]), scores, labels)
+    assert math.isnan(GroupedScores().sums([grouped]).gauc)
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_gauc_is_the_mean_of_the_groups_by_their_samples(world: int) -> None:
     draw = np.random.default_rng(8)
@@ -137,3 +171,16 @@ def test_gauc_is_the_mean_of_the_groups_by_their_samples(world: int) -> None:
     assert whole.gauc == pytest.approx(weighted / total)
     assert whole.groups == 40
     assert math.isnan(GroupSums().gauc)
+
+
+def test_a_matrix_of_scores_ranks_the_rewarded_samples_among_all_items() -> None:
+    task = Task(name="click", label="click", loss="in_batch_softmax")
+    scores = torch.zeros(4, 4)
+    scores.diagonal().copy_(torch.tensor([5.0, 5.0, -5.0, -5.0]))  # who did not click would rank the own item last
+    scores[1, 3] = 7.0  # an item without a reward is a candidate all the same
+    batch = Batch(torch.zeros(4, 0), torch.arange(4)[:, None], torch.tensor([1.0, 3.0, 0.0, 0.0]))
+    found = _Scores(TaskOutputs([task]), MetricsConfig(at=(1,)))
+    found.add({"click": scores}, batch)
+    metrics = found.evaluation(WorkerGroup()).metrics
+    assert (metrics["click.hit_rate@1"], metrics["click.mrr"]) == (0.5, 0.75)
+    assert metrics["click.loss"] == pytest.approx(in_batch_softmax(scores, batch.label(task.label)).item())

@@ -30,7 +30,7 @@ class GroupSums:
 
     @property
     def gauc(self) -> float:
-        """The GAUC; NaN when no group has both classes."""
+        """The GAUC; NaN when no group has both classes, or one that has them has a score that is NaN."""
         return self.weighted / self.samples if self.samples else float("nan")
 
 
@@ -88,6 +88,7 @@ class GroupedScores:
         pairs = np.add.reduceat(positive, runs) * (below[runs] - below[begins][group_of_run] + ties)
         both = (positives > 0) & (negatives > 0)
         aucs = np.bincount(group_of_run, pairs, len(begins))[both] / (positives[both] * negatives[both])
+        aucs[np.logical_or.reduceat(np.isnan(whole.scores), begins)[both]] = np.nan
         sizes = (positives + negatives)[both]
         return GroupSums(float((aucs * sizes).sum()), float(sizes.sum()), len(begins))
 

@@ -15,7 +15,8 @@ def ranks_among_all(users: Tensor, items: Tensor, positives: Tensor, *, block_sc
     """Returns the rank of each user's item among all items by inner product, (n) int64; 0 is the best.
 
     The rank is the number of items with a greater score, and half of the other items with an equal one, rounded down.
-    So a model that scores all items alike has the rank in the middle. The hit rate and the recall at k, of one item a
+    So a model that scores all items alike has the rank in the middle, and a user with a score that is NaN has the last
+    rank, m - 1. The hit rate and the recall at k, of one item a
     user, are the share of ranks below k.
 
     Args:
@@ -41,7 +42,8 @@ def ranks_among_all(users: Tensor, items: Tensor, positives: Tensor, *, block_sc
         scores = users[begin : begin + step] @ items.T
         own = scores.gather(1, positives[begin : begin + step, None])
         ties = (scores == own).sum(1) - 1
-        ranks[begin : begin + step] = (scores > own).sum(1) + ties // 2
+        found = (scores > own).sum(1) + ties // 2
+        ranks[begin : begin + step] = found.masked_fill(scores.isnan().any(1), len(items) - 1)
     return ranks
 
 

@@ -52,6 +52,8 @@ class BinaryMetrics:
         self._loss += float((w * (np.maximum(x, 0) - x * y + np.log1p(small))).sum())
         predicted = np.where(x >= 0, 1.0, small) / (1.0 + small)
         is_number = ~np.isnan(predicted)
+        if not is_number.all():
+            self._predicted += math.nan  # so that no calibration is that of the other samples alone
         bucket = np.minimum((predicted[is_number] * _BUCKETS).astype(np.int64), _BUCKETS - 1)
         self._predicted += np.bincount(bucket, (w * predicted)[is_number], _BUCKETS)
         self._labelled += np.bincount(bucket, (w * y)[is_number], _BUCKETS)
@@ -126,12 +128,15 @@ class ErrorMetrics:
 class RankMetrics:
     """The metrics of candidates by the rank r of the positive among them, from 1; a tie counts against it.
 
+    Every metric but the loss is NaN when a score of a sample that is ranked was NaN.
+
     ``loss``; ``mrr``, the mean of 1 / r; and for each k ``hit_rate@k``, the share with r <= k, which with one positive
     is ``recall@k``; and ``ndcg@k``, the mean of 1 / log2(r + 1) where r <= k (Järvelin & Kekäläinen 2002).
     """
 
     at: tuple[int, ...] = (10,)
     samples: float = 0.0
+    ranked: float = 0.0  # of these samples, those that are ranked
     loss: float = 0.0
     reciprocals: float = 0.0
     hits: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -147,6 +152,7 @@ class RankMetrics:
         positives: npt.NDArray[np.int64],
         loss: float,
         weights: npt.NDArray[np.float32] | None = None,
+        is_ranked: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Adds samples.
 
@@ -155,12 +161,20 @@ class RankMetrics:
             positives: the number of each sample's positive, (n).
             loss: the sum of the samples' losses, times their weights.
             weights: the weights, (n), at least 0; None: 1.
+            is_ranked: whether a sample has a positive, (n), so that its rank counts; None: all have one.
         """
         w = _weights(weights, len(scores))
-        own = np.take_along_axis(scores, positives[:, None], axis=1)
-        ranks = (scores >= own).sum(axis=1).astype(np.float64)
         self.samples += float(w.sum())
         self.loss += loss
+        if is_ranked is not None:
+            scores, positives, w = scores[is_ranked], positives[is_ranked], w[is_ranked]
+        own = np.take_along_axis(scores, positives[:, None], axis=1)
+        ranks = (scores >= own).sum(axis=1).astype(np.float64)
+        self.ranked += float(w.sum())
+        if np.isnan(scores).any():
+            self.reciprocals += math.nan
+            self.hits, self.gains = self.hits + math.nan, self.gains + math.nan
+            return
         self.reciprocals += float((w / ranks).sum())
         for index, k in enumerate(self.at):
             is_hit = ranks <= k
@@ -173,6 +187,7 @@ class RankMetrics:
         return RankMetrics(
             parts[0].at,
             sum(part.samples for part in parts),
+            sum(part.ranked for part in parts),
             sum(part.loss for part in parts),
             sum(part.reciprocals for part in parts),
             np.sum([part.hits for part in parts], axis=0),
@@ -181,9 +196,9 @@ class RankMetrics:
 
     def results(self) -> dict[str, float]:
         """Returns the metrics by name."""
-        found = {"loss": _ratio(self.loss, self.samples), "mrr": _ratio(self.reciprocals, self.samples)}
+        found = {"loss": _ratio(self.loss, self.samples), "mrr": _ratio(self.reciprocals, self.ranked)}
         for k, hits, gains in zip(self.at, self.hits, self.gains, strict=True):
-            found[f"hit_rate@{k}"], found[f"ndcg@{k}"] = _ratio(hits, self.samples), _ratio(gains, self.samples)
+            found[f"hit_rate@{k}"], found[f"ndcg@{k}"] = _ratio(hits, self.ranked), _ratio(gains, self.ranked)
         return found
 
 

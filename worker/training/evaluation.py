@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -150,7 +151,8 @@ def _add_ranks(
     """Adds logits of candidates, (B, C), to the metrics of ranks.
 
     Where negatives are drawn, the first candidate is the positive, and samples without a reward are left out. In a
-    matrix of scores, samples of the same item, where it is known, are no candidates of each other.
+    matrix of scores all items are candidates, and samples without a reward have no positive to rank; samples of the
+    same item, where it is known, are no candidates of each other.
     """
     labels = part.label(task.label)
     items = part.tensors[task.item] if task.item is not None and task.negatives is None else None
@@ -159,7 +161,9 @@ def _add_ranks(
         is_rewarded = labels > 0
         output, weights = output[is_rewarded], None if weights is None else weights[is_rewarded]
         labels = torch.zeros(len(output), device=output.device)
+    is_ranked: npt.NDArray[np.bool_] | None = None
     if task.loss == "in_batch_softmax":
+        is_ranked = (labels > 0).cpu().numpy()
         loss = in_batch_softmax(output, labels, weights, items=items)
         if items is not None:
             is_other = (items[:, None] == items) & ~torch.eye(len(items), dtype=torch.bool, device=items.device)
@@ -169,7 +173,7 @@ def _add_ranks(
         loss = LOSSES[task.loss](output, labels, weights)
         positives = labels.cpu().numpy().astype(np.int64)
     host = None if weights is None else weights.cpu().numpy()
-    metrics.add(output.cpu().numpy(), positives, len(output) * float(loss), host)
+    metrics.add(output.cpu().numpy(), positives, len(output) * float(loss), host, is_ranked)
 
 
 def _metrics_of(task: Task, config: MetricsConfig) -> TaskMetrics:
