@@ -4,6 +4,7 @@
 // stripe's lock; the rest is atomic.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -49,12 +50,13 @@ class SlotVersions {
     stripe.erasures[slot] = sequence;
     if (stripe.log.is_open()) stripe.log.erased(slot, {sequence, key, table_id, wall_ms()}, change_budget);
   }
-  // A table went with all its rows: followers of the stripe begin anew.
-  void dropped_table(StripeSequences& stripe) noexcept {
-    for (std::size_t slot = 0; slot < stripe.sequences.size(); ++slot) {
-      const std::uint64_t sequence = stripe.erasures[slot] = ++stripe.sequences[slot];
-      if (stripe.log.is_open()) stripe.log.reset(static_cast<std::uint32_t>(slot), sequence, change_budget);
-    }
+  // A table went with all its rows, or came back: its followers get the stripe's slots whole. The slots go on with one
+  // sequence, so that one number says of all of them which changes are older.
+  void reset_table(StripeSequences& stripe, std::uint32_t table_id, bool is_followed) noexcept {
+    const std::uint64_t sequence = 1 + *std::max_element(stripe.sequences.begin(), stripe.sequences.end());
+    std::fill(stripe.sequences.begin(), stripe.sequences.end(), sequence);
+    std::fill(stripe.erasures.begin(), stripe.erasures.end(), sequence);
+    if (stripe.log.is_open()) stripe.log.reset_table(table_id, sequence, is_followed, change_budget);
   }
 
   [[nodiscard]] std::uint64_t of_sequence(std::uint64_t sequence) const noexcept {

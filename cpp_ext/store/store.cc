@@ -47,10 +47,11 @@ Store::Impl::Impl(const StoreOptions& store_options)
 
 Store::Impl::~Impl() = default;
 
-void Store::Impl::dropped_table() noexcept {
+void Store::Impl::reset_table(std::uint32_t table_id) noexcept {
+  const bool is_followed = tables.has_followers(table_id);
   for (Stripe& stripe : stripes) {
     const std::unique_lock lock(stripe.mutex);
-    versions.dropped_table(stripe);
+    versions.reset_table(stripe, table_id, is_followed);
   }
 }
 
@@ -156,7 +157,7 @@ Status Store::create_table(const TableSchema& schema) {
     return std::make_shared<Table>(schema, impl_->pools, has_ssd(), impl_->options.slot_count);
   }));
   // Followers keep the rows of the table of this id that was dropped. With whole slots they replace them.
-  if (impl_->tables.came_back(schema.id)) impl_->dropped_table();
+  if (impl_->tables.came_back(schema.id)) impl_->reset_table(schema.id);
   return Status::ok();
 }
 
@@ -165,7 +166,7 @@ Status Store::drop_table(std::uint32_t table_id) {
   // Freed outside of the map's lock, when its last reader is done.
   const std::shared_ptr<Table> dropped = impl_->tables.remove(table_id);
   if (dropped == nullptr) return unknown_table(table_id);
-  impl_->dropped_table();
+  impl_->reset_table(table_id);
   return Status::ok();
 }
 

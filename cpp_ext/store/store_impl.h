@@ -70,8 +70,8 @@ class Store::Impl {
   void erased(Stripe& stripe, std::uint64_t suffix, std::uint32_t table_id, std::uint64_t key) noexcept {
     versions.erased(stripe, slots.slot_in_stripe(suffix), table_id, key);
   }
-  // A table went with all its rows: followers begin anew.
-  void dropped_table() noexcept;
+  // A table went with all its rows, or came back: its followers begin anew, and those of other tables go on.
+  void reset_table(std::uint32_t table_id) noexcept;
   // The version of a slot now. The caller has the stripe's lock.
   [[nodiscard]] std::uint64_t version_of(std::uint32_t slot) const noexcept {
     return versions.of_sequence(stripes[slot % slots.stripe_count()].sequences[slot / slots.stripe_count()]);

@@ -44,6 +44,8 @@ class ChangeRing {
 
   [[nodiscard]] std::uint64_t floor() const noexcept { return floor_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  // Changes up to `sequence` count as missing; there are none of them in the ring.
+  void raise_floor(std::uint64_t sequence) noexcept { floor_ = std::max(floor_, sequence); }
 
   void add(const Change& change, ChangeBudget& budget) noexcept {
     if (size_ == entries_.size() && !grow(budget)) {
@@ -144,6 +146,7 @@ class StripeLog {
     erased_.clear();
     for (const std::uint64_t sequence : sequences) erased_.emplace_back(sequence);
     floors_ = seen_ = touched_ = sequences;
+    resets_ = {};
   }
   // Tables are followed from now on that were not: their writes up to these sequences are not noted.
   void widen(const std::vector<std::uint64_t>& sequences) {
@@ -154,6 +157,7 @@ class StripeLog {
     for (ChangeRing& ring : erased_) ring.reset(0, budget);
     erased_ = {};
     floors_ = seen_ = touched_ = {};
+    resets_ = {};
     written_.clear();
     release(budget);
   }
@@ -190,12 +194,33 @@ class StripeLog {
     touch(slot, floor);
     see(slot, floor);
   }
+  // A table went with all its rows, or came back, when every slot of the stripe was at `sequence`: its followers get the
+  // slots whole, and the followers of other tables go on.
+  void reset_table(std::uint32_t table_id, std::uint64_t sequence, bool is_followed, ChangeBudget& budget) noexcept {
+    if (!note_reset(table_id, sequence)) {  // so that every follower gets the slots whole
+      for (std::uint32_t slot = 0; slot < erased_.size(); ++slot) reset(slot, sequence, budget);
+      resets_.clear();
+    }
+    if (!is_followed) return;
+    for (std::uint32_t slot = 0; slot < erased_.size(); ++slot) touch(slot, sequence);
+  }
+  // The newest sequence at which one of these tables (ascending; empty: all) went or came back; 0: not known of any.
+  [[nodiscard]] std::uint64_t last_reset(const std::vector<std::uint32_t>& tables) const noexcept {
+    std::uint64_t last = 0;
+    for (const Reset& reset : resets_) {
+      if (tables.empty() || std::binary_search(tables.begin(), tables.end(), reset.table_id)) {
+        last = std::max(last, reset.sequence);
+      }
+    }
+    return last;
+  }
   // Changes of slots up to these sequences (one for each slot of the stripe) are needed no more.
   void pass(const std::vector<std::uint64_t>& sequences, ChangeBudget& budget) noexcept {
     for (std::size_t slot = 0; slot < erased_.size(); ++slot) {
       erased_[slot].pass(sequences[slot], budget);
       floors_[slot] = std::max(floors_[slot], sequences[slot]);
     }
+    forget_resets(sequences);
     std::erase_if(written_, [&](const Change& change) { return sequence_of(change) <= floors_[slot_of(change)]; });
     if (written_.empty()) release(budget);
   }
@@ -214,6 +239,12 @@ class StripeLog {
   static constexpr int kSlotShift = 48;  // of a slot's number beside the sequence
   static constexpr std::size_t kFirst = 64;
   static constexpr std::size_t kForgotten = 8;  // part that goes at once when there is no room
+  static constexpr std::size_t kMostResets = 1024;
+
+  struct Reset {
+    std::uint32_t table_id = 0;
+    std::uint64_t sequence = 0;
+  };
 
   [[nodiscard]] static std::uint32_t slot_of(const Change& change) noexcept {
     return static_cast<std::uint32_t>(change.sequence >> kSlotShift);
@@ -246,6 +277,34 @@ class StripeLog {
     if (count == 0) floors_[slot] = sequence;
     return count > 0;
   }
+  // False when there is no room for the note.
+  bool note_reset(std::uint32_t table_id, std::uint64_t sequence) noexcept {
+    for (Reset& reset : resets_) {
+      if (reset.table_id != table_id) continue;
+      reset.sequence = sequence;
+      return true;
+    }
+    if (resets_.size() == kMostResets) return false;
+    try {
+      resets_.push_back({table_id, sequence});
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+  // Drops the resets that every cursor has passed. A cursor that is opened later at an older version gets its slots
+  // whole, because the floors tell so from now on.
+  void forget_resets(const std::vector<std::uint64_t>& passed) noexcept {
+    if (resets_.empty()) return;
+    const std::uint64_t least = *std::min_element(passed.begin(), passed.end());
+    std::uint64_t forgotten = 0;
+    std::erase_if(resets_, [&](const Reset& reset) {
+      if (reset.sequence > least) return false;
+      forgotten = std::max(forgotten, reset.sequence);
+      return true;
+    });
+    for (ChangeRing& ring : erased_) ring.raise_floor(forgotten);
+  }
   void release(ChangeBudget& budget) noexcept {
     budget.give_back(room_ * sizeof(Change));
     written_ = {};
@@ -256,6 +315,7 @@ class StripeLog {
   std::vector<std::uint64_t> seen_;     // by slot
   std::vector<std::uint64_t> floors_;   // by slot, of writes
   std::vector<std::uint64_t> touched_;  // by slot
+  std::vector<Reset> resets_;           // the last one of each table, until every cursor has passed it
   std::vector<Change> written_;         // in order; the slot beside the sequence
   std::size_t room_ = 0;                // that the budget has given for them
 };

@@ -100,7 +100,7 @@ Status Store::Tiering::drop(std::uint32_t table_id) {
   store_.pools.ssd_index = ssd_->index_bytes();
   static_cast<void>(store_.tables.remove(table_id));
   dropped->is_dropped = true;
-  store_.dropped_table();
+  store_.reset_table(table_id);
   return Status::ok();
 }
 

@@ -55,6 +55,77 @@ TEST_CASE("a table of its id that is made later is followed") {
   CHECK(rows_of(*to) == rows_of(*from));
 }
 
+TEST_CASE("a table that goes and comes back sets nobody back who follows other tables") {
+  const auto from = make_store();
+  const auto to = make_store();
+  const auto others = make_store();
+  push(*from, 1, range(0, 100));
+  push(*from, 2, range(0, 100));
+  for (const std::uint32_t table : {1u, 2u}) {
+    REQUIRE(from->changes()
+                .open("of " + std::to_string(table), from->changes().versions(), {table}, std::chrono::seconds(0))
+                .is_ok());
+  }
+  push(*from, 1, range(0, 100));
+  REQUIRE(from->drop_table(2).is_ok());
+  REQUIRE(from->create_table(schema_of(2)).is_ok());
+  push(*from, 2, range(40, 50));
+  push(*from, 1, range(3, 5));
+  follow(*from, "of 1", *to);
+  CHECK(from->changes().stats().snapshots == 0);
+  CHECK(from->changes().stats().scans == 0);
+  CHECK(rows_of(*to) == wanted_of(*from, {1}));
+  push(*others, 2, range(0, 100));
+  follow(*from, "of 2", *others);
+  CHECK(from->changes().stats().snapshots > 0);
+  CHECK(rows_of(*others) == wanted_of(*from, {2}));
+  CHECK(from->changes().behind("of 1", 0).value().slots.empty());
+}
+
+TEST_CASE("a table came back while its follower was away, and all others have passed that") {
+  const auto from = make_store();
+  const auto to = make_store();
+  const auto others = make_store();
+  push(*from, 2, range(0, 100));
+  REQUIRE(from->changes().open("stays", from->changes().versions(), {1}, std::chrono::seconds(0)).is_ok());
+  REQUIRE(from->changes().open("goes", nothing(), {2}, std::chrono::seconds(0)).is_ok());
+  follow(*from, "goes", *to);
+  const auto had = from->changes().versions();
+  from->changes().close("goes");
+  for (int round = 0; round < 3; ++round) {  // more often than a table is noted
+    REQUIRE(from->drop_table(2).is_ok());
+    REQUIRE(from->create_table(schema_of(2)).is_ok());
+    push(*from, 1, range(0, 300));
+    follow(*from, "stays", *others);
+  }
+  REQUIRE(from->changes().open("goes", had, {2}, std::chrono::seconds(0)).is_ok());
+  push(*from, 2, range(7, 9));
+  follow(*from, "goes", *to);
+  CHECK(rows_of(*to) == wanted_of(*from, {2}));
+  CHECK(rows_of(*to).size() == 2);
+}
+
+TEST_CASE("when more tables go than are noted, every follower gets the slots whole") {
+  ChangeBudget budget{.limit_bytes = 1u << 20};
+  StripeLog log;
+  log.open({0, 0});
+  std::uint64_t sequence = 0;
+  for (std::uint32_t table = 10; table < 10 + 1024; ++table) log.reset_table(table, ++sequence, false, budget);
+  CHECK(log.last_reset({1}) == 0);
+  CHECK(log.last_reset({12, 700}) == 700 - 9);
+  CHECK(log.last_reset({}) == sequence);
+  CHECK(log.erasures(0).floor() == 0);
+  log.reset_table(9, ++sequence, false, budget);
+  for (const std::uint32_t slot : {0u, 1u}) CHECK(log.erasures(slot).floor() == sequence);
+  log.reset_table(12, ++sequence, false, budget);
+  CHECK(log.last_reset({12}) == sequence);
+  log.pass({sequence, sequence - 1}, budget);  // a cursor lacks one of the slots
+  CHECK(log.last_reset({12}) == sequence);
+  log.pass({sequence, sequence}, budget);
+  CHECK(log.last_reset({12}) == 0);
+  for (const std::uint32_t slot : {0u, 1u}) CHECK(log.erasures(slot).floor() == sequence);
+}
+
 TEST_CASE("a follower that wants one more table is not taken for one that had it") {
   const auto from = make_store();
   const auto published = make_store();

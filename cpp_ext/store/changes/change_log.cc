@@ -245,6 +245,7 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
   const std::unique_lock lock(stripe.mutex);
   StripeLog& log = stripe.log;
   if (!log.is_open()) return Status(Code::kNotFound, "the cursor was closed; open it again");
+  const std::uint64_t last_reset = log.last_reset(behind.tables);
   out.may_repeat = store.versions.counts_writes.load(std::memory_order_relaxed);
   for (const Behind::Slot& from : slots) {
     SlotChanges& changes = out.slots.emplace_back(SlotChanges{.slot = from.slot, .since = from.since});
@@ -253,7 +254,7 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
     changes.until = store.version_of(from.slot);
     out.may_repeat |= log.seen(in_stripe) != since;
     log.see(in_stripe, changes.until & kSequence);
-    if (from.since >> 48 != changes.until >> 48 || since < log.erasures(in_stripe).floor()) {
+    if (from.since >> 48 != changes.until >> 48 || since < std::max(last_reset, log.erasures(in_stripe).floor())) {
       changes.kind = SlotChanges::Kind::kSnapshot;
       changes.since = 0;
       continue;

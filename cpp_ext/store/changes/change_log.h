@@ -12,8 +12,8 @@
 //   kDelta     keys from the notes, or, where those cannot tell, from a scan of the slot by version; and tombstones.
 //              The notes are insufficient when they were truncated, or when the cursor's version did not come from
 //              an earlier read() of this log.
-//   kSnapshot  every key of the slot: the follower *replaces* what it has. When tombstones were forgotten, a table was
-//              dropped or made again, or the cursor is of another lineage or has nothing.
+//   kSnapshot  every key of the slot: the follower *replaces* what it has. When tombstones were forgotten, a table that
+//              the cursor wants was dropped or made again, or the cursor is of another lineage or has nothing.
 //
 // So nothing is lost however far behind a cursor is, and a read may be repeated: only ack() moves the cursor.
 //

@@ -71,6 +71,11 @@ Status TableMap::check_share(const TableSchema& schema, bool is_tiered) const {
   return {Code::kInvalidArgument, text.str()};
 }
 
+bool TableMap::has_followers(std::uint32_t table_id) const {
+  const std::shared_lock lock(mutex_);
+  return is_followed(table_id);
+}
+
 bool TableMap::is_followed(std::uint32_t table_id) const { return cursors_of_all_ > 0 || cursors_.contains(table_id); }
 
 void TableMap::mark_followed() {

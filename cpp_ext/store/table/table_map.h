@@ -32,6 +32,8 @@ class TableMap {
   // Whether a table of this id was removed, and this is the first such call since.
   bool came_back(std::uint32_t table_id);
 
+  // Whether a cursor wants the table, which need not be there.
+  [[nodiscard]] bool has_followers(std::uint32_t table_id) const;
   // Counts a cursor that wants these tables (ids; empty: all). True when one of them was not followed before.
   bool follow(const std::vector<std::uint32_t>& wanted);
   // Counts such a cursor less.
