@@ -194,8 +194,8 @@ class StripeLog {
     touch(slot, floor);
     see(slot, floor);
   }
-  // A table went with all its rows, or came back, when every slot of the stripe was at `sequence`: its followers get the
-  // slots whole, and the followers of other tables go on.
+  // A table went with all its rows, or came back, when every slot of the stripe was at `sequence`: its followers get
+  // the slots whole, and the followers of other tables go on.
   void reset_table(std::uint32_t table_id, std::uint64_t sequence, bool is_followed, ChangeBudget& budget) noexcept {
     if (!note_reset(table_id, sequence)) {  // so that every follower gets the slots whole
       for (std::uint32_t slot = 0; slot < erased_.size(); ++slot) reset(slot, sequence, budget);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,7 @@ from . import options
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ...proto import control_pb2 as pb
     from ...proto.checkpoint.manifest import Manifest
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
@@ -89,11 +92,14 @@ def restore_(
     reset_optimizer: Annotated[
         bool, typer.Option(help="Reset the optimizer state of tables that have another optimizer now.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Restore a checkpoint on a cluster without running jobs, whatever number of shards wrote it."""
+    """Restore a checkpoint on a cluster without running jobs, whatever number of shards wrote it. The command shows
+    what the checkpoint has by namespace, and asks. A job restores its own namespace (--resume, sr.restore).
+    """
     from ...proto import control_pb2 as pb
     from ...proto.control import ControlClient
-    from ...proto.errors import not_allowed
+    from ...proto.errors import InvalidArgument, not_allowed
 
     pairs = [rename.partition("=") for rename in renames or ()]
     for pair in pairs:
@@ -106,9 +112,35 @@ def restore_(
         renames=[pb.TableRename(saved=saved, name=present) for saved, _, present in pairs],
         reset_optimizer=reset_optimizer,
     )
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidArgument("restore: there is no terminal for the confirmation; allowed: --yes")
+        for line in _replaced(request):
+            typer.echo(line)
+        if not typer.confirm("replace these rows of the cluster?", err=True):
+            raise typer.Exit(1)
     with ControlClient(coordinator) as control:
         reply = control.restore(request, None, deadline_sec=_SAVE_DEADLINE_SEC)
-    typer.echo(f"restored {reply.rows:,} rows of {absolute(url)}/{reply.name}")
+    where = f" in the namespaces {', '.join(reply.namespaces)}" if reply.namespaces else ""
+    typer.echo(f"restored {reply.rows:,} rows of {absolute(url)}/{reply.name}{where}")
+
+
+def _replaced(request: pb.RestoreRequest) -> Iterator[str]:
+    """Yields a line for each namespace of the cluster, with the tables and rows that it gets."""
+    from ...proto.checkpoint import manifest as files
+    from ...proto.checkpoint.folder import Folder
+
+    manifest = files.read_manifest(Folder(request.url), request.name or None)
+    request.name = manifest.name  # what is shown is what is restored
+    present = {rename.saved: rename.name for rename in request.renames}
+    wanted = {*request.tables, *present} or {table.schema.full_name for table in manifest.tables}
+    tables: dict[str, list[str]] = {}
+    for table in manifest.tables:
+        if (saved := table.schema.full_name) in wanted:
+            namespace, _, name = present.get(saved, saved).partition("/")
+            tables.setdefault(namespace, []).append(f"{name} ({table.rows:,} rows)")
+    for namespace, found in sorted(tables.items()):
+        yield f"namespace {namespace}: {', '.join(sorted(found))}"
 
 
 @app.command("list")

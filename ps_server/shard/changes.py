@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,12 +43,20 @@ class ChangesService:
         engine = self._checked(request.cluster_id)
         if request.cursor:  # the cursor keeps changes and has no reader; a publisher may open it again
             idle_sec = _idle_sec(request.idle_sec)
-            self._owners.open(request.cursor, self._kept_key, account_of(context), idle_sec, is_owned=True)
-        versions = await asyncio.to_thread(_followed, engine, engine.store.change_versions)
+            self._owners.open(
+                request.cursor,
+                self._kept_key,
+                account_of(context),
+                idle_sec,
+                is_owned=True,
+                tables=request.table_ids,
+            )
+        versions = await asyncio.to_thread(_followed, engine, request.table_ids, engine.store.change_versions)
         if request.cursor:
             await asyncio.to_thread(
                 _followed,
                 engine,
+                request.table_ids,
                 partial(
                     engine.store.open_cursor,
                     request.cursor,
@@ -64,7 +72,14 @@ class ChangesService:
         engine = self._checked(request.cluster_id)
         versions = _array(request.versions, np.uint64, "versions")
         idle_sec = _idle_sec(request.idle_sec)
-        key = self._owners.open(request.cursor, request.key, account_of(context), idle_sec, is_owned=request.is_owned)
+        key = self._owners.open(
+            request.cursor,
+            request.key,
+            account_of(context),
+            idle_sec,
+            is_owned=request.is_owned,
+            tables=request.table_ids,
+        )
         opened = partial(
             engine.store.open_cursor,
             request.cursor,
@@ -76,7 +91,7 @@ class ChangesService:
             hold_ms=request.hold_ms,
         )
         try:
-            await asyncio.to_thread(_followed, engine, opened)
+            await asyncio.to_thread(_followed, engine, request.table_ids, opened)
         except BaseException:
             self._owners.close(request.cursor, key)
             engine.store.close_cursor(request.cursor)
@@ -100,12 +115,13 @@ class ChangesService:
         if len(slots):
             versions = _array(request.acked_versions, np.uint64, "acked_versions")
             await asyncio.to_thread(store.ack_changes, request.cursor, slots, versions)
+        tables = self._owners.tables(request.cursor)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000
         begin = request.begin
         while True:
             read = partial(store.read_changes, request.cursor, begin=begin, max_bytes=request.max_bytes)
-            page, count, begin, is_last = await asyncio.to_thread(_followed, engine, read)
+            page, count, begin, is_last = await asyncio.to_thread(_followed, engine, tables, read)
             if count or loop.time() >= deadline:
                 fields = pb.ReadChangesReply(slots=count, next_begin=begin, is_last=is_last, acknowledged=acknowledged)
                 return write_reply(fields, page if count else b"")
@@ -121,7 +137,7 @@ class ChangesService:
         """Returns the facts about one row."""
         engine = self._checked(request.cluster_id)
         facts = partial(engine.store.row_facts, request.table_id, request.key)
-        return pb.GetRowReply(**await asyncio.to_thread(_followed, engine, facts))
+        return pb.GetRowReply(**await asyncio.to_thread(_followed, engine, [request.table_id], facts))
 
     def _checked(self, cluster_id: int) -> ShardEngine:
         engine = self._engine()
@@ -158,9 +174,11 @@ def add_changes(service: ChangesService, server: Any) -> None:
     pb_grpc.add_ChangesServicer_to_server(service, _PagesAsBytes(server))
 
 
-def _followed(engine: ShardEngine, look: Callable[[], T]) -> T:
-    """Returns the result of ``look`` on rows that a follower may see: tables that are being loaded are invisible."""
-    with engine.follow_gate.look():
+def _followed(engine: ShardEngine, tables: Iterable[int], look: Callable[[], T]) -> T:
+    """Returns the result of ``look`` on rows of these tables (none: all), if a follower may see them: tables that are
+    being loaded are invisible.
+    """
+    with engine.follow_gate.look(tables):
         return look()
 
 

@@ -10,7 +10,7 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...proto.errors import FailedPrecondition, ResourceExhausted
@@ -28,6 +28,7 @@ class _Cursor:
         key: the key that its owner shows; b"" when the cursor has no owner.
         idle_sec: the seconds without a call after which it ends.
         used_at: the time of its last call.
+        tables: the ids of the tables that it follows; none: all.
         acknowledged: the number of positions acknowledged since it was opened.
     """
 
@@ -35,6 +36,7 @@ class _Cursor:
     key: bytes
     idle_sec: float
     used_at: float
+    tables: tuple[int, ...] = ()
     acknowledged: int = 0
 
 
@@ -52,7 +54,16 @@ class CursorOwners:
         self._clock = clock
         self._cursors: dict[str, _Cursor] = {}
 
-    def open(self, name: str, key: bytes, account: str, idle_sec: float, *, is_owned: bool) -> bytes:
+    def open(
+        self,
+        name: str,
+        key: bytes,
+        account: str,
+        idle_sec: float,
+        *,
+        is_owned: bool,
+        tables: Iterable[int] = (),
+    ) -> bytes:
         """Opens a cursor, or opens a cursor of the same owner again.
 
         Args:
@@ -61,6 +72,7 @@ class CursorOwners:
             account: the account of the caller.
             idle_sec: the seconds without a call after which the cursor ends.
             is_owned: whether the caller will show a key.
+            tables: the ids of the tables that it follows; none: all.
 
         Returns:
             The key that the owner shows from now on.
@@ -82,7 +94,7 @@ class CursorOwners:
         else:
             self._check(name, known, key)
         given = (key or secrets.token_bytes(_KEY_BYTES)) if is_owned else b""
-        self._cursors[name] = _Cursor(account, given, idle_sec, self._clock())
+        self._cursors[name] = _Cursor(account, given, idle_sec, self._clock(), tuple(tables))
         return given
 
     def use(self, name: str, key: bytes, acknowledged: int = 0) -> int:
@@ -98,6 +110,11 @@ class CursorOwners:
         cursor.used_at = self._clock()
         cursor.acknowledged += acknowledged
         return cursor.acknowledged
+
+    def tables(self, name: str) -> tuple[int, ...]:
+        """Returns the ids of the tables that a cursor follows; none: all, or the cursor is not known."""
+        cursor = self._cursors.get(name)
+        return () if cursor is None else cursor.tables
 
     def close(self, name: str, key: bytes) -> None:
         """Forgets a cursor; the call is harmless when it is not known.

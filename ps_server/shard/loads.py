@@ -175,6 +175,7 @@ class CheckpointLoads:
                     newest.append(tensors)
         schemas = [schema_of_message(table.schema) for table in request.tables]
         engine.remake_tables(schemas)
+        fresh = engine.store.change_versions() if request.in_place else None
         self._load_filters(zip(request.tables, schemas, strict=True), newest)
 
         def is_wanted(part: files.PartEntry, table: pb.LoadTable) -> bool:
@@ -184,7 +185,7 @@ class CheckpointLoads:
 
         def load_file(file: RowFile) -> None:
             for table, rows in file.read(chain.cluster_id, reader):
-                self._install(table, rows, file.link, request, whole_since)
+                self._install(table, rows, file.link, request, whole_since, fresh)
 
         for link in range(len(chain.links)):
             # Files of one checkpoint have different rows; files of the next checkpoint in the chain are loaded after
@@ -193,8 +194,9 @@ class CheckpointLoads:
             for file in self._each(row_files, load_file):
                 size += file.facts.bytes
                 yield pb.LoadReply(bytes=size)
-        mine = np.flatnonzero(owned).astype(np.uint32)
-        engine.store.set_sequences(mine, versions[mine] & _SEQUENCE_MASK)
+        if not request.in_place:
+            mine = np.flatnonzero(owned).astype(np.uint32)
+            engine.store.set_sequences(mine, versions[mine] & _SEQUENCE_MASK)
         loaded = {table.schema.id for table in request.tables}
         rows = sum(table.rows for table in engine.table_stats() if table.table_id in loaded)
         if request.windows_json:
@@ -222,7 +224,13 @@ class CheckpointLoads:
                         engine.store.load_filter(table.schema.id, slot, np.ascontiguousarray(cells))
 
     def _install(
-        self, table: pb.LoadTable, rows: Rows, link: int, request: pb.LoadRequest, whole_since: NDArray[np.uint32]
+        self,
+        table: pb.LoadTable,
+        rows: Rows,
+        link: int,
+        request: pb.LoadRequest,
+        whole_since: NDArray[np.uint32],
+        fresh: NDArray[np.uint64] | None,
     ) -> None:
         engine = self._engine
         slots = _server.slots_of(table.schema.id, rows.keys, engine.slot_count)
@@ -231,9 +239,11 @@ class CheckpointLoads:
             saved_slots = _server.slots_of(table.saved_table_id, rows.keys, engine.slot_count)
         mine = engine.owned_slots[slots] & (whole_since[saved_slots] <= link)
         if not mine.all():
-            rows = rows.take(mine)
+            rows, slots = rows.take(mine), slots[mine]
         versions = rows.versions
-        if table.saved_table_id != table.schema.id:  # other slots, whose sequences begin again
+        if fresh is not None:  # those of the checkpoint may be versions of other rows by now
+            versions = fresh[slots]
+        elif table.saved_table_id != table.schema.id:  # other slots, whose sequences begin again
             versions = np.full(len(rows.keys), request.lineage << 48, np.uint64)
         count = len(rows.keys)
         budget = engine.store.memory_budget_bytes or _BATCH_BYTES * 128

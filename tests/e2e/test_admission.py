@@ -165,7 +165,7 @@ def test_counts_and_ages_go_on_after_a_restore(tmp_path) -> None:
         assert rows_of(cluster) == {"user": 1}
         assert run("checkpoint", "save", saved, "--coordinator", cluster.address) == 0
     with local_cluster(shards=1, sweep_every=None) as cluster:
-        assert run("checkpoint", "restore", saved, "--coordinator", cluster.address) == 0
+        assert run("checkpoint", "restore", saved, "--yes", "--coordinator", cluster.address) == 0
         with ControlClient(cluster.address) as control:
             assert control.status().shards[0].tables[0].filter_entries == 4  # 2, 3, 4 and 9
         session = train(cluster, [[2, 4], [9]])

@@ -398,7 +398,7 @@ def test_bad_input(cluster, tmp_path):
             sr.save(session, url, keep=0)
         with (
             sr.connect(cluster.address, "bad", job="other", staleness=None, rank=0, world_size=1),
-            pytest.raises(FailedPrecondition, match="jobs bad/other are running on this cluster"),
+            pytest.raises(FailedPrecondition, match="jobs bad/other are running on namespace bad"),
         ):
             sr.restore(session, url)
         part = next((tmp_path / "ckpt" / saved.name).glob("rows.*"))

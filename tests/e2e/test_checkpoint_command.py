@@ -41,15 +41,19 @@ def test_the_command(launcher, tmp_path):
         line = launcher.start("checkpoint", "verify", url).error_line()
         assert f"DataLoss: {part}: is damaged: its checksum does not match" in line
         line = launcher.start(
-            "checkpoint", "restore", url, "--name=save-9", f"--coordinator={cluster.address}"
+            "checkpoint", "restore", url, "--name=save-9", "--yes", f"--coordinator={cluster.address}"
         ).error_line()
         assert "there is no checkpoint 'save-9'; there are: save-000002, save-000003" in line
         line = launcher.start("checkpoint", "save", "nosuch://x", f"--coordinator={cluster.address}").error_line()
         assert "InvalidArgument: url: 'nosuch://x' is not allowed" in line
     with sr.local_cluster(shards=1, slot_count=64) as other:
         where = f"--coordinator={other.address}"
-        out = run(launcher, "restore", url, "--name=save-000002", where, "--rename=ads/user=ads/person")
+        asked = ("restore", url, "--name=save-000002", where, "--rename=ads/user=ads/person")
+        line = launcher.start("checkpoint", *asked).error_line()
+        assert "restore: there is no terminal for the confirmation; allowed: --yes" in line
+        out = run(launcher, *asked, "--yes")
         assert "restored 100 rows of " in out
+        assert "in the namespaces ads" in out
         with sr.connect(other.address, "ads", staleness=None) as session:
             np.testing.assert_array_equal(session.table("person").pull(keys), expected)
     # It was read whole last, and the newest one is damaged.

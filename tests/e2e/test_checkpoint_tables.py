@@ -42,7 +42,7 @@ def test_tables_whose_names_look_alike_keep_their_rows(tmp_path: Path, launcher:
         assert "all as they were written" in run.out
     assert files.last_read_whole(Folder(str(tmp_path))) == "save-000001"
     with sr.local_cluster(shards=2, slot_count=64) as cluster:
-        run = launcher.start("checkpoint", "restore", str(tmp_path), f"--coordinator={cluster.address}")
+        run = launcher.start("checkpoint", "restore", str(tmp_path), "--yes", f"--coordinator={cluster.address}")
         assert run.end() == 0, run.err
         for number, (namespace, name) in enumerate(names):
             with sr.connect(cluster.address, namespace, staleness=None) as session:

@@ -178,7 +178,7 @@ def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path, ssd_en
                 hurt.push(rows[:1], np.ones((1, DIM), np.float32))
             np.testing.assert_array_equal(well.pull(rows[:100]), np.full((100, DIM), -0.1, np.float32))
         with pytest.raises(SystemExit) as ended:
-            main(["checkpoint", "restore", saved, "--coordinator", cluster.address])
+            main(["checkpoint", "restore", saved, "--yes", "--coordinator", cluster.address])
         assert ended.value.code == 0
         with sr.connect(cluster.address, namespace="n") as session:
             np.testing.assert_array_equal(pull_all(session.table("hurt"), rows), before)

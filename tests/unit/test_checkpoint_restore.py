@@ -86,12 +86,12 @@ def cluster(tmp_path: Path) -> Cluster:
     return made
 
 
-def restored(cluster: Cluster, shard_calls: FakeFleet, disk: Disk, url: Path) -> pb.RestoreReply:
+def restored(cluster: Cluster, shard_calls: FakeFleet, disk: Disk, url: Path, namespace: str = "") -> pb.RestoreReply:
     async def scene() -> pb.RestoreReply:
         operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
         restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
         try:
-            return await restores.restore(pb.RestoreRequest(url=str(url)))
+            return await restores.restore(pb.RestoreRequest(url=str(url), namespace=namespace))
         finally:
             await restores.close()
 
@@ -156,3 +156,31 @@ def test_a_cut_that_falls_into_a_restore_is_no_checkpoint(cluster: Cluster, tmp_
 
     asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))
     assert files.list_names(Folder(str(tmp_path))) == ["save-000001"]
+
+
+def test_a_failed_restore_of_one_namespace_damages_no_other(cluster: Cluster, tmp_path: Path) -> None:
+    other, _ = cluster.registry.admit(TableSchema("own", "user", 8, SGD()))
+    ads = cluster.registry.get("ads", "user")
+    assert ads is not None
+    shard_calls = FakeFleet(cluster)
+    shard_calls.fails_at = "load"
+    lineage = cluster.shards.lineage
+    with pytest.raises(DataLoss):
+        restored(cluster, shard_calls, Disk(), tmp_path, "ads")
+    assert cluster.damage is not None
+    assert shard_calls.refused == [ads.id]
+    assert (cluster.is_lost, cluster.shards.lineage) == (False, lineage)
+    assert cluster.rows_checkpoint == ("/before", "save-000001"), "a shard gets the rows of other namespaces from it"
+    shard_calls.fails_at = ""
+    restored(cluster, shard_calls, Disk(), tmp_path, "ads")
+    assert (cluster.damage, cluster.shards.lineage) == (None, lineage)
+    assert cluster.row_sources.keys() == {ads.id}
+    again = Cluster.from_document(cluster.to_document(), ClusterOptions(shards=1, slot_count=64), now=0.0)
+    assert again.row_sources == cluster.row_sources
+    restored(cluster, shard_calls, Disk(), tmp_path)
+    assert (cluster.shards.lineage, cluster.row_sources.keys()) == (lineage, {ads.id}), (
+        "it lacks a table of the cluster"
+    )
+    cluster.registry.remove(other.id)
+    restored(cluster, shard_calls, Disk(), tmp_path)
+    assert (cluster.shards.lineage, cluster.row_sources) == (lineage + 1, {})

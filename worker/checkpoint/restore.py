@@ -67,14 +67,16 @@ def restore(
     reset_optimizer: bool = False,
     deadline_sec: float = 3600.0,
 ) -> RestoredCheckpoint:
-    """Sets the cluster and this worker back to a checkpoint.
+    """Sets the session's namespace and this worker back to a checkpoint.
 
-    Every worker of the job calls it, and no other job may run on the cluster. The number of shards or workers that
-    wrote the checkpoint does not matter. Weights, optimizer state, versions and update counts of rows come back bit for
-    bit. Tables of the session's namespace that the checkpoint does not have are empty afterwards. Each worker's reader
-    and random numbers come back if the worker's rank was there when the checkpoint was saved; otherwise its random
-    numbers stay as they are. The readers of job files go on with any number of workers: they get the states of all.
-    With a row cache, call it before the first step of the session.
+    Every worker of the job calls it, and no other job of the namespace may run. Other namespaces go on, unless the
+    cluster or one of its shards has no rows: then every namespace is restored, and no job of any may run. The number of
+    shards or workers that wrote the checkpoint does not matter. Weights, optimizer state and update counts of rows come
+    back bit for bit, and so do versions where nothing else is on the shards; beside rows of other tables, rows get new
+    versions. Tables of the session's namespace that the checkpoint does not have are empty afterwards. Each worker's
+    reader and random numbers come back if the worker's rank was there when the checkpoint was saved; otherwise its
+    random numbers stay as they are. The readers of job files go on with any number of workers: they get the states of
+    all. With a row cache, call it before the first step of the session.
 
     Args:
         session: the session of this worker.
@@ -87,7 +89,8 @@ def restore(
         reader: the reader to load; None: none is loaded.
         renames: tables that have another name now, {name in the checkpoint: present name}. A name is within the
             session's namespace, or NAMESPACE/NAME. The rows of a renamed table get new versions.
-        tables: the tables to restore, by their names in the checkpoint; all other tables stay as they are (a warm
+        tables: the tables to restore, by their names in the checkpoint, within the namespace unless ``renames`` names
+            one there; all other tables stay as they are (a warm
             start). None: all tables.
         reset_optimizer: whether tables whose optimizer has changed since start with fresh optimizer state. False: such
             tables are refused.
@@ -99,7 +102,7 @@ def restore(
     Raises:
         NotFound: there is no such checkpoint, or it lacks a state that was asked for, and nothing is changed.
         FailedPrecondition: the names or shapes of the checkpoint's model are not those of ``model``, or its parameter
-            groups are not those of ``optimizer``, and nothing is changed; another job runs on the cluster; the slot
+            groups are not those of ``optimizer``, and nothing is changed; another job of the namespace runs; the slot
             count, or a table's dim, dtype or optimizer, differs; or the session is within a step.
         DataLoss: a file is missing or damaged; the text names it.
     """

@@ -42,6 +42,7 @@ class _Restore:
     next_step: int = 0  # of the session that is furthest ahead
     done: asyncio.Future[pb.RestoreReply] | None = None
     is_loading: bool = False
+    namespace: str = ""  # that is restored; empty: all
     is_begun_anew: bool = False  # whether a restarted coordinator began it again
 
 
@@ -125,6 +126,10 @@ class CheckpointRestores:
             self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         self._cluster.checkpoint_roots.check(request.url)
         current = self._current
+        while current is not None and caller.job_id and current.request.caller.job_id not in (0, caller.job_id):
+            assert current.done is not None
+            await asyncio.wait({current.done})  # jobs of several namespaces are restored one after the other
+            current = self._current
         if current is None:
             current = self._begin(_Restore(request))
         elif (current.is_loading and caller.job_id) or not _is_same(current.request, request):
@@ -137,6 +142,7 @@ class CheckpointRestores:
     async def _run(self, restore: _Restore) -> None:
         assert restore.done is not None
         try:
+            restore.namespace = await self._scope(restore.request)
             await (self._until_ready() if restore.is_begun_anew else self._gather(restore))
             restore.is_loading = True
             reply = await self._load(restore)
@@ -157,15 +163,20 @@ class CheckpointRestores:
                 restore.done.exception()  # marks the error as seen, because its callers may have gone
 
     async def _gather(self, restore: _Restore) -> None:
-        job_id = restore.request.caller.job_id
+        job_id, namespace = restore.request.caller.job_id, restore.namespace
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _GATHER_DEADLINE_SEC
         while True:
             jobs = self._cluster.jobs.jobs
-            others = [job.full_name for number, job in jobs.items() if number != job_id]
+            others = [
+                job.full_name
+                for number, job in jobs.items()
+                if number != job_id and (not namespace or job.namespace == namespace)
+            ]
             if others:
+                where = f"namespace {namespace}" if namespace else "this cluster, of which every namespace is restored"
                 raise FailedPrecondition(
-                    f"restore: jobs {', '.join(sorted(others))} are running on this cluster; stop them first"
+                    f"restore: jobs {', '.join(sorted(others))} are running on {where}; stop them first"
                 )
             job = jobs.get(job_id)
             members = {(m.ticket.worker_id, m.ticket.epoch) for m in job.members.values()} if job is not None else set()
@@ -177,6 +188,18 @@ class CheckpointRestores:
                     f"restore: workers {missing} did not call it; all workers of a job have to call it"
                 )
             await asyncio.sleep(_GATHER_POLL_SEC)
+
+    async def _scope(self, request: pb.RestoreRequest) -> str:
+        """Returns the namespace to restore; empty for all, as a cluster or a shard without rows needs."""
+        cluster, namespace = self._cluster, str(request.namespace)
+        if not namespace or request.tables or request.renames:
+            return namespace
+        if cluster.is_lost or any(map(_waits_for_rows, cluster.shards.shards)):
+            return ""
+        if any(job.namespace != namespace for job in cluster.jobs.jobs.values()):
+            return namespace
+        self._check_shards()
+        return namespace if await self._has_rows({schema.id for schema in cluster.registry.tables()}) else ""
 
     async def _load(self, restore: _Restore) -> pb.RestoreReply:
         cluster, request = self._cluster, restore.request
@@ -191,9 +214,9 @@ class CheckpointRestores:
             )
         await asyncio.to_thread(_check_sizes, folder, chain)
         async with self._tables_lock:
-            plan = plan_restore(manifest, request, cluster.registry)
-            load = pb.LoadRequest(url=folder.url, name=manifest.name, tables=plan.tables)
+            plan = plan_restore(manifest, request, cluster.registry, restore.namespace)
             is_of_all = plan.table_ids.issuperset(schema.id for schema in cluster.registry.tables())
+            load = pb.LoadRequest(url=folder.url, name=manifest.name, tables=plan.tables, in_place=not is_of_all)
             loads = ShardLoads(cluster, self._shard_calls, load, may_begin_anew=is_of_all)
             repeated = _request_to_repeat(request, manifest.name)
             damage = Damage(f"{folder.url}/{manifest.name}", plan.table_ids, request=repeated)
@@ -202,7 +225,7 @@ class CheckpointRestores:
                     await loads.verify()
                 if not is_of_all:
                     cluster.check_ready()  # a shard that waits for all of its rows needs a restore of all tables
-                before = await self._begin_damage(damage, manifest)
+                before = await self._begin_damage(damage, manifest, is_of_all=is_of_all)
             except BaseException:
                 forget_tables(cluster.registry, plan.made)
                 raise
@@ -218,8 +241,10 @@ class CheckpointRestores:
                 await loads.load("[]")
             loads.check_loaded()
             cluster.damage = None if before is None else before.without(plan.table_ids)
-            if not (request.tables or request.renames or request.reset_optimizer):
+            if is_of_all and not (request.tables or request.renames or request.reset_optimizer):
                 cluster.has_rows_in(folder.url, manifest)
+            else:
+                cluster.restored_from(folder.url, manifest.name, plan.tables)
             try:
                 self._save()
             except SparserowError:
@@ -228,13 +253,15 @@ class CheckpointRestores:
             await self._tell_refusal()
         if not request.tables:
             await self._note_read_whole(folder, manifest.name)
-        log.info("restored %s: %d rows, lineage %d", damage.source, loads.rows, cluster.shards.lineage)
+        spaces = sorted({table.schema.namespace for table in plan.tables})
+        log.info("restored %s: %d rows of %s", damage.source, loads.rows, ", ".join(spaces) or "no namespace")
         return pb.RestoreReply(
             name=manifest.name,
             step=manifest.step,
             rows=loads.rows,
             bytes=sum(each.size for each in chain),
             next_step=next_step,
+            namespaces=spaces,
         )
 
     def _check_shards(self) -> None:
@@ -254,8 +281,10 @@ class CheckpointRestores:
         replies = await all_of(self._shard_calls.stats(shard) for shard in self._cluster.shards.shards)
         return any(usage.rows for reply in replies for usage in reply.tables if usage.table_id in table_ids)
 
-    async def _begin_damage(self, damage: Damage, manifest: files.Manifest) -> Damage | None:
+    async def _begin_damage(self, damage: Damage, manifest: files.Manifest, *, is_of_all: bool) -> Damage | None:
         """Lets the shards refuse the tables, then notes that their rows are lost until the restore has succeeded.
+
+        A restore of all tables raises the lineage. Other tables keep theirs, so that their followers go on.
 
         When this raises, no table has been emptied, and the shards serve the same tables as before.
 
@@ -263,7 +292,7 @@ class CheckpointRestores:
             The damage before this restore; None when there was none.
         """
         cluster = self._cluster
-        lineage = max(cluster.shards.lineage, manifest.lineage) + 1
+        lineage = max(cluster.shards.lineage, manifest.lineage) + 1 if is_of_all else cluster.shards.lineage
         if lineage > _MOST_LINEAGES:
             raise FailedPrecondition("restore: this cluster has used up its 65,535 lineages; start a new one")
         before, source = cluster.damage, cluster.rows_checkpoint
@@ -272,10 +301,11 @@ class CheckpointRestores:
         cluster.damage = damage
         try:
             await self._shard_calls.tell_refusal()
-            cluster.shards.lineage = lineage
-            for shard in cluster.shards.shards:
-                shard.lineage = lineage
-            cluster.rows_checkpoint = None  # set again once all shards have these rows
+            if is_of_all:
+                cluster.shards.lineage = lineage
+                for shard in cluster.shards.shards:
+                    shard.lineage = lineage
+                cluster.rows_checkpoint = None  # set again once all shards have these rows
             self._save()
         except BaseException:
             cluster.damage, cluster.rows_checkpoint = before, source

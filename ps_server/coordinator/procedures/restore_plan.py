@@ -30,22 +30,25 @@ class RestorePlan:
         return {table.schema.id for table in self.tables}
 
 
-def plan_restore(manifest: files.Manifest, request: pb.RestoreRequest, registry: Registry) -> RestorePlan:
+def plan_restore(
+    manifest: files.Manifest, request: pb.RestoreRequest, registry: Registry, namespace: str
+) -> RestorePlan:
     """Returns the plan of a restore; tables that the cluster lacked are in the registry afterwards.
 
     Args:
         manifest: the manifest of the checkpoint.
         request: says which tables are restored, and under which names.
         registry: the tables of the cluster; it is unchanged when this raises.
+        namespace: the namespace that is restored; empty: all.
 
     Raises:
-        NotFound: the checkpoint lacks a table.
-        InvalidArgument: two tables would become one, or a name is not allowed.
+        NotFound: the checkpoint lacks a table, or has none of the namespace.
+        InvalidArgument: two tables would become one, a name is not allowed, or a table is of another namespace.
         FailedPrecondition: the rows do not fit a table of the cluster.
     """
     made: list[int] = []
     try:
-        return RestorePlan(_planned(manifest, request, registry, made), made)
+        return RestorePlan(_planned(manifest, request, registry, namespace, made), made)
     except SparserowError:
         forget_tables(registry, made)
         raise
@@ -58,11 +61,19 @@ def forget_tables(registry: Registry, made: list[int]) -> None:
 
 
 def _planned(
-    manifest: files.Manifest, request: pb.RestoreRequest, registry: Registry, made: list[int]
+    manifest: files.Manifest, request: pb.RestoreRequest, registry: Registry, namespace: str, made: list[int]
 ) -> list[pb.LoadTable]:
     saved = {table.schema.full_name: table for table in manifest.tables}
     renames = {rename.saved: rename.name for rename in request.renames}
-    wanted = set(request.tables) or set(saved)
+    for name in (*renames, *request.tables):
+        if not _is_in(namespace, renames.get(name, name)):
+            raise not_allowed("restore: table", renames.get(name, name), f"tables of the namespace {namespace!r}")
+    wanted = set(request.tables) or {name for name in saved if _is_in(namespace, renames.get(name, name))}
+    if not wanted and saved and registry.tables(namespace):
+        raise NotFound(
+            f"restore: {manifest.name} has no table of namespace {namespace!r}; there are: {', '.join(sorted(saved))}; "
+            "renames gives a table another name"
+        )
     for name in (*renames, *sorted(wanted)):
         if name not in saved:
             known = ", ".join(sorted(saved)) or "none"
@@ -83,6 +94,10 @@ def _planned(
             empty = pb.LoadTable(schema=message_of_schema(schema), saved_table_id=schema.id, without_rows=True)
             planned.setdefault(schema.id, empty)
     return list(planned.values())
+
+
+def _is_in(namespace: str, name: str) -> bool:
+    return not namespace or name.partition("/")[0] == namespace
 
 
 def _target(

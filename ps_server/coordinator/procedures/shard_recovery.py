@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,8 +18,10 @@ from ....proto import control_pb2 as pb
 from ....proto.checkpoint import manifest as files
 from ....proto.checkpoint.folder import Folder
 from ....proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
+from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
 from ..state.cluster import Cluster
+from ..state.row_sources import RowSource
 from ..state.shards import Shard
 from .restore_plan import rows_differ
 from .shard_calls import ShardCalls
@@ -57,17 +60,17 @@ class ShardRecoveries:
     def problem(self) -> str:
         """Returns why a shard that has ended cannot be restored alone now; empty when it can."""
         cluster = self._cluster
-        if cluster.damage is not None:
+        if cluster.is_lost:
             return ""  # it has no rows to lose, and a restore gives it all rows
-        if cluster.rows_checkpoint is None:
-            return "no checkpoint has the rows of this cluster"
+        if missing := _without_checkpoint(cluster):
+            return missing
         if barrier := self._barrier():
             return f"job {barrier} is synchronous: its workers and all shards have to be restored together"
         return self.failure if any(shard.restoring for shard in cluster.shards.shards) else ""
 
     def passes(self) -> bool:
         """Whether :meth:`problem` ends by itself, with the end of a job."""
-        return self._cluster.rows_checkpoint is not None and bool(self._barrier())
+        return not _without_checkpoint(self._cluster) and bool(self._barrier())
 
     def _barrier(self) -> str:
         """Returns the name of a synchronous job; empty when there is none."""
@@ -100,29 +103,30 @@ class ShardRecoveries:
 
     async def _recover(self, shard: Shard, instance: int) -> None:
         cluster = self._cluster
-        if cluster.rows_checkpoint is None:
-            raise FailedPrecondition("no checkpoint has the rows of this cluster")
-        url, name = cluster.rows_checkpoint
-        folder = await asyncio.to_thread(Folder, cluster.checkpoint_roots.check(url))
+        if missing := _without_checkpoint(cluster):
+            raise FailedPrecondition(missing)
         began = asyncio.get_running_loop().time()
+        rows = 0
         async with self._tables_lock:
             _check_held(shard, instance)
             if not shard.restoring:
                 return  # a restore of all tables has loaded its rows
-            manifest = await asyncio.to_thread(files.read_manifest, folder, name)
-            if manifest.slot_count != cluster.slots.slot_count:
-                raise FailedPrecondition(f"{name} is of a cluster with {manifest.slot_count} slots")
-            request = pb.LoadRequest(
-                url=folder.url,
-                lineage=shard.lineage,
-                name=manifest.name,
-                tables=self._tables(manifest, shard),
-                windows_json=json.dumps(self._windows(manifest, shard)),
-                route=self._shard_calls.route_message(),
-            )
-            loaded = pb.LoadReply()
-            async for reply in self._shard_calls.stream(shard, "Load", request):
-                loaded = reply
+            checkpoints = [await self._checkpoint(*source) for source in self._sources()]
+            for number, checkpoint in enumerate(checkpoints):
+                is_last = number == len(checkpoints) - 1
+                request = pb.LoadRequest(
+                    url=checkpoint.folder.url,
+                    lineage=shard.lineage,
+                    name=checkpoint.manifest.name,
+                    tables=self._tables(checkpoint, shard, with_damaged=number == 0),
+                    windows_json=json.dumps(self._windows(checkpoints, shard)) if is_last else "",
+                    route=self._shard_calls.route_message(),
+                    in_place=number > 0,
+                )
+                loaded = pb.LoadReply()
+                async for reply in self._shard_calls.stream(shard, "Load", request):
+                    loaded = reply
+                rows += loaded.rows
             _check_held(shard, instance)
             # Saved before the shard serves: a restarted coordinator must not restore it a second time.
             shard.restoring = False
@@ -130,42 +134,114 @@ class ShardRecoveries:
             self._save()
             await self._shard_calls.catch_up(shard)
         log.warning(
-            "shard %d is back after %.1f s: %d rows of %s/%s, which was begun %s s before. Commits to it since then "
-            "are lost, except for those that workers still hold",
+            "shard %d is back after %.1f s: %d rows of %s. Commits to it since then are lost, except for those that "
+            "workers still hold",
             shard.index,
             asyncio.get_running_loop().time() - began,
-            loaded.rows,
-            folder.url,
-            manifest.name,
-            _age_of(manifest),
+            rows,
+            " and ".join(map(str, checkpoints)),
         )
 
-    def _tables(self, manifest: files.Manifest, shard: Shard) -> list[pb.LoadTable]:
-        """Returns the present tables to load; a table that the checkpoint lacks is loaded without rows."""
-        saved = {table.schema.id: table.schema for table in manifest.tables}
+    def _sources(self) -> list[tuple[str, str]]:
+        """Returns the URL and the name of each checkpoint that has rows of present tables, the one of most first."""
+        cluster = self._cluster
+        ids = {schema.id for schema in cluster.registry.tables()}
+        restored = [(each.url, each.name) for id_, each in cluster.row_sources.items() if id_ in ids]
+        whole = [cluster.rows_checkpoint] if cluster.rows_checkpoint is not None else []
+        return list(dict.fromkeys([*whole, *restored]))
+
+    async def _checkpoint(self, url: str, name: str) -> _Checkpoint:
+        cluster = self._cluster
+        folder = await asyncio.to_thread(Folder, cluster.checkpoint_roots.check(url))
+        manifest = await asyncio.to_thread(files.read_manifest, folder, name)
+        if manifest.slot_count != cluster.slots.slot_count:
+            raise FailedPrecondition(f"{name} is of a cluster with {manifest.slot_count} slots")
+        return _Checkpoint(url, folder, manifest)
+
+    def _source_of(self, schema: TableSchema) -> RowSource | None:
+        """Returns where the rows of a table are; None when the table is damaged, so that a restore has to give them."""
+        cluster = self._cluster
+        if cluster.damage is not None and schema.id in cluster.damage.table_ids:
+            return None
+        if cluster.rows_checkpoint is None:
+            return cluster.row_sources.get(schema.id)
+        return cluster.row_sources.get(schema.id, RowSource(*cluster.rows_checkpoint, schema.id))
+
+    def _tables(self, checkpoint: _Checkpoint, shard: Shard, *, with_damaged: bool) -> list[pb.LoadTable]:
+        """Returns the present tables to load from a checkpoint; a table that it lacks is loaded without rows."""
+        saved = {table.schema.id: table.schema for table in checkpoint.manifest.tables}
         tables = []
         for schema in self._cluster.registry.tables():
-            is_empty = schema.id not in saved or rows_differ(schema, saved[schema.id])
-            if is_empty:
-                log.warning(
-                    "table %s is not in %s: it is empty on shard %d", schema.full_name, manifest.name, shard.index
-                )
+            source = self._source_of(schema)
             message = message_of_schema(schema)
-            tables.append(pb.LoadTable(schema=message, saved_table_id=schema.id, without_rows=is_empty))
+            if source is None:
+                if with_damaged:
+                    tables.append(pb.LoadTable(schema=message, saved_table_id=schema.id, without_rows=True))
+                continue
+            if not checkpoint.has(source):
+                continue
+            then = saved.get(source.saved_table_id)
+            is_empty = then is None or (not source.without_state and rows_differ(schema, then))
+            if is_empty:
+                name = checkpoint.manifest.name
+                log.warning("table %s is not in %s: it is empty on shard %d", schema.full_name, name, shard.index)
+            tables.append(
+                pb.LoadTable(
+                    schema=message,
+                    saved_table_id=source.saved_table_id,
+                    without_state=source.without_state,
+                    without_rows=is_empty,
+                )
+            )
         return tables
 
-    def _windows(self, manifest: files.Manifest, shard: Shard) -> list[dict[str, Any]]:
-        """Returns what the checkpoint knows of the commits that this shard had accepted, by job."""
-        same_shards = manifest.cluster_id == self._cluster.cluster_id and manifest.shards == len(
-            self._cluster.shards.shards
-        )
-        saved = {(job.job_id, job.generation): job.windows for job in manifest.jobs if same_shards}
+    def _windows(self, checkpoints: list[_Checkpoint], shard: Shard) -> list[dict[str, Any]]:
+        """Returns what the checkpoints know of the commits that this shard had accepted, by job."""
+        cluster = self._cluster
+        saved = [
+            {(job.job_id, job.generation): job.windows for job in each.manifest.jobs}
+            for each in checkpoints
+            if each.manifest.cluster_id == cluster.cluster_id and each.manifest.shards == len(cluster.shards.shards)
+        ]
         windows: list[dict[str, Any]] = []
-        for job_id, roster in self._cluster.rosters.items():
-            of_shards = saved.get((job_id, roster.generation))
+        for job_id, roster in cluster.rosters.items():
+            # A restore begins a generation of its job, which no other checkpoint of before it knows.
+            of_shards = next((of[key] for of in saved if (key := (job_id, roster.generation)) in of), None)
             known: dict[str, Any] = {"completed": -1, "workers": []} if of_shards is None else of_shards[shard.index]
             windows.append({**known, "job_id": job_id, "generation": roster.generation, "lossy": True})
         return windows
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A checkpoint that a shard gets rows of.
+
+    Attributes:
+        url: the URL of the folder of checkpoints, as it was noted.
+        folder: that folder.
+        manifest: the manifest of the checkpoint.
+    """
+
+    url: str
+    folder: Folder
+    manifest: files.Manifest
+
+    def has(self, source: RowSource) -> bool:
+        """Whether these are the rows that a table was restored from."""
+        return (source.url, source.name) == (self.url, self.manifest.name)
+
+    def __str__(self) -> str:
+        return f"{self.folder.url}/{self.manifest.name}, which was begun {_age_of(self.manifest)} s before"
+
+
+def _without_checkpoint(cluster: Cluster) -> str:
+    """Returns what to say when no checkpoint has the rows of a table; empty when each has some."""
+    missing = cluster.unsaved_tables()
+    if not missing and (cluster.rows_checkpoint is not None or cluster.row_sources):
+        return ""
+    if not cluster.row_sources:
+        return "no checkpoint has the rows of this cluster"
+    return f"no checkpoint has the rows of {', '.join(missing)}"
 
 
 def _check_held(shard: Shard, instance: int) -> None:

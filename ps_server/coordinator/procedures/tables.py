@@ -117,6 +117,7 @@ class Tables:
         ids = [schema.id for schema in schemas]
         for table_id in ids:
             self._cluster.registry.remove(table_id)
+            self._cluster.row_sources.pop(table_id, None)
         if request.whole_namespace:
             self._cluster.registry.remove_namespace(request.namespace)
         self._save()

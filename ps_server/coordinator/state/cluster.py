@@ -27,6 +27,7 @@ from .lost_commits import LostCommits, Whose
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
 from .roster import Roster, Span
+from .row_sources import RowSource, of_document, to_document
 from .shards import Shard, ShardBook
 from .slots import SlotMap
 
@@ -82,6 +83,7 @@ class Cluster:
     rosters: dict[int, Roster] = field(default_factory=dict)  # by job id: the members that the shards know
     operations: int = 0  # number of the newest operation on a job
     rows_checkpoint: tuple[str, str] | None = None  # (url, name) of the newest checkpoint that has this cluster's rows
+    row_sources: dict[int, RowSource] = field(default_factory=dict)  # by id: tables that were restored since then
     data: DataLeases = field(default_factory=DataLeases)
     row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: seconds between saves, by job
     row_configs: dict[str, str] = field(default_factory=dict)  # by URL: the configuration in these saves, as JSON
@@ -128,9 +130,28 @@ class Cluster:
         """Returns the tables whose rows shards refuse; none while every table is whole."""
         return pb.Refusal() if self.damage is None else self.damage.refusal()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether every table lacks rows, so that a shard has none to lose."""
+        return self.damage is not None and self.damage.table_ids.issuperset(each.id for each in self.registry.tables())
+
+    def unsaved_tables(self) -> list[str]:
+        """Returns the full names of tables whose rows no checkpoint has; none while one checkpoint has all rows."""
+        if self.rows_checkpoint is not None:
+            return []
+        known = self.row_sources.keys() | (self.damage.table_ids if self.damage is not None else set())
+        return [schema.full_name for schema in self.registry.tables() if schema.id not in known]
+
+    def restored_from(self, url: str, name: str, tables: Iterable[pb.LoadTable]) -> None:
+        """Notes that the checkpoint ``name`` in the folder at ``url`` has the present rows of some tables."""
+        for table in tables:
+            source = RowSource(url, name, table.saved_table_id, table.without_state)
+            self.row_sources[table.schema.id] = source
+
     def has_rows_in(self, url: str, manifest: Manifest) -> None:
         """Notes that the checkpoint in the folder at ``url`` has all present rows."""
         self.rows_checkpoint = (url, manifest.name)
+        self.row_sources = {}
         self.saved_at = datetime.fromisoformat(manifest.created).timestamp()
 
     def note_lost(self, shard: int, ranges: Iterable[pb.LostRange]) -> int:
@@ -187,6 +208,7 @@ class Cluster:
             "jobs": [_job_document(job) for job in self.jobs.jobs.values()],
             "operations": self.operations,
             "rows_source": self.rows_checkpoint,
+            "row_sources": to_document(self.row_sources),
             "row_saves": [[url, list(jobs.items())] for url, jobs in self.row_saves.items()],
             "row_configs": self.row_configs,
             "saved_at": self.saved_at,
@@ -254,6 +276,7 @@ class Cluster:
             cluster.operations = document["operations"]
             url, name = document["rows_source"] or ("", "")
             cluster.rows_checkpoint = (url, name) if name else None
+            cluster.row_sources = of_document(document["row_sources"])
             cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
             cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
             cluster.row_configs = dict(document.get("row_configs", {}))  # the previous version saved none

@@ -1,0 +1,174 @@
+"""A restore of one job leaves the rows, the jobs and the followers of other namespaces alone, also when a shard dies
+afterwards; a cluster without rows is restored whole.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparserow as sr
+from restart_scene import status_of
+from sparserow.proto.control import ControlClient
+from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from sparserow_process import wait_until
+
+pytestmark = pytest.mark.started
+
+KEYS = np.arange(1, 200, dtype=np.uint64)
+DIM = 4
+
+
+def connected(cluster, namespace: str, **options):
+    return sr.connect(cluster.address, namespace=namespace, staleness=1, namespace_policy="continue", **options)
+
+
+def table(session, name: str = "t"):
+    return session.create_table(name, dim=DIM, optimizer=sr.SGD(lr=1.0))
+
+
+def fill(session, value: float, name: str = "t") -> None:
+    table(session, name).assign(KEYS, np.full((len(KEYS), DIM), value, np.float32))
+    session.flush()
+
+
+def values(session, name: str = "t") -> list[float]:
+    return np.unique(table(session, name).pull(KEYS)).tolist()
+
+
+def shard_returns(cluster, index: int) -> None:
+    """Kills a shard, and waits until another process has its rows."""
+    with ControlClient(cluster.address) as control:
+        before = control.status().shards[index]
+        os.kill(before.pid, signal.SIGKILL)
+        wait_until(
+            lambda: control.status().shards[index].restores > before.restores and control.status().ready,
+            "the rows of the shard",
+            120,
+        )
+
+
+@pytest.fixture
+def scene():
+    """A cluster with the namespaces `daily` and `own`, whose tables have ones."""
+    with (
+        sr.local_cluster(shards=2, slot_count=64, worker_lease=30.0) as cluster,
+        connected(cluster, "daily") as daily,
+        connected(cluster, "own") as own,
+    ):
+        fill(daily, 1)
+        fill(own, 1)
+        yield cluster, daily, own
+
+
+def test_a_restore_of_one_namespace_is_of_nothing_else(scene, tmp_path: Path) -> None:
+    cluster, daily, own = scene
+    sr.save(daily, str(tmp_path))
+    fill(daily, 3)
+    fill(daily, 7, "late")
+    fill(own, 2)
+    assert status_of(cluster.address).checkpoint.endswith("save-000001")
+    restored = sr.restore(daily, str(tmp_path))  # beside the other namespace's job
+    assert restored.rows == len(KEYS)
+    assert (values(daily), values(daily, "late")) == ([1], [0])
+    assert values(own) == [2]
+    own.table("t").push(KEYS, np.ones((len(KEYS), DIM), np.float32))
+    own.flush()
+    assert values(own) == [1], "the job goes on"
+    assert status_of(cluster.address).checkpoint.endswith("save-000001")
+    assert status_of(cluster.address).ready
+
+
+@pytest.mark.parametrize("form", ["namespace", "tables", "renames", "twice", "saved after"])
+def test_one_shard_returns_after_a_restore(scene, tmp_path: Path, form: str) -> None:
+    cluster, daily, own = scene
+    fill(daily, 5, "other")
+    sr.save(daily, str(tmp_path))
+    fill(daily, 3)
+    fill(daily, 6, "other")
+    fill(own, 2)
+    sr.save(daily, str(tmp_path))
+    fill(daily, 4)
+    forms = {"tables": {"tables": ["t"]}, "renames": {"renames": {"t": "copy"}, "tables": ["t"]}}
+    sr.restore(daily, str(tmp_path), name="save-000001", **forms.get(form, {}))
+    if form == "twice":
+        sr.restore(daily, str(tmp_path), name="save-000002")
+    if form == "saved after":
+        fill(own, 8)
+        sr.save(own, str(tmp_path))
+    expected = {
+        "namespace": ([1], [5]),
+        "tables": ([1], [6]),
+        "renames": ([4], [6]),
+        "twice": ([3], [6]),
+        "saved after": ([1], [5]),
+    }[form]
+    assert (values(daily), values(daily, "other")) == expected
+    for index in range(2):
+        shard_returns(cluster, index)
+    if form == "renames":  # what was not restored goes back to the newest save
+        assert values(daily, "copy") == [1]
+        expected = ([3], [6])
+    assert (values(daily), values(daily, "other")) == expected
+    assert values(own) == ([8] if form == "saved after" else [2])
+    fill(own, 9)
+    sr.save(own, str(tmp_path))
+    sr.restore(own, str(tmp_path))
+    assert values(own) == [9]
+
+
+def test_a_damaged_file_is_found_before_a_row_goes(scene, tmp_path: Path) -> None:
+    cluster, daily, own = scene
+    sr.save(daily, str(tmp_path))
+    fill(own, 2)
+    for part in (tmp_path / "save-000001").glob("rows*"):
+        data = bytearray(part.read_bytes())
+        data[-100] ^= 1
+        part.write_bytes(data)
+    with pytest.raises(DataLoss):
+        sr.restore(daily, str(tmp_path))
+    assert status_of(cluster.address).damage == ""
+    assert (values(daily), values(own)) == ([1], [2])
+
+
+def test_jobs_of_the_namespace_stand_still_and_no_others(scene, tmp_path: Path) -> None:
+    cluster, daily, own = scene
+    sr.save(daily, str(tmp_path))
+    with connected(cluster, "daily", job="second"):
+        with pytest.raises(FailedPrecondition, match="jobs daily/second are running on namespace daily; stop them"):
+            sr.restore(daily, str(tmp_path))
+        fill(own, 2)
+        sr.restore(own, str(tmp_path))
+    assert (values(daily), values(own)) == ([1], [1])
+
+
+def test_rows_of_others_are_refused_by_name(scene, tmp_path: Path) -> None:
+    cluster, daily, own = scene
+    sr.save(daily, str(tmp_path))
+    fill(own, 2)
+    with pytest.raises(InvalidArgument, match="'own/t' is not allowed; allowed: tables of the namespace 'daily'"):
+        sr.restore(daily, str(tmp_path), tables=["own/t"])
+    with pytest.raises(InvalidArgument, match="'own/t' is not allowed"):
+        sr.restore(daily, str(tmp_path), renames={"t": "own/t"})
+    sr.restore(daily, str(tmp_path), tables=["own/t"], renames={"own/t": "daily/warm"})
+    assert (values(daily, "warm"), values(daily), values(own)) == ([1], [1], [2])
+    with connected(cluster, "new") as new:
+        fill(new, 3)
+        with pytest.raises(NotFound, match="has no table of namespace 'new'; there are: daily/t, own/t"):
+            sr.restore(new, str(tmp_path))
+        assert values(new) == [3]
+
+
+def test_a_cluster_without_rows_is_restored_whole(scene, tmp_path: Path) -> None:
+    _, daily, _ = scene
+    sr.save(daily, str(tmp_path))
+    with sr.local_cluster(shards=1, slot_count=64) as fresh, ExitStack() as sessions:
+        with connected(fresh, "daily") as restoring:
+            assert sr.restore(restoring, str(tmp_path)).rows == 2 * len(KEYS)
+        for namespace in ("daily", "own"):
+            assert values(sessions.enter_context(connected(fresh, namespace))) == [1]
