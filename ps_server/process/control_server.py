@@ -6,6 +6,7 @@ answered as Internal.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -45,6 +46,8 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 check_call(process_security(), method, request, context.invocation_metadata())
                 check_names(request)
                 return await handler.unary_unary(request, context)
+            except asyncio.CancelledError as given_up:
+                return await _abort(context, method, _unavailable(context, method, given_up))
             except Exception as error:
                 return await _abort(context, method, error)
 
@@ -54,6 +57,8 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 check_names(request)
                 async for reply in handler.unary_stream(request, context):
                     yield reply
+            except asyncio.CancelledError as given_up:
+                await _abort(context, method, _unavailable(context, method, given_up))
             except Exception as error:
                 await _abort(context, method, error)
 
@@ -64,6 +69,21 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(answer_many, **coders)
         return grpc.unary_unary_rpc_method_handler(answer, **coders)
+
+
+def _unavailable(
+    context: grpc.aio.ServicerContext[Any, Any], method: str, given_up: asyncio.CancelledError
+) -> Unavailable:
+    """Returns the error of a call that awaited what somebody else cancelled, such as a coordinator that leads no more.
+
+    gRPC answers nothing to the caller of a method that ends by cancellation.
+
+    Raises:
+        CancelledError: the caller itself has cancelled the call.
+    """
+    if context.cancelled():
+        raise given_up
+    return Unavailable(f"{method.rpartition('/')[2]} was given up by the server; ask again")
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> Any:
