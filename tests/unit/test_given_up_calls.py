@@ -68,12 +68,11 @@ def test_a_reply_tells_that_the_work_was_given_up() -> None:
 
 def test_a_stream_tells_that_the_work_was_given_up() -> None:
     async def scene(servicer: GivenUp, stub: control_pb2_grpc.ShardStub) -> None:
-        rows = 0
+        replies = stub.Load(pb.LoadRequest(), timeout=DEADLINE_SEC)
+        assert (await replies.read()).rows == 1
+        servicer.work.cancel()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            async for reply in stub.Load(pb.LoadRequest(), timeout=DEADLINE_SEC):
-                rows += reply.rows
-                servicer.work.cancel()
-        assert rows == 1
+            await replies.read()
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
     served(scene)
