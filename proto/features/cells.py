@@ -91,14 +91,28 @@ def table_of(columns: Columns, where: str) -> pa.Table:
     arrays = {}
     for name, values in columns.items():
         try:
-            arrays[name] = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+            arrays[name] = values if isinstance(values, pa.Array | pa.ChunkedArray) else _array_of(values)
+        except (
+            OverflowError,
+            pa.ArrowInvalid,
+            pa.ArrowTypeError,
+            pa.ArrowNotImplementedError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise InvalidArgument(f"{where}: column {name!r}: Arrow cannot take it: {error}") from None
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise InvalidArgument(f"{where}: the columns have different lengths: {said}")
     return pa.table(arrays)
+
+
+def _array_of(values: Any) -> pa.Array:
+    try:
+        return pa.array(values)
+    except OverflowError:  # beyond int64, which Arrow tries first
+        return pa.array(values, pa.uint64())
 
 
 class Cells:
@@ -244,6 +258,9 @@ def is_plain_text(kind: pa.DataType) -> bool:
 
 def whole(chunks: pa.ChunkedArray) -> pa.Array:
     """Returns a column of a table as one array."""
+    if chunks.num_chunks > 1 and pa.types.is_dictionary(chunks.type):
+        # The values of all chunks together may be more than the chunks' own indices can count.
+        chunks = chunks.cast(pa.dictionary(pa.int32(), chunks.type.value_type))
     array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of an empty column
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
