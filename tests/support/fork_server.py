@@ -132,7 +132,7 @@ def fork_sibling() -> int:
 
 def serve(control: socket.socket, listener: socket.socket | None) -> Request:
     """Forks what is asked for; it returns in each fork, with the request. At the owner's end the process ends."""
-    # By the descriptor of a fork: the connection that asked for it, and its id.
+    # A fork is found by its descriptor; the value has the connection that asked for the fork, and its id.
     waiting: dict[int, tuple[socket.socket, int]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)

@@ -28,7 +28,7 @@ def test_a_shard_without_a_route_refuses_everybody() -> None:
 def test_followers_of_other_tables_go_on() -> None:
     gate = opened()
     with gate.look([7]):
-        gate.close(REFUSAL, 0.0)  # waits for nobody
+        gate.close(REFUSAL, 0.0)  # the look under way is at another table
         with gate.look([1, 7]):
             pass
     for tables in ([], [4], [1, 3]):

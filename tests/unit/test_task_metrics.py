@@ -176,7 +176,7 @@ def test_gauc_is_the_mean_of_the_groups_by_their_samples(world: int) -> None:
 def test_a_matrix_of_scores_ranks_the_rewarded_samples_among_all_items() -> None:
     task = Task(name="click", label="click", loss="in_batch_softmax")
     scores = torch.zeros(4, 4)
-    scores.diagonal().copy_(torch.tensor([5.0, 5.0, -5.0, -5.0]))  # who did not click would rank the own item last
+    scores.diagonal().copy_(torch.tensor([5.0, 5.0, -5.0, -5.0]))  # two samples without a click have low scores
     scores[1, 3] = 7.0  # an item without a reward is a candidate all the same
     batch = Batch(torch.zeros(4, 0), torch.arange(4)[:, None], torch.tensor([1.0, 3.0, 0.0, 0.0]))
     found = _Scores(TaskOutputs([task]), MetricsConfig(at=(1,)))
