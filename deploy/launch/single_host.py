@@ -173,7 +173,7 @@ async def _restart_shard(
                 f"restore "
                 "a checkpoint" + (f" ({problem})" if problem else "")
             )
-        source = "the newest checkpoint" if not coordinator.cluster.is_lost else "the checkpoint being restored"
+        source = "the newest checkpoint" if not coordinator.cluster.awaits_restore else "the checkpoint being restored"
         log.warning("shard %d ended %s; it is restarted with the rows of %s", index, how, source)
         coordinator.cluster.shards.leave(index, shard.instance)
         children[index] = await _start_shard(options, coordinator.address, index, shard.data[1])

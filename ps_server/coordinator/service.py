@@ -97,13 +97,15 @@ class CoordinatorService:
             )
         if not request.instance or not request.control.host or not request.control.port:
             raise InvalidArgument("RegisterShard: instance and control address must be set")
+        instances = [shard.instance for shard in cluster.shards.shards]
+        awaits_restore = cluster.awaits_restore
         try:
             shard = cluster.shards.register(
                 request.shard,
                 instance=request.instance,
                 control=(request.control.host, request.control.port),
                 pid=request.pid,
-                tables=len(cluster.registry.tables()) if not cluster.is_lost else 0,
+                tables=len(cluster.registry.tables()) if not awaits_restore else 0,
                 now=self._clock(),
                 problem=self.recoveries.problem(),
                 passes=self.recoveries.passes(),
@@ -114,6 +116,10 @@ class CoordinatorService:
             holder = cluster.shards.shards[request.shard]
             pid, renewals = (holder.pid, holder.renewals) if holder.is_live else (0, 0)
             return pb.RegisterShardReply(wait=pb.ShardWait(reason=str(error), holder_pid=pid, holder_renewals=renewals))
+        if cluster.damage is not None and awaits_restore and instances[shard.index] not in (0, shard.instance):
+            # The tables of the new process are empty, also those that the restore leaves alone.
+            cluster.damage.table_ids.update(schema.id for schema in cluster.registry.tables())
+            self._begin(self._tables.tell_refusal())
         self._save()
         log.info("shard %d registered (process %d, lineage %d)", shard.index, shard.pid, shard.lineage)
         return pb.RegisterShardReply(

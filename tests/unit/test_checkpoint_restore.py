@@ -171,6 +171,10 @@ def test_a_failed_restore_of_one_namespace_damages_no_other(cluster: Cluster, tm
     assert shard_calls.refused == [ads.id]
     assert (cluster.is_lost, cluster.shards.lineage) == (False, lineage)
     assert cluster.rows_checkpoint == ("/before", "save-000001"), "a shard gets the rows of other namespaces from it"
+    assert not cluster.awaits_restore
+    cluster.rows_checkpoint = None
+    assert cluster.awaits_restore, "nothing else has the rows of own/user"
+    cluster.rows_checkpoint = ("/before", "save-000001")
     shard_calls.fails_at = ""
     restored(cluster, shard_calls, Disk(), tmp_path, "ads")
     assert (cluster.damage, cluster.shards.lineage) == (None, lineage)

@@ -60,7 +60,7 @@ class ShardRecoveries:
     def problem(self) -> str:
         """Returns why a shard that has ended cannot be restored alone now; empty when it can."""
         cluster = self._cluster
-        if cluster.is_lost:
+        if cluster.awaits_restore:
             return ""  # it has no rows to lose, and a restore gives it all rows
         if missing := _without_checkpoint(cluster):
             return missing
@@ -143,7 +143,7 @@ class ShardRecoveries:
         )
 
     def _sources(self) -> list[tuple[str, str]]:
-        """Returns the URL and the name of each checkpoint that has rows of present tables, the one of most first."""
+        """Returns the URL and the name of each checkpoint that has rows of present tables, the newest save first."""
         cluster = self._cluster
         ids = {schema.id for schema in cluster.registry.tables()}
         restored = [(each.url, each.name) for id_, each in cluster.row_sources.items() if id_ in ids]

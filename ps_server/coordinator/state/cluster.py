@@ -135,6 +135,13 @@ class Cluster:
         """Whether every table lacks rows, so that a shard has none to lose."""
         return self.damage is not None and self.damage.table_ids.issuperset(each.id for each in self.registry.tables())
 
+    @property
+    def awaits_restore(self) -> bool:
+        """Whether only a restore can give a shard that ends its rows, so that a process without rows may replace it:
+        tables lack rows, and no checkpoint has those of the others.
+        """
+        return self.damage is not None and (self.is_lost or bool(self.unsaved_tables()))
+
     def unsaved_tables(self) -> list[str]:
         """Returns the full names of tables whose rows no checkpoint has; none while one checkpoint has all rows."""
         if self.rows_checkpoint is not None:
