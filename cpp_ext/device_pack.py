@@ -210,7 +210,8 @@ class BatchOnDevice:
     def receive(self, step: StepOnDevice) -> list[Tensor]:
         """The tensors on the device, in order; the step knows the host's copies of integer ones from now on."""
         buffer = self._link.receive(self._sent) if self.pack is None else self.pack.buffer()
-        there = self._layout.views(buffer)
+        with torch.inference_mode(False):  # so that torch counts what changes a tensor in place, for each of them alone
+            there = [view.data for view in self._layout.views(buffer)]
         for view, tensor in zip(there, self._tensors, strict=True):
             if tensor.dtype in (torch.int64, torch.int32) and tensor.numel() > 0:
                 step.keep_host_copy(view, tensor.contiguous())

@@ -6,7 +6,8 @@
 Invariants:
  1. Between two ends of a step the gradients of all lookups cross once, in flush(), together with what was carried.
  2. A lookup whose ids no pack has costs a copy of its own and is right all the same.
- 3. Ids on the device cost a copy to the host, unless they are views of a batch that was sent with its host's copy.
+ 3. Ids on the device cost a copy to the host, unless they are views of a batch that was sent with its host's copy, and
+    nothing has changed them in place since.
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ class _HostCopy:
     end: int
     host: Tensor
     there: Tensor
+    version: int  # of ``there`` and of every view of it: an operation in place raises it
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has changed the values on the device since they were copied."""
+        return self.there._version == self.version
 
 
 class StepOnDevice:
@@ -151,14 +158,17 @@ class StepOnDevice:
 
     def keep_host_copy(self, there: Tensor, host: Tensor) -> None:
         """Remembers, for this thread and until the step or the evaluation's forward ends, a device tensor's copy on
-        the host.
+        the host. That of an inference tensor is not kept, because torch does not count what changes it in place.
 
         Args:
             there: the tensor on the device.
             host: the same values on the host, with the same strides.
         """
+        if there.is_inference():
+            return
         begin = self.link(there.device).address(there)
-        self._copies.append(_HostCopy(begin, begin + _extent(there) * there.element_size(), host, there))
+        end = begin + _extent(there) * there.element_size()
+        self._copies.append(_HostCopy(begin, end, host, there, there._version))
 
     def host_of(self, tensor: Tensor, link: DeviceLink) -> Tensor:
         """The ids of a lookup on the host, int64 and contiguous: a copy that is known, or one that is made now."""
@@ -172,14 +182,14 @@ class StepOnDevice:
         for copy in self._copies:
             begin, end = copy.begin, copy.end
             fits = begin <= address and address + _extent(tensor) * size <= end and (address - begin) % size == 0
-            if fits and copy.host.dtype == tensor.dtype and tensor.numel() > 0:
+            if fits and copy.host.dtype == tensor.dtype and tensor.numel() > 0 and copy.is_current:
                 first = copy.host.storage_offset() + (address - begin) // size
                 return copy.host.as_strided(tensor.shape, tensor.stride(), first)
         # The columns of one computed tensor are fetched together.
         base = tensor._base
         whole = base if base is not None and base.is_contiguous() and base.dtype == tensor.dtype else tensor
         host = link.wait(link.fetch(whole.contiguous()))
-        if not whole.is_contiguous():
+        if not whole.is_contiguous() or whole.is_inference():
             return host
         self.keep_host_copy(whole, host)
         return host if whole is tensor else self._known_copy(tensor, link)

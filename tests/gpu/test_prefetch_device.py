@@ -25,3 +25,29 @@ def test_batches_are_copied_beside_the_training() -> None:
         stats = session.stats()
     assert (stats.steps_committed, stats.lookups_missed) == (20, 0)
     assert stats.rows_prefetched > 0
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_ids_that_a_forward_changes_in_place_are_looked_up_as_they_are(depth: int) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(60, 4)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            ids.remainder_(7)
+            return self.table(ids)
+
+    given = [torch.arange(5) + 10 + step for step in range(4)]
+    with sr.InProcessCluster(shards=1).connect("in-place") as session:
+        model = Wrapped()
+        weights = model.table.weight.detach().clone()
+        sr.distribute(model, session, optimizer=sr.SGD(lr=0.0), min_rows=1, carry_weights=True).to("cuda")
+        batches = [ids.clone() for ids in given]
+        for ids, batch in zip(
+            given, sr.prefetch(batches, session, depth=depth, device="cuda") if depth else batches, strict=True
+        ):
+            rows = model(batch.cuda())
+            rows.sum().backward()
+            session.step()
+            torch.testing.assert_close(rows.detach().cpu(), weights[ids % 7])

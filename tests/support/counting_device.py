@@ -53,14 +53,15 @@ class CountedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor) -> CountedTensor:
-        made: CountedTensor = Tensor._make_wrapper_subclass(
-            cls,
-            host.size(),
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device=torch.device(_NAME, 0),
-        )
+        with torch.inference_mode(host.is_inference()):  # a view of a normal tensor is one in inference mode, too
+            made: CountedTensor = Tensor._make_wrapper_subclass(
+                cls,
+                host.size(),
+                strides=host.stride(),
+                storage_offset=host.storage_offset(),
+                dtype=host.dtype,
+                device=torch.device(_NAME, 0),
+            )
         made.host = host
         return made
 
