@@ -193,9 +193,12 @@ void bind_merge(py::module_& module) {
 
 void bind_table(py::module_& module) {
   py::class_<TableAccess>(module, "TableAccess")
-      .def(py::init([](std::shared_ptr<Session> session, std::uint32_t table_id, std::uint32_t schema_version,
-                       std::uint32_t dim) { return TableAccess(std::move(session), {table_id, schema_version, dim}); }),
-           py::arg("session"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"))
+      .def(py::init([](std::shared_ptr<Session> session, std::string name, std::uint32_t table_id,
+                       std::uint32_t schema_version, std::uint32_t dim) {
+             return TableAccess(std::move(session), {table_id, schema_version, dim, std::move(name)});
+           }),
+           py::arg("session"), py::kw_only(), py::arg("name"), py::arg("table_id"), py::arg("schema_version"),
+           py::arg("dim"))
       .def("pull",
            [](TableAccess& self, const Keys& keys) {
              const auto span = span_of(keys);
@@ -258,6 +261,8 @@ void bind_session(py::module_& module) {
           },
           Unlocked(), py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
           py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true, py::arg("frozen") = false)
+      .def("set_frozen",
+           [](Session& self, const std::string& name, bool frozen) { raise_if_error(self.set_frozen(name, frozen)); })
       .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
       .def(
           "keep_device_rows",

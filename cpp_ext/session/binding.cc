@@ -13,7 +13,7 @@ constexpr std::size_t kNoGradMemos = 64;  // lookups whose ids are compared befo
 thread_local bool is_thread_without_gradient = false;
 
 TableStep empty_step(const BindingSpec& spec, const SessionState& state) {
-  return {spec.table_id, spec.schema_version, spec.dim, state.shards().shard_count()};
+  return {spec.name, spec.table_id, spec.schema_version, spec.dim, state.shards().shard_count()};
 }
 
 }  // namespace
@@ -28,6 +28,7 @@ bool NoGradScope::is_active() noexcept { return is_thread_without_gradient; }
 
 Binding::Binding(BindingSpec spec, std::shared_ptr<SessionState> state)
     : spec_(std::move(spec)),
+      is_frozen_(spec_.frozen),
       state_(std::move(state)),
       step_(empty_step(spec_, *state_)),
       ahead_(empty_step(spec_, *state_)),
@@ -36,7 +37,7 @@ Binding::Binding(BindingSpec spec, std::shared_ptr<SessionState> state)
 Result<Lookup> Binding::lookup(const IdsRef& ids, bool train) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   trace(ids);
-  if (!train || spec_.frozen) return read(ids);
+  if (!train) return read(ids);
   if (state_->phase.load(std::memory_order_relaxed) != Phase::kOpen) {
     return Status(Code::kFailedPrecondition, "table '" + spec_.name + "': looked up while the step is being committed");
   }
@@ -154,7 +155,7 @@ void Binding::take_ahead(TableStep& ahead, rpc::Partitioner& partitioner) {
 void Binding::end_step() {
   step_.clear();
   no_grad_.clear();
-  if (spec_.frozen) ahead_.clear();
+  if (is_frozen()) ahead_.clear();
   is_no_grad_aged_ = false;
   has_gradients_ = false;
   source_ = kNowhere;
@@ -166,7 +167,7 @@ Result<Lookup> Binding::read(const IdsRef& ids) {
     if (auto known = ahead_.recall(ids)) return *std::move(known);
   }
   SR_RETURN_IF_ERROR(check_ids(ids.ids));
-  TableStep once(spec_.table_id, spec_.schema_version, spec_.dim, state_->shards().shard_count());
+  TableStep once(spec_.name, spec_.table_id, spec_.schema_version, spec_.dim, state_->shards().shard_count());
   {
     const auto locked = state_->partitioner();
     once.add({&ids, 1}, locked.partitioner);
@@ -246,7 +247,7 @@ Status Binding::check_stages() const {
 }
 
 std::optional<Lookup> Binding::recall(const IdsRef& ids) {
-  if (spec_.frozen) return recall_ahead(ids);
+  if (is_frozen()) return recall_ahead(ids);
   const std::lock_guard lock(mutex_);
   return step_.recall(ids);
 }

@@ -5,6 +5,7 @@
 // no Python all share it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -33,7 +34,7 @@ struct BindingSpec {
   std::uint64_t num_rows = 0;  // ids must be below; 0 = below 2^63
   float lr = 0.0f;             // goes with every commit; Session::set_lr changes it
   bool cached = true;          // by the session's row cache, where it has one
-  bool frozen = false;         // read without clock in train mode as well, and never pushed
+  bool frozen = false;         // as is_frozen(), until Session::set_frozen changes it
   std::uint32_t order = 0;     // of Session::bind: mutexes of several bindings are locked in this order
 };
 
@@ -45,8 +46,11 @@ class Binding {
   Binding& operator=(const Binding&) = delete;
 
   [[nodiscard]] const BindingSpec& spec() const noexcept { return spec_; }
+  // Whether no layer trains the rows, so that what is pulled ahead of a forward is read without clock in train mode
+  // too.
+  [[nodiscard]] bool is_frozen() const noexcept { return is_frozen_.load(std::memory_order_relaxed); }
 
-  // Rows of ids. train, unless the table is frozen: by the step's clock, remembered until the step ends; within a
+  // Rows of ids. train: by the step's clock, remembered until the step ends; within a
   // NoGradScope they are kept in a bounded part instead, from which a later lookup of the step takes them. Otherwise a
   // read without clock that changes nothing. InvalidArgument names the table and the id; FailedPrecondition after
   // close, fork or between seal and the step's end; else what the shards say.
@@ -103,6 +107,7 @@ class Binding {
   [[nodiscard]] Status not_looked_up(std::int64_t id) const;
 
   BindingSpec spec_;  // lr is guarded by mutex_
+  std::atomic<bool> is_frozen_;
   std::shared_ptr<SessionState> state_;
 
   std::mutex mutex_;

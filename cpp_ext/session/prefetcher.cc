@@ -84,7 +84,8 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
     for (const auto& binding : bindings_) {
       const BindingSpec& spec = binding->spec_;
       const std::uint32_t shards = session_->state().shards().shard_count();
-      batch->parts_.push_back({TableStep(spec.table_id, spec.schema_version, spec.dim, shards), {}, {}, {}, {}});
+      batch->parts_.push_back(
+          {TableStep(spec.name, spec.table_id, spec.schema_version, spec.dim, shards), {}, {}, {}, {}});
     }
   }
   const std::lock_guard indexing(index_mutex_);
@@ -93,7 +94,7 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
   for (std::size_t b = 0; b < bindings_.size(); ++b) {
     wanted.clear();
     for (const AheadLookup& lookup : lookups) {
-      const bool is_of = lookup.binding == bindings_[b]->spec_.name && !bindings_[b]->spec_.frozen;
+      const bool is_of = lookup.binding == bindings_[b]->spec_.name && !bindings_[b]->is_frozen();
       if (is_of && bindings_[b]->check_ids(lookup.ids.ids).is_ok()) {
         wanted.push_back(lookup.ids);
       }

@@ -26,7 +26,7 @@ Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookup
   SR_RETURN_IF_ERROR(state.check_usable());
   std::vector<AheadIds> frozen;
   std::vector<AheadIds> others;
-  for (const AheadIds& lookup : lookups) (lookup.binding->spec().frozen ? frozen : others).push_back(lookup);
+  for (const AheadIds& lookup : lookups) (lookup.binding->is_frozen() ? frozen : others).push_back(lookup);
   if (train && !frozen.empty()) {
     if (const auto pulled = pull_together(state, frozen, /*train=*/false); !pulled.is_ok()) return pulled.status();
     lookups = others;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <tuple>
 
 namespace sparserow {
@@ -17,6 +18,18 @@ std::uint64_t mix(std::uint32_t table_id, std::uint64_t key) noexcept {
   hash = (hash ^ (hash >> 32)) * kOdd;
   hash = (hash ^ (hash >> 32)) * kOdd;
   return hash ^ (hash >> 32);
+}
+
+// Whether a row of 16 bits has an infinity: one that has values beyond them is not kept.
+bool has_infinity(Dtype dtype, const std::byte* row, std::size_t dim) {
+  const std::uint16_t infinity = dtype == Dtype::kFloat16 ? 0x7c00u : 0x7f80u;
+  bool has = false;
+  for (std::size_t i = 0; i < dim; ++i) {
+    std::uint16_t bits;
+    std::memcpy(&bits, row + 2 * i, sizeof bits);
+    has |= (bits & 0x7fffu) == infinity;
+  }
+  return has;
 }
 
 }  // namespace
@@ -134,6 +147,7 @@ void RowCache::put(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
       meta.used = call_;
       if (is_new) meta.uses = 0;
       convert_from_float(dtype_, rows + i * dim_, row(place), dim_);
+      if (dtype_ != Dtype::kFloat32 && has_infinity(dtype_, row(place), dim_)) meta.table_id = 0;  // beyond 16 bits
     }
   }
 }

@@ -47,11 +47,26 @@ Status Session::bind(const BindingSpec& spec) {
   return Status::ok();
 }
 
+namespace {
+
+Status not_bound(std::string_view name) {
+  return {Code::kNotFound, "table '" + std::string(name) + "' is not bound by this session"};
+}
+
+}  // namespace
+
 Status Session::set_lr(std::string_view name, float lr) {
   Binding* binding = find(name);
-  if (binding == nullptr) return {Code::kNotFound, "table '" + std::string(name) + "' is not bound by this session"};
+  if (binding == nullptr) return not_bound(name);
   const std::lock_guard lock(binding->mutex_);
   binding->spec_.lr = lr;
+  return Status::ok();
+}
+
+Status Session::set_frozen(std::string_view name, bool frozen) {
+  Binding* binding = find(name);
+  if (binding == nullptr) return not_bound(name);
+  binding->is_frozen_.store(frozen, std::memory_order_relaxed);
   return Status::ok();
 }
 

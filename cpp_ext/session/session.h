@@ -72,7 +72,8 @@ class Session {
 
   // Makes a table known to the ops. FailedPrecondition when its name is taken in this process.
   Status bind(const BindingSpec& spec);
-  Status set_lr(std::string_view binding, float lr);  // NotFound
+  Status set_lr(std::string_view binding, float lr);         // NotFound
+  Status set_frozen(std::string_view binding, bool frozen);  // NotFound
 
   // Pulls what these lookups need in one call, one frame per shard. Wrong guesses are harmless: lookups with an
   // id out of range are left to the op. train as in Binding::lookup, within a NoGradScope too; rows of an evaluation

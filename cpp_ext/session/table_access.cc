@@ -29,6 +29,7 @@ Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
   const rpc::Partition partition = this->partition(keys);
   std::vector<float> unique(partition.keys.size() * table_.dim);
   rpc::TablePull pull;
+  pull.name = table_.name;
   pull.table_id = table_.id;
   pull.schema_version = table_.schema_version;
   pull.dim = table_.dim;

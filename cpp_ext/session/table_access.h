@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "session/session.h"
@@ -18,11 +19,13 @@ struct TableRef {
   std::uint32_t id = 0;
   std::uint32_t schema_version = 1;
   std::uint32_t dim = 0;
+  std::string name = {};  // for messages
 };
 
 class TableAccess {
  public:
-  TableAccess(std::shared_ptr<Session> session, TableRef table) : session_(std::move(session)), table_(table) {}
+  TableAccess(std::shared_ptr<Session> session, TableRef table)
+      : session_(std::move(session)), table_(std::move(table)) {}
 
   [[nodiscard]] const TableRef& table() const noexcept { return table_; }
 

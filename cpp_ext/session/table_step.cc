@@ -26,8 +26,13 @@ bool is_unshared(const std::shared_ptr<T>& owner) noexcept {
 
 }  // namespace
 
-TableStep::TableStep(std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim, std::uint32_t shard_count)
-    : table_id_(table_id), schema_version_(schema_version), dim_(dim), shard_count_(shard_count) {}
+TableStep::TableStep(std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
+                     std::uint32_t shard_count)
+    : name_(std::move(name)),
+      table_id_(table_id),
+      schema_version_(schema_version),
+      dim_(dim),
+      shard_count_(shard_count) {}
 
 std::optional<Lookup> TableStep::recall(const IdsRef& ids) const {
   // The same tensor first; then equal ids from another one: a computed tensor that was named ahead of its lookup.
@@ -140,6 +145,7 @@ void TableStep::requests_from(std::size_t first, std::vector<rpc::TablePull>& ou
   for (std::size_t b = first; b < batches_used_; ++b) {
     const Batch& batch = batches_[b];
     rpc::TablePull pull;
+    pull.name = name_;
     pull.table_id = table_id_;
     pull.schema_version = schema_version_;
     pull.dim = dim_;

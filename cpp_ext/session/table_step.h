@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "session/lookup.h"
@@ -29,7 +30,8 @@ namespace sparserow {
 
 class TableStep {
  public:
-  TableStep(std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim, std::uint32_t shard_count);
+  TableStep(std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
+            std::uint32_t shard_count);
 
   // The lookup of these ids when it is remembered and still the same; verified id by id.
   [[nodiscard]] std::optional<Lookup> recall(const IdsRef& ids) const;
@@ -115,6 +117,7 @@ class TableStep {
   void grow_rows(std::size_t keys);
   void gather_pushes();
 
+  std::string name_;
   std::uint32_t table_id_;
   std::uint32_t schema_version_;
   std::uint32_t dim_;

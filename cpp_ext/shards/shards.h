@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "schema/schema.h"
@@ -33,6 +34,8 @@ struct TablePull {
   // which must not be empty then. kFailedPrecondition from servers that cannot compare versions.
   std::span<const std::uint64_t> known = {};  // (n) or empty
   std::span<std::uint8_t> changed = {};       // (n) or empty; a conditional pull sets 1 where it wrote, else 0
+
+  std::string_view name = {};  // of the table, for messages; empty: they have its id
 };
 
 // kInvalidArgument when an output of `pull` is neither empty nor as long as its keys, or rows are not (n, dim).

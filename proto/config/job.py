@@ -150,7 +150,9 @@ class TrainConfig(StrictModel):
         description="Whether the state of the dense optimizer is spread over the workers (ZeRO-1); it needs 2 workers.",
     )
     wire_dtype: Dtype = Field(
-        "float32", description="Dtype of rows and gradients on the network between workers and servers."
+        "float32",
+        description="Dtype of rows and gradients on the network between workers and servers; in 16 bits each row that "
+        "is sent has an exponent of its own, and a pulled one beyond the dtype is refused.",
     )
     grad_scale: Literal["mean", "sum"] = Field(
         "mean",

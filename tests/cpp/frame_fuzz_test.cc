@@ -67,6 +67,13 @@ class Fuzzer {
       case 1:
       case 2: {
         header.flags = pick(2) == 0 ? kFrameGradSum : 0;
+        const bool is_scaled = (table.dtype != Dtype::kFloat32) != (pick(8) == 0);
+        if (is_scaled) {  // exponents; some are not allowed
+          table.flags = kTableExponents;
+          const auto exponent = static_cast<std::byte>(pick(4) == 0 ? pick(256) : pick(127));
+          tail.resize(tail.size() + table.n, exponent);
+          tail.resize(padded8(tail.size()));
+        }
         tail.resize(tail.size() + padded8(table.n * table.dim * size_of(table.dtype)));
         const FrameType types[] = {FrameType::kCommit, FrameType::kPrepare, FrameType::kAssign};
         return frame(header, types[pick(3)], SectionKind::kTableGrads, bytes_of(table), tail);

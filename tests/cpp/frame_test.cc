@@ -1,4 +1,5 @@
 #include "rpc/wire/frame.h"
+#include "rpc/wire/scaled_rows.h"
 
 #include <doctest/doctest.h>
 
@@ -131,6 +132,27 @@ TEST_CASE("a table is read where it lies") {
   CHECK(parse_table(SectionKind::kTableRows, payload.bytes()).status().message() == "table padding: not zero");
 }
 
+TEST_CASE("exponents of sent rows are read, and those that cannot be are refused") {
+  auto table = descriptor(2, 3, Dtype::kFloat16, kTableExponents);
+  auto payload = payload_of(table, {.keys = true, .exponents = true, .rows = true});
+  CHECK(payload.bytes().size() == 40 + 16 + 8 + 16);
+  const auto put = [&payload](std::size_t at, int value) {
+    payload.bytes()[40 + 16 + at] = static_cast<std::byte>(static_cast<std::int8_t>(value));
+    return parse_table(SectionKind::kTableGrads, payload.bytes());
+  };
+  for (const int exponent : {kLeastExponent, -1, 0, 14, kMostExponent}) {
+    const auto view = put(1, exponent);
+    REQUIRE(view.is_ok());
+    CHECK(view.value().exponents.size() == 2);
+    CHECK(view.value().exponents[1] == exponent);
+  }
+  for (const int exponent : {kLeastExponent - 1, kMostExponent + 1, -128}) {
+    CHECK(put(1, exponent).status().message() == "table.exponents: allowed: [-113, 126]");
+  }
+  CHECK(put(1, 0).is_ok());
+  CHECK(put(2, 1).status().message() == "table padding: not zero");
+}
+
 TEST_CASE("a table is refused before a byte past its section is used") {
   const auto kind = SectionKind::kTableGrads;
   CHECK(parse_code(kind, descriptor(1, 4), 40 + 8 + 16) == Code::kOk);
@@ -142,6 +164,12 @@ TEST_CASE("a table is refused before a byte past its section is used") {
   CHECK(parse_code(kind, descriptor(1, 4, static_cast<Dtype>(3)), 64) == Code::kInvalidArgument);
   CHECK(parse_code(kind, descriptor(1, 4, Dtype::kFloat32, kTableFound), 64) == Code::kInvalidArgument);
   CHECK(parse_code(kind, descriptor(1, 4), 39) == Code::kInvalidArgument);
+  CHECK(parse_code(kind, descriptor(1, 4, Dtype::kFloat16, kTableExponents), 40 + 8 + 8 + 8) == Code::kOk);
+  CHECK(parse_code(kind, descriptor(1, 4, Dtype::kFloat16), 40 + 8 + 8) == Code::kInvalidArgument);
+  CHECK(parse_code(kind, descriptor(1, 4, Dtype::kFloat32, kTableExponents), 40 + 8 + 8 + 16) ==
+        Code::kInvalidArgument);
+  CHECK(parse_code(SectionKind::kTableKeys, descriptor(1, 4, Dtype::kFloat16, kTableExponents), 40 + 8) ==
+        Code::kInvalidArgument);
   auto reserved = descriptor(1, 4);
   reserved.reserved3 = 1;
   CHECK(parse_code(kind, reserved, 64) == Code::kInvalidArgument);

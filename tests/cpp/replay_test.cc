@@ -24,11 +24,14 @@ struct Fixture {
   Cluster cluster{1, {table}};
   std::shared_ptr<Client> client;
   std::vector<std::uint64_t> keys{3, 5, 8};
+  float step = 1.0f;  // what a commit adds to each value of its rows
 
-  explicit Fixture(std::uint64_t replay_bytes, std::optional<std::uint32_t> staleness = std::nullopt) {
+  explicit Fixture(std::uint64_t replay_bytes, std::optional<std::uint32_t> staleness = std::nullopt,
+                   Dtype wire_dtype = Dtype::kFloat32) {
     cluster.set_job(staleness, 1);
     ClientOptions options = cluster.client_options();
     options.replay_bytes = replay_bytes;
+    options.wire_dtype = wire_dtype;
     client = take(Client::connect(options));
   }
 
@@ -39,17 +42,16 @@ struct Fixture {
     return options;
   }
 
-  // Adds 1 to each row.
   Status prepare(std::uint64_t sequence) {
     const Grouped grouped(*client, table.id, keys);
-    const std::vector<float> grads(keys.size() * kDim, -1.0f);
+    const std::vector<float> grads(keys.size() * kDim, -step);
     const auto push = grouped.push(table, grads.data(), 1.0f);
     return client->prepare(std::span(&push, 1), options(sequence));
   }
   // The same by key, outside of steps.
   void push(std::uint64_t sequence) {
     const Grouped grouped(*client, table.id, keys);
-    const std::vector<float> grads(keys.size() * kDim, -1.0f);
+    const std::vector<float> grads(keys.size() * kDim, -step);
     const auto push = grouped.push(table, grads.data(), 1.0f);
     REQUIRE(client->commit(std::span(&push, 1), by_key<CommitOptions>(sequence)).is_ok());
   }
@@ -96,7 +98,7 @@ struct Fixture {
     cluster.servers[0]->install_jobs({image});
     cluster.set_job(staleness, 1);
     if (saved == 0) return;
-    const std::vector<float> rows(keys.size() * kDim, static_cast<float>(saved));
+    const std::vector<float> rows(keys.size() * kDim, static_cast<float>(saved) * step);
     REQUIRE(cluster.stores[0]->assign(table.id, keys, rows.data()).is_ok());
   }
   void let_in() { REQUIRE(cluster.servers[0]->set_route(1, cluster.slot_owner).is_ok()); }
@@ -126,6 +128,29 @@ TEST_CASE("buffered commits are sent again, and what the checkpoint had is not a
   f.commit(6, 6);
   CHECK(f.row() == 6.0f);
   CHECK(f.lost() == 0);
+}
+
+TEST_CASE("what is sent again in 16 bits has its exponents") {
+  for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
+    for (const float step : {0x1p-45f, 0x1p45f}) {
+      Fixture f(1 << 20, std::nullopt, dtype);
+      f.step = step;
+      f.commit(1, 5);
+      f.push(1001);
+      f.assign(1002, 6.5f * step);
+      f.come_back(2);
+      f.let_in();
+      f.commit(6, 6);
+      const Grouped grouped(*f.client, f.table.id, f.keys);
+      std::vector<float> rows(f.keys.size() * kDim);
+      REQUIRE(f.cluster.stores[0]
+                  ->pull(f.table.id, grouped.partition.keys, Dtype::kFloat32, reinterpret_cast<std::byte*>(rows.data()))
+                  .is_ok());
+      for (const float value : rows) CHECK(value == 7.5f * step);
+      CHECK(f.client->stats().commits_replayed == 5);
+      CHECK(f.lost() == 0);
+    }
+  }
 }
 
 TEST_CASE("a push of one phase that was refused is not sent again") {

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <numeric>
@@ -168,6 +169,69 @@ TEST_CASE("many tables in one frame, each wire dtype, checksums on") {
       for (std::size_t t = 0; t < tables.size(); ++t)
         CHECK(std::count(rows[t].begin(), rows[t].end(), 0.0f) == static_cast<std::ptrdiff_t>(rows[t].size()));
     }
+  }
+}
+
+TEST_CASE("16-bit gradients of one commit may differ by any power of two, and are applied") {
+  const auto table = sgd_table("t/a", 4);
+  for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
+    for (const bool crc : {false, true}) {
+      Cluster cluster(2, {table});
+      auto options = cluster.client_options();
+      options.frame_crc = crc;
+      const auto exact = take(Client::connect(options));
+      options.wire_dtype = dtype;
+      const auto client = take(Client::connect(options));
+      const Grouped grouped(*client, table.id, iota_keys(91));
+      std::vector<float> grads(grouped.size() * 4);
+      for (std::size_t i = 0; i < grads.size(); ++i) grads[i] = std::ldexp(1.5f, static_cast<int>(i / 4) - 45);
+      const auto push = grouped.push(table, grads.data(), 1.0f);
+      std::vector<float> rows(grads.size(), 1.0f);
+      const auto pull = grouped.pull(table, rows.data());
+      REQUIRE_OK(client->assign(std::span(&push, 1), {}));  // rows of any magnitude as well
+      REQUIRE_OK(exact->pull(std::span(&pull, 1), {}));
+      CHECK(rows == grads);
+      REQUIRE_OK(client->commit(std::span(&push, 1), {.sequence = 1}));  // row - gradient
+      REQUIRE_OK(exact->pull(std::span(&pull, 1), {}));
+      CHECK(std::count(rows.begin(), rows.end(), 0.0f) == static_cast<std::ptrdiff_t>(rows.size()));
+    }
+  }
+}
+
+TEST_CASE("a pulled row beyond its dtype on the wire is refused by table and key, whatever the size of the reply") {
+  const auto table = sgd_table("t/a", 4);
+  for (const std::size_t n : {4ul, 100'000ul}) {
+    Cluster cluster(1, {table});
+    const auto exact = take(Client::connect(cluster.client_options()));
+    const Grouped grouped(*exact, table.id, iota_keys(n));
+    std::vector<float> values(n * 4, 65'504.0f);
+    const auto push = grouped.push(table, values.data(), 1.0f);
+    REQUIRE_OK(exact->assign(std::span(&push, 1), {}));
+    std::vector<float> rows(n * 4);
+    auto pull = grouped.pull(table, rows.data());
+    auto options = cluster.client_options();
+    options.wire_dtype = Dtype::kFloat16;
+    const auto client = take(Client::connect(options));
+    REQUIRE_OK(client->pull(std::span(&pull, 1), {}));
+    CHECK(rows == values);
+    values[(n - 1) * 4 + 2] = -65'520.0f;
+    REQUIRE_OK(exact->assign(std::span(&push, 1), {}));
+    Status refused = client->pull(std::span(&pull, 1), {});
+    CHECK(refused.code() == Code::kInvalidArgument);
+    CHECK(refused.message() == "wire_dtype: 'float16' is not allowed; allowed: float32, because the row of key " +
+                                   std::to_string(grouped.partition.keys[n - 1]) + " of table " +
+                                   std::to_string(table.id) + " has values beyond it");
+    pull.name = "t/a";
+    refused = client->pull(std::span(&pull, 1), {});
+    CHECK_MESSAGE(refused.message().find(" of table 't/a' has") != std::string::npos, refused.message());
+    CHECK(client->stats().reconnects == 0);  // the connection goes on
+    options.wire_dtype = Dtype::kBFloat16;
+    const auto wide = take(Client::connect(options));
+    REQUIRE_OK(wide->pull(std::span(&pull, 1), {}));
+    CHECK(rows[(n - 1) * 4 + 2] == -65'536.0f);
+    values[0] = std::numeric_limits<float>::max();  // bfloat16 rounds it to infinity
+    REQUIRE_OK(exact->assign(std::span(&push, 1), {}));
+    CHECK(wide->pull(std::span(&pull, 1), {}).code() == Code::kInvalidArgument);
   }
 }
 

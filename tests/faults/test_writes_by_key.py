@@ -90,7 +90,7 @@ def test_a_push_whose_reply_is_garbage_may_be_applied() -> None:
         session = _client.NativeSession(
             client.shards, first_step=0, first_sequence=1, clocked=False, grad_sum=True, deadline_ms=30_000
         )
-        rows = _client.TableAccess(session, table_id=table, schema_version=1, dim=DIM)
+        rows = _client.TableAccess(session, name="t", table_id=table, schema_version=1, dim=DIM)
         rows.push(KEYS, -ONES, 1.0)
         proxy.faults = Faults(garble_reply=1.0)
         with pytest.raises(DataLoss) as error:
@@ -129,7 +129,7 @@ def test_a_push_that_one_shard_never_got_is_finished_before_the_next() -> None:
         session = _client.NativeSession(
             client.shards, first_step=0, first_sequence=1, clocked=False, grad_sum=True, deadline_ms=1500
         )
-        rows = _client.TableAccess(session, table_id=table, schema_version=1, dim=DIM)
+        rows = _client.TableAccess(session, name="t", table_id=table, schema_version=1, dim=DIM)
 
         proxies[1].faults = Faults(cut_before=1.0, kinds=frozenset({COMMIT}))
         with pytest.raises(SparserowError) as first:

@@ -108,6 +108,21 @@ def test_rows_of_16_bits_are_rounded_in_the_cache_alone(dtype: Any) -> None:
     assert all(torch.equal(out, rounded) for out in seen[1:])
 
 
+def test_a_row_beyond_float16_is_not_kept_in_it() -> None:
+    ids = torch.arange(4)
+    with connect(sr.RowCache(MIB, staleness=3, own_commits="bounded", dtype="float16"), staleness=3) as session:
+        model, seen = model_of(session), []
+        rows = session.table("one").pull(ids.numpy())
+        rows[1:3, 0] = (65_519, -65_520)  # the first of them rounds to the largest float16, the second to infinity
+        session.table("one").assign(ids.numpy(), rows)
+        for _ in range(3):
+            seen.append(model["one"](ids).detach())
+            session.step(allow_empty=True)
+        assert session.stats().cache_hits == 2 * 3
+    assert [float(out[2, 0]) for out in seen] == [-65_520] * 3
+    assert [float(out[1, 0]) for out in seen] == [65_519, 65_504, 65_504]
+
+
 def test_the_figures_are_metrics() -> None:
     registry = CollectorRegistry()
     with connect(sr.RowCache(MIB, staleness=4, own_commits="bounded"), staleness=4) as session:

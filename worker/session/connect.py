@@ -70,7 +70,8 @@ def connect(
             The first ``quorum`` workers that are done with a step are its members. ``session.step`` of the others
             returns False, and their clock goes on with the next step that takes members. None: all workers.
         grad_scale: "mean" divides gradients by the number of workers of the step, as DDP does; "sum" does not.
-        wire_dtype: the dtype of rows and gradients on the network.
+        wire_dtype: the dtype of rows and gradients on the network. In 16 bits each row that is sent has an exponent of
+            its own, so gradients of any magnitude train; a pulled row with values beyond the dtype is refused.
         deadline_sec: the deadline of each call to the servers, in seconds, including the wait for slower workers.
         gather_sec: how long to wait for the ranks that have not joined yet, in seconds.
         rank: this worker's rank. None takes that of ``torch.distributed`` when it is initialised, else 0.

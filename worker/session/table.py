@@ -33,7 +33,9 @@ class TableRows:
     def __init__(self, native: _client.NativeSession, schema: TableSchema) -> None:
         self.schema = schema
         self._native = native
-        self._rows = _client.TableAccess(native, table_id=schema.id, schema_version=schema.version, dim=schema.dim)
+        self._rows = _client.TableAccess(
+            native, name=schema.name, table_id=schema.id, schema_version=schema.version, dim=schema.dim
+        )
 
     def pull(self, keys: Keys) -> Rows:
         """Returns rows of shape (n, dim), float32, in the order of ``keys``, (n).

@@ -1,9 +1,12 @@
 // The requests of a client: rows pulled, looked up, pushed, hinted, erased and scanned.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "rpc/client/client_impl.h"
+#include "rpc/wire/scaled_rows.h"
+#include "util/finite.h"
 #include "util/not_allowed.h"
 #include "util/partition.h"
 
@@ -64,6 +67,19 @@ Status check_groups(const char* field, std::uint32_t dim, std::span<const std::u
   return Status::ok();
 }
 
+// Rows that crossed in 16 bits: one with values beyond them has come as infinities.
+Status check_range(const TablePull& table, Dtype dtype) {
+  if (dtype == Dtype::kFloat32 || all_finite_of_many(table.rows.data(), table.rows.size())) return Status::ok();
+  for (std::size_t i = 0; i < table.rows.size(); ++i) {
+    if (!std::isinf(table.rows[i])) continue;
+    const std::string name = table.name.empty() ? std::to_string(table.table_id) : "'" + std::string(table.name) + "'";
+    return not_allowed("wire_dtype", dtype == Dtype::kFloat16 ? "float16" : "bfloat16",
+                       "float32, because the row of key " + std::to_string(table.keys[i / table.dim]) + " of table " +
+                           name + " has values beyond it");
+  }
+  return Status::ok();
+}
+
 }  // namespace
 
 Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& options) {
@@ -91,7 +107,9 @@ Status Client::Impl::pull(std::span<const TablePull> tables, const CallOptions& 
       add_keys(*out, table, shard);
     }
   }
-  return run(call);
+  SR_RETURN_IF_ERROR(run(call));
+  for (const TablePull& table : tables) SR_RETURN_IF_ERROR(check_range(table, options_.wire_dtype));
+  return Status::ok();
 }
 
 // A shard's keys of one table, and where its rows go. The heads have their room.
@@ -162,7 +180,10 @@ Status Client::Impl::add_rows(Outgoing& out, std::span<const TablePush> tables) 
     if (n == 0) continue;
     TableHead& head = add_head(out, table, n, SectionKind::kTableGrads);
     head.descriptor.lr = table.lr;
-    head.section.payload_bytes = table_payload_bytes(head.descriptor, {.keys = true, .rows = true});
+    const bool is_scaled = options_.wire_dtype != Dtype::kFloat32;
+    if (is_scaled) head.descriptor.flags = kTableExponents;
+    head.section.payload_bytes =
+        table_payload_bytes(head.descriptor, {.keys = true, .exponents = is_scaled, .rows = true});
     body_bytes += sizeof(SectionHeader) + head.section.payload_bytes;
     if (body_bytes > UINT32_MAX - 7) {
       return Status(Code::kInvalidArgument, "push: " + std::to_string(body_bytes) +
@@ -171,11 +192,14 @@ Status Client::Impl::add_rows(Outgoing& out, std::span<const TablePush> tables) 
     const std::size_t count = std::size_t{n} * table.dim;
     const float* grads = table.grads.data() + std::size_t{begin} * table.dim;
     const void* sent = grads;
-    const std::size_t bytes = count * size_of(options_.wire_dtype);
-    if (options_.wire_dtype != Dtype::kFloat32) {
-      auto& narrowed = out.narrowed.emplace_back(bytes);
-      convert_from_float(options_.wire_dtype, grads, narrowed.data(), count);
+    std::size_t bytes = count * size_of(options_.wire_dtype);
+    if (is_scaled) {
+      const std::size_t exponents = padded8(n);
+      auto& narrowed = out.narrowed.emplace_back(exponents + bytes);
+      scale_rows(options_.wire_dtype, grads, n, table.dim, reinterpret_cast<std::int8_t*>(narrowed.data()),
+                 narrowed.data() + exponents);
       sent = narrowed.data();
+      bytes += exponents;
     }
     add_piece(out.request, &head, sizeof head);
     add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);

@@ -32,7 +32,7 @@ bool ArrivingRows::begin_table(std::span<const std::byte> arrived) {
   const auto kind = static_cast<SectionKind>(head.section.kind);
   const auto layout = layout_of(kind, head.descriptor.flags);
   is_over_ = kind != SectionKind::kTableGrads || head.descriptor.dtype != Dtype::kFloat32 || !layout.is_ok() ||
-             !check_descriptor(head.descriptor).is_ok() ||
+             layout.value().exponents || !check_descriptor(head.descriptor).is_ok() ||
              head.section.payload_bytes != table_payload_bytes(head.descriptor, layout.value());
   if (is_over_) return false;
   const std::size_t keys = std::size_t{head.descriptor.n} * sizeof(std::uint64_t);

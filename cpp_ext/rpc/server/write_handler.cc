@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "rpc/server/reply_frames.h"
+#include "rpc/wire/scaled_rows.h"
 #include "util/finite.h"
 #include "util/not_allowed.h"
 
@@ -15,7 +16,7 @@ const float* WriteHandler::floats_of(const TableView& view, std::vector<std::sha
   const std::size_t count = std::size_t{view.descriptor.n} * view.descriptor.dim;
   auto widened = std::make_shared<Buffer>(core_.buffers.acquire(count * sizeof(float)));
   auto* floats = reinterpret_cast<float*>(widened->data());
-  convert_to_float(view.descriptor.dtype, view.rows.data(), floats, count);
+  unscale_rows(view.descriptor.dtype, view.rows.data(), view.exponents, view.descriptor.dim, floats);
   owners.push_back(std::move(widened));
   return floats;
 }

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "rpc/wire/crc32c.h"
+#include "rpc/wire/scaled_rows.h"
 #include "util/not_allowed.h"
 
 namespace sparserow::rpc {
@@ -143,8 +144,10 @@ Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags) {
   const bool versions = (flags & kTableVersions) != 0;
   const bool found = (flags & kTableFound) != 0;
   const bool known = (flags & kTableKnown) != 0;
-  if ((flags & ~(kTableVersions | kTableFound | kTableKnown)) != 0)
+  const bool exponents = (flags & kTableExponents) != 0;
+  if ((flags & ~(kTableVersions | kTableFound | kTableKnown | kTableExponents)) != 0)
     return bad("table.flags: unknown bit in " + std::to_string(flags));
+  if (exponents && kind != SectionKind::kTableGrads) return bad("table.flags: exponents are for rows that are sent");
   if (known && !versions) return bad("table.flags: a conditional pull must ask for versions");
   switch (kind) {
     case SectionKind::kTableKeys:
@@ -152,8 +155,8 @@ Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags) {
     case SectionKind::kTableRows:
       return TableLayout{.positions = known, .rows = true, .versions = versions, .found = found};
     case SectionKind::kTableGrads:
-      if (flags != 0) return bad("table.flags: gradients carry none");
-      return TableLayout{.keys = true, .rows = true};
+      if ((flags & ~kTableExponents) != 0) return bad("table.flags: gradients carry exponents alone");
+      return TableLayout{.keys = true, .exponents = exponents, .rows = true};
     default:
       return bad("section.kind: not a table section");
   }
@@ -166,6 +169,7 @@ std::uint64_t table_payload_bytes(const TableDescriptor& descriptor, const Table
   if (layout.keys) bytes += n * 8;
   if (layout.known) bytes += n * 8;
   if (layout.positions) bytes += padded8(n * 4);
+  if (layout.exponents) bytes += padded8(n);
   if (layout.rows) bytes += padded8(n * descriptor.dim * size_of(descriptor.dtype));
   if (layout.versions) bytes += n * 8;
   if (layout.found) bytes += padded8(n);
@@ -192,12 +196,16 @@ Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> paylo
                  .keys = {},
                  .known = {},
                  .positions = {},
+                 .exponents = {},
                  .rows = {},
                  .versions = {},
                  .found = {}};
   SR_RETURN_IF_ERROR(check_descriptor(view.descriptor));
   const auto layout = layout_of(kind, view.descriptor.flags);
   if (!layout.is_ok()) return layout.status();
+  if (kind == SectionKind::kTableGrads && layout.value().exponents == (view.descriptor.dtype == Dtype::kFloat32)) {
+    return bad("table.flags: sent rows of 16 bits carry exponents, those of float32 none");
+  }
   const std::uint64_t expected = table_payload_bytes(view.descriptor, layout.value());
   if (payload.size() != expected) {
     return bad("table.n: " + std::to_string(view.descriptor.n) + " rows of dim " + std::to_string(view.descriptor.dim) +
@@ -213,6 +221,13 @@ Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> paylo
     if (std::adjacent_find(view.positions.begin(), view.positions.end(), std::greater_equal<>()) !=
         view.positions.end()) {
       return bad("table.positions: must rise");
+    }
+  }
+  if (layout.value().exponents) {
+    view.exponents = as<std::int8_t>(take(rest, n));
+    if (!all_zero(take(rest, padded8(n) - n))) return bad("table padding: not zero");
+    if (!are_exponents(view.exponents)) {
+      return bad("table.exponents: allowed: " + range_text(kLeastExponent, kMostExponent));
     }
   }
   if (layout.value().rows) {

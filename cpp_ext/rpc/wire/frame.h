@@ -23,10 +23,11 @@
 //   PING / PONG                  none
 //
 //   table payload = table_descriptor(40) keys u64[n]? known u64[n]? positions u32[n]? pad8
-//                   rows dtype[n * dim]? pad8 versions u64[n]? found u8[n]? pad8
+//                   exponents i8[n]? pad8 rows dtype[n * dim]? pad8 versions u64[n]? found u8[n]? pad8
 //
 // TABLE_KEYS has keys; TABLE_ROWS has rows (no keys: the order is the request's) and what the request
-// flagged; TABLE_GRADS has keys and rows. SCAN_PAGE: see ScanPagePayload.
+// flagged; TABLE_GRADS has keys and rows, and exponents (scaled_rows.h) where rows have 16 bits. SCAN_PAGE: see
+// ScanPagePayload.
 //
 // A conditional pull (table flag kTableKnown, a feature of HELLO) sends with each key the version that the
 // client has, or kNoVersion. The reply has the n rows whose version differs, older or newer, their versions,
@@ -164,9 +165,10 @@ struct SectionHeader {
 static_assert(sizeof(SectionHeader) == 16);
 
 enum TableFlags : std::uint8_t {
-  kTableVersions = 1,  // request: send versions too; reply: they are there
-  kTableFound = 2,     // request: send the found mask; reply: it is there
-  kTableKnown = 4,     // request: known versions are there; reply: positions are. Needs kTableVersions
+  kTableVersions = 1,   // request: send versions too; reply: they are there
+  kTableFound = 2,      // request: send the found mask; reply: it is there
+  kTableKnown = 4,      // request: known versions are there; reply: positions are. Needs kTableVersions
+  kTableExponents = 8,  // TABLE_GRADS: the exponents of the rows are there, as rows of 16 bits need
 };
 
 struct TableDescriptor {
@@ -295,6 +297,7 @@ struct TableLayout {
   bool keys = false;
   bool known = false;
   bool positions = false;
+  bool exponents = false;
   bool rows = false;
   bool versions = false;
   bool found = false;
@@ -309,6 +312,7 @@ struct TableView {
   std::span<const std::uint64_t> keys;       // (n) or empty
   std::span<const std::uint64_t> known;      // (n) versions or empty
   std::span<const std::uint32_t> positions;  // (n) rising, or empty
+  std::span<const std::int8_t> exponents;    // (n) by which rows were scaled (scaled_rows.h), or empty
   std::span<const std::byte> rows;           // (n, dim) of descriptor.dtype or empty
   std::span<const std::uint64_t> versions;   // (n) or empty
   std::span<const std::uint8_t> found;       // (n) or empty
