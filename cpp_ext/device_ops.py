@@ -50,7 +50,8 @@ def bags_of(ids: Tensor, offsets: Tensor | None, includes_last: bool, device: to
         device: the device of the result.
 
     Raises:
-        ValueError: the shapes do not fit together, or offsets on the host are out of order.
+        ValueError: the shapes do not fit together, or offsets are no integers, or, on the host, out of order or without
+            the number of ids at their end.
     """
     if offsets is None:
         if ids.dim() != 2:
@@ -64,16 +65,20 @@ def bags_of(ids: Tensor, offsets: Tensor | None, includes_last: bool, device: to
             f"InvalidArgument: gather_all: ids must be 2-D without offsets or 1-D with 1-D offsets; ids are "
             f"{ids.dim()}-D and offsets {offsets.dim()}-D"
         )
+    if offsets.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"InvalidArgument: gather_bag.offsets.dtype: '{offsets.dtype}' is not allowed; allowed: int64, int32"
+        )
     n = ids.numel()
     if offsets.device.type == "cpu":
-        _check_offsets(offsets, n)
+        _check_offsets(offsets, n, includes_last)
     begins = offsets.to(device, torch.int64)
     if not includes_last:
         begins = torch.cat([begins, torch.full((1,), n, dtype=torch.int64, device=device)])
     return math.Bags(begins, n)
 
 
-def _check_offsets(offsets: Tensor, n: int) -> None:
+def _check_offsets(offsets: Tensor, n: int, includes_last: bool) -> None:
     values = offsets.to(torch.int64)
     is_bad = torch.diff(values, prepend=values.new_zeros(1)) < 0
     is_bad |= values > n
@@ -84,6 +89,11 @@ def _check_offsets(offsets: Tensor, n: int) -> None:
         raise ValueError(
             f"InvalidArgument: gather_bag.offsets[{at}]: {int(values[at])} is not allowed; allowed: 0 first, then not "
             f"falling, at most {n}"
+        )
+    if includes_last and (len(values) == 0 or int(values[-1]) != n):
+        raise ValueError(
+            f"InvalidArgument: gather_bag.offsets[{len(values) - 1}]: {values[-1:].tolist()} is not allowed; allowed: "
+            f"{n}, the number of ids, as the last one with include_last_offset"
         )
 
 

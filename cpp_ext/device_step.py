@@ -171,7 +171,13 @@ class StepOnDevice:
         self._copies.append(_HostCopy(begin, end, host, there, there._version))
 
     def host_of(self, tensor: Tensor, link: DeviceLink) -> Tensor:
-        """The ids of a lookup on the host, int64 and contiguous: a copy that is known, or one that is made now."""
+        """The ids of a lookup on the host, int64 and contiguous: a copy that is known, or one that is made now.
+
+        Raises:
+            ValueError: they are neither int64 nor int32.
+        """
+        if tensor.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"InvalidArgument: ids.dtype: '{tensor.dtype}' is not allowed; allowed: int64, int32")
         if tensor.device.type != "cpu":
             tensor = self._known_copy(tensor, link)
         return tensor.to(torch.int64).contiguous()

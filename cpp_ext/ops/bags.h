@@ -26,11 +26,19 @@ class Bags {
                                          std::to_string(ids.dim()) + "-D " + (offsets ? "with" : "without") +
                                          " offsets"});
     }
+    if (offsets->scalar_type() != at::kLong && offsets->scalar_type() != at::kInt) {
+      raise(not_allowed("gather_bag.offsets.dtype", c10::toString(offsets->scalar_type()), "int64, int32"));
+    }
     offsets_ = on_host(*offsets, at::kLong);
     begins_ = offsets_.const_data_ptr<int64_t>();
     begin_count_ = offsets_.numel();
     count_ = begin_count_ - (include_last_offset ? 1 : 0);
     check_offsets();
+    if (include_last_offset && begins_[begin_count_ - 1] != host_.size()) {
+      raise(
+          not_allowed("gather_bag.offsets[" + std::to_string(begin_count_ - 1) + "]", begins_[begin_count_ - 1],
+                      std::to_string(host_.size()) + ", the number of ids, as the last one with include_last_offset"));
+    }
   }
 
   [[nodiscard]] const HostIds& ids() const { return host_; }
