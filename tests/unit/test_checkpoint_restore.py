@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sparserow.ps_server.coordinator.procedures.checkpoint_restore import Checkp
 from sparserow.ps_server.coordinator.procedures.checkpoint_save import CheckpointSaves
 from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
+from sparserow.ps_server.coordinator.state.membership import JobTerms, Ticket
 from sparserow.ps_server.coordinator.state.shards import Shard
 
 DEADLINE_SEC = 60.0
@@ -51,6 +52,13 @@ class FakeFleet:
     async def stream(self, _shard: Shard, _method: str, request: pb.LoadRequest) -> AsyncIterator[pb.LoadReply]:
         self.at("verify" if request.verify_only else "load")
         yield pb.LoadReply(rows=7)
+
+    async def freeze_job(self, *_: Any) -> list[dict[Any, Any]]:
+        self.at("freeze")
+        return [{}]
+
+    async def tell_job(self, *_: Any, **__: Any) -> None:
+        self.stages.append("tell job")
 
     async def cut(self, *_: Any) -> list[pb.CutReply]:
         self.cluster.loads += 1  # a restore begins
@@ -86,12 +94,41 @@ def cluster(tmp_path: Path) -> Cluster:
     return made
 
 
-def restored(cluster: Cluster, shard_calls: FakeFleet, disk: Disk, url: Path, namespace: str = "") -> pb.RestoreReply:
+def joined(cluster: Cluster, workers: int) -> list[Ticket]:
+    """A job of the namespace whose workers have joined."""
+    terms = JobTerms(world_size=workers, staleness=None, grad_scale="mean")
+    tickets = [cluster.jobs.register("ads", "ctr", rank, terms) for rank in range(workers)]
+    for ticket in tickets:
+        cluster.jobs.admit(ticket, 0.0)
+    return tickets
+
+
+def restored(
+    cluster: Cluster,
+    shard_calls: FakeFleet,
+    disk: Disk,
+    url: Path,
+    namespace: str = "",
+    ticket: Ticket | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> pb.RestoreReply:
     async def scene() -> pb.RestoreReply:
         operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
         restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
         try:
-            return await restores.restore(pb.RestoreRequest(url=str(url), namespace=namespace))
+            request = pb.RestoreRequest(url=str(url), namespace=namespace)
+            if ticket is not None:
+                job_id = next(iter(cluster.jobs.jobs))
+                fails_at, shard_calls.fails_at = shard_calls.fails_at, ""
+                await operations.settle(job_id)
+                shard_calls.fails_at = fails_at
+                shard_calls.stages.clear()
+                request.caller.job_id, request.caller.worker_id = job_id, ticket.worker_id
+                request.caller.epoch = ticket.epoch
+            restoring = asyncio.ensure_future(restores.restore(request))
+            await asyncio.sleep(0.05)
+            meanwhile()
+            return await restoring
         finally:
             await restores.close()
 
@@ -119,6 +156,44 @@ def test_what_fails_before_a_table_is_emptied_changes_nothing(cluster: Cluster, 
         restored(cluster, shard_calls, disk, tmp_path)
     assert "load" not in shard_calls.stages
     assert (cluster.damage, cluster.rows_checkpoint, shard_calls.refused) == (None, ("/before", "save-000001"), [])
+
+
+def test_a_job_whose_workers_have_all_left_restores_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """A worker asks and leaves, while the restore waits for one that has died; then that one's lease ends."""
+    tickets = joined(cluster, 2)
+    shard_calls = FakeFleet(cluster)
+
+    def leave() -> None:
+        for each in tickets:
+            cluster.jobs.leave_in_order(each)
+
+    with pytest.raises(Unavailable, match="all workers of the job have left before it began; nothing was changed"):
+        restored(cluster, shard_calls, Disk(), tmp_path, "ads", tickets[0], leave)
+    assert shard_calls.stages == []
+    assert (cluster.damage, cluster.rows_checkpoint) == (None, ("/before", "save-000001"))
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_job_that_cannot_be_frozen_leaves_the_rows_as_they_were(
+    cluster: Cluster, tmp_path: Path, is_over: bool
+) -> None:
+    (ticket,) = joined(cluster, 1)
+    shard_calls = FakeFleet(cluster)
+    shard_calls.fails_at = "" if is_over else "freeze"
+    tell = shard_calls.tell_refusal
+
+    async def tell_and_leave() -> None:
+        await tell()
+        if is_over and shard_calls.refused:
+            cluster.jobs.leave_in_order(ticket)
+
+    shard_calls.tell_refusal = tell_and_leave  # type: ignore[method-assign]
+    with pytest.raises(SparserowError, match="has ended before its restore began" if is_over else "freeze failed"):
+        restored(cluster, shard_calls, Disk(), tmp_path, "ads", ticket)
+    assert "load" not in shard_calls.stages
+    assert (cluster.damage, cluster.rows_checkpoint, shard_calls.refused) == (None, ("/before", "save-000001"), [])
+    again = Cluster.from_document(cluster.to_document(), ClusterOptions(shards=1, slot_count=64), now=0.0)
+    assert again.damage is None
 
 
 @pytest.mark.parametrize("stage", ["load", "disk"])

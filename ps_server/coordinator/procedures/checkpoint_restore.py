@@ -16,6 +16,7 @@ from ....proto.errors import (
     FailedPrecondition,
     Internal,
     SparserowError,
+    Unavailable,
 )
 from ..state.cluster import Cluster
 from ..state.damage import Damage
@@ -179,6 +180,8 @@ class CheckpointRestores:
                     f"restore: jobs {', '.join(sorted(others))} are running on {where}; stop them first"
                 )
             job = jobs.get(job_id)
+            if job_id and job is None:
+                raise Unavailable("restore: all workers of the job have left before it began; nothing was changed")
             members = {(m.ticket.worker_id, m.ticket.epoch) for m in job.members.values()} if job is not None else set()
             if members <= restore.entered:
                 return
@@ -225,20 +228,27 @@ class CheckpointRestores:
                     await loads.verify()
                 if not is_of_all:
                     cluster.check_ready()  # a shard that waits for all of its rows needs a restore of all tables
+                source, has_rows = cluster.rows_checkpoint, not any(map(_waits_for_rows, cluster.shards.shards))
                 before = await self._begin_damage(damage, manifest, is_of_all=is_of_all)
             except BaseException:
                 forget_tables(cluster.registry, plan.made)
                 raise
-            await self._let_in(loads)
-            next_step = max(restore.next_step, manifest.step + 1)
-            job_id = request.caller.job_id
-            if job_id:
-                await self._operations.restart(job_id, next_step, loads.load)
-                if (running := cluster.jobs.jobs.get(job_id)) is not None:  # the job may have ended meanwhile
-                    saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
-                    cluster.data.restore(job_id, running.generation, saved)
-            else:
-                await loads.load("[]")
+            try:
+                await self._let_in(loads)
+                next_step = max(restore.next_step, manifest.step + 1)
+                job_id = request.caller.job_id
+                if job_id:
+                    await self._operations.restart(job_id, next_step, loads.load)
+                    if (running := cluster.jobs.jobs.get(job_id)) is not None:  # the job may have ended meanwhile
+                        saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
+                        cluster.data.restore(job_id, running.generation, saved)
+                else:
+                    await loads.load("[]")
+            except SparserowError:
+                if has_rows and not loads.has_begun:  # the job has ended, say; no table was emptied
+                    await self._take_damage_back(before, source)
+                    forget_tables(cluster.registry, plan.made)
+                raise
             loads.check_loaded()
             cluster.damage = None if before is None else before.without(plan.table_ids)
             if is_of_all and not (request.tables or request.renames or request.reset_optimizer):
@@ -313,6 +323,15 @@ class CheckpointRestores:
             raise
         cluster.loads += 1
         return before
+
+    async def _take_damage_back(self, before: Damage | None, source: tuple[str, str] | None) -> None:
+        """Has the shards serve again what they served before :meth:`_begin_damage`; the lineage stays higher."""
+        self._cluster.damage, self._cluster.rows_checkpoint = before, source
+        try:
+            self._save()
+        except SparserowError as error:  # the next state that is saved says it
+            log.error("that nothing was restored could not be saved: %s", error)
+        await self._tell_refusal()
 
     async def _note_failure(self, failure: str) -> None:
         """Notes that the rows that were being replaced are lost, until a restore has succeeded."""

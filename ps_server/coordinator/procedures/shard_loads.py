@@ -43,6 +43,9 @@ class ShardLoads:
         request: the request for every shard, without its lineage.
         may_begin_anew: whether a process without rows may replace a process that ends. Otherwise the end of a process
             fails the restore.
+
+    Attributes:
+        has_begun: whether a shard may have emptied a table.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ShardLoads:
         *,
         may_begin_anew: bool,
     ) -> None:
+        self.has_begun = False
         self._cluster = cluster
         self._shard_calls = shard_calls
         self._request = request
@@ -86,6 +90,7 @@ class ShardLoads:
             DataLoss: a file is missing or damaged; the text names it.
             SparserowError: a shard has no room, or no process replaces one that ended.
         """
+        self.has_begun = True
         self._request.windows_json = windows_json
         while pending := list(self._without_rows()):
             await all_of(self._load_shard(shard) for shard in pending)
