@@ -75,6 +75,7 @@ from .worker.layers.compile_model import compile_model as compile_model
 from .worker.layers.deferred import deferred as deferred
 from .worker.layers.dense_rows import DenseRows as DenseRows, dense_on_servers as dense_on_servers
 from .worker.layers.distribute import distribute as distribute
+from .worker.layers.embedding import copy_sharing_rows as copy_sharing_rows
 from .worker.layers.fuse_lookups import merge_lookups as merge_lookups
 from .worker.layers.gather_tables import gather_tables as gather_tables
 from .worker.layers.lift import lift_embeddings as lift_embeddings

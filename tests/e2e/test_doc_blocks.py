@@ -32,7 +32,8 @@ ELSEWHERE = {
     "docs/parallel-towers.md: import sparserow as sr": "tests/e2e/test_tensor_groups.py runs its calls on 4 processes",
     "docs/device-tables.md: whole = sr.gather_tables(session, model)": "tests/e2e/test_device_tables.py does it",
     "docs/device-tables.md: sr.gather_tables(session, model, into=whole)": "tests/e2e/test_device_tables.py does it",
-    "docs/parallel-towers.md: import copy": "tests/e2e/test_tensor_groups.py publishes a whole copy on every rank",
+    "docs/parallel-towers.md: from torch.distributed.checkpoint.state_dict import StateDictOptions, "
+    "get_model_state_dict": "tests/e2e/test_tensor_groups.py publishes a whole copy on every rank",
 }
 LONG = {"docs/serving.md: import io"}  # AOTInductor compiles for about a minute
 PUBLISHED = ("sr.ServingClient(", "sr.load_program(", "sr.DensePublisher(")  # what needs a published model

@@ -173,3 +173,71 @@ def test_an_evaluation_within_a_step_loses_no_gradient() -> None:
             session.step()
         model.eval()
         torch.testing.assert_close(loss_of(model, 9), loss_of(reference, 9), rtol=1e-5, atol=1e-6)
+
+
+def _load(model: Net) -> None:
+    model.load_state_dict(make_net(seed=5).state_dict(), strict=False)
+
+
+def _edit(model: Net) -> None:
+    with torch.no_grad():
+        model.tower[0].weight.mul_(2)
+
+
+def _replace(model: Net) -> None:
+    model.tower[0].weight.data = torch.zeros(33, DIM)
+
+
+def _step_locally(model: Net) -> None:
+    model.tower[0].weight.grad = torch.ones(33, DIM)
+    torch.optim.SGD(model.tower.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("change", [_load, _edit, _replace, _step_locally])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_parameter_that_was_changed_here_is_refused_by_name(change, train: bool) -> None:
+    with sr.InProcessCluster(shards=1).connect("changed") as session:
+        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        loss_of(model, 0).backward()
+        assert session.step()
+        model.train(train)
+        loss_of(model, 1)
+        change(model)
+        with pytest.raises(
+            sr.FailedPrecondition, match=r"'tower.0.weight' was changed in this process.*'changed/dense'"
+        ):
+            loss_of(model, 1)
+
+
+def test_a_parameter_frozen_later_stays_and_goes_on_after() -> None:
+    with sr.InProcessCluster(shards=1).connect("later") as session:
+        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        for step, trains in enumerate((True, False, False, True)):
+            model.tower[0].requires_grad_(trains)
+            loss_of(model, step)
+            before = model.tower[0].weight.detach().clone()
+            loss_of(model, step).backward()
+            assert session.step()
+            model.eval()
+            loss_of(model, step)
+            assert torch.equal(model.tower[0].weight, before) is not trains
+            model.train()
+
+
+def test_a_parameter_that_was_frozen_before_is_not_trained_silently() -> None:
+    with sr.InProcessCluster(shards=1).connect("before") as session:
+        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        model.tower[0].requires_grad_(False)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model.tower[0].weight.data.mul_(2)  # it is this process's own
+        loss_of(model, 0).backward()
+        assert session.step()
+        model.tower[0].requires_grad_(True)
+        with pytest.raises(
+            sr.FailedPrecondition, match=r"'tower.0.weight' requires a gradient now and was frozen when"
+        ):
+            loss_of(model, 1)
+        model.eval()
+        loss_of(model, 1)

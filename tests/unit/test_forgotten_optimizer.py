@@ -81,8 +81,8 @@ def test_no_warning_where_weights_are_moved_by_hand(session: sr.Session, model: 
     def end(_: int) -> None:
         session.step()
         for parameter in model.parameters():
-            assert parameter.grad is not None
-            parameter.data -= 0.1 * parameter.grad
+            if parameter.grad is not None:  # as that of a layer on the servers
+                parameter.data -= 0.1 * parameter.grad
 
     assert not warned(model, end)
 
@@ -90,3 +90,48 @@ def test_no_warning_where_weights_are_moved_by_hand(session: sr.Session, model: 
 def test_no_warning_where_the_dense_tensors_are_on_the_servers(session: sr.Session, model: Net) -> None:
     sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
     assert not warned(model, lambda _: session.step())
+
+
+def test_the_optimizer_of_another_model_is_warned_of(session: sr.Session, model: Net) -> None:
+    other = torch.optim.SGD(Net().parameters(), lr=0.1)
+    (warning,) = warned(model, lambda _: session.step(other))
+    assert re.search(
+        r"'head\.bias' has a gradient.*as the one that was given has no weight of this model", str(warning.message)
+    )
+    assert warning.filename == __file__
+
+
+def test_no_warning_where_the_optimizer_has_one_weight_of_several_models(session: sr.Session, model: Net) -> None:
+    second = sr.distribute(nn.ModuleDict({"two": nn.Embedding(40, 4)}), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    dense = torch.optim.SGD([*Net().parameters(), model.head.bias], lr=0.1)
+    assert not warned(model, lambda _: session.step(dense))
+    assert list(second.state_dict())
+
+
+def test_no_warning_where_the_model_has_tables_alone(session: sr.Session) -> None:
+    tables = sr.distribute(nn.ModuleDict({"two": nn.Embedding(40, 4)}), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    head = nn.Linear(4, 1)
+    dense = torch.optim.SGD(head.parameters(), lr=0.1)
+    assert not warned(lambda ids: head(tables["two"](ids)), lambda _: session.step(dense))
+
+
+def test_an_empty_batch_is_warned_of_once(session: sr.Session, model: Net) -> None:
+    dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model(IDS[:0]).mean().backward()
+            assert session.step(dense)
+    (warning,) = [each for each in found if "session.step" in str(each.message)]
+    assert re.search(r"no gradient of any row, as for an empty batch.*allow_empty=True", str(warning.message))
+    assert warning.filename == __file__
+
+
+def test_an_empty_step_that_is_allowed_is_not_warned_of(session: sr.Session, model: Net) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.step(allow_empty=True)
+        model(IDS[:0]).sum().backward()
+        session.step(torch.optim.SGD(model.parameters(), lr=0.1), allow_empty=True)
+        model(IDS).sum().backward()
+        session.step(torch.optim.SGD(model.parameters(), lr=0.1))

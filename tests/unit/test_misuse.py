@@ -69,11 +69,11 @@ def test_a_layer_in_eval_mode_within_a_model_in_train_mode_is_warned_of_once(ses
         model.eval()
         model(IDS)
         model.train()
-        model.one.is_frozen = True  # its rows are kept on purpose
+        model.one.requires_grad_(False)  # its rows are kept on purpose
         model.one.eval()
         once(model(IDS).sum())
         session.step()
-    model.one.is_frozen = False
+    model.one.requires_grad_(True)
     with pytest.warns(UserWarning, match=r"table 'misuse/one': its layer is in eval mode within .* do not train"):
         once(model(IDS).sum())
     with warnings.catch_warnings():
@@ -140,7 +140,7 @@ def test_a_model_moved_after_distribute(
 def test_a_copied_or_pickled_model_trains_the_same_rows(session: sr.Session) -> None:
     """The dense weights are copies, the rows are not."""
     model = distributed(session)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for other in (sr.copy_sharing_rows(model), pickle.loads(pickle.dumps(model))):
         before = session.table("one").pull([1])
         other(IDS).sum().backward()
         assert session.step()
@@ -218,3 +218,13 @@ def test_a_push_by_key_refuses_what_is_no_learning_rate(lr: object) -> None:
         with pytest.raises(sr.InvalidArgument, match=r"lr: .* is not allowed; allowed: a finite number >= 0"):
             table.push(keys, np.ones((1, DIM), np.float32), lr)
         np.testing.assert_array_equal(table.pull([1]), before)
+
+
+def test_a_deep_copy_is_refused_because_it_would_follow(session: sr.Session) -> None:
+    model = distributed(session)
+    for make in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
+        with pytest.raises(sr.FailedPrecondition, match=r"the copy would follow this model.*sr\.copy_sharing_rows"):
+            make(model)
+    averaged = torch.optim.swa_utils.AveragedModel(model.head)
+    averaged.update_parameters(model.head)
+    assert torch.equal(averaged.module.weight, model.head.weight)

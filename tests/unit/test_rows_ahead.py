@@ -243,7 +243,7 @@ def test_a_second_backward_needs_the_graph(session: sr.Session) -> None:
 def test_copies_threads_and_pickles_look_up_for_themselves(session: sr.Session, handed: list[int]) -> None:
     model, plain = pair(session, all_of_them)
     check_steps(session, model, plain, steps=2)
-    twin = copy.deepcopy(model)
+    twin = sr.copy_sharing_rows(model)
     loaded = pickle.loads(pickle.dumps(nn.ModuleDict({"one": model.one, "two": model.two})))
     wanted = plain(*batch(7))
     for other in (twin, model):

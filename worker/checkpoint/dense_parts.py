@@ -112,7 +112,9 @@ def load_parts(
     of_model = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     set_model_state_dict(model, {**of_model, **renamed(saved["handles"], renames)})
     if optimizer is not None:
-        set_optimizer_state_dict(model, optimizer, _optimizer_state(tensors, saved))
+        # Not strict, because the empty parameters of distributed layers have no state; the shapes were checked.
+        state = _optimizer_state(tensors, saved)
+        set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(strict=False))
 
 
 def check_model(folder: Folder, saved: Mapping[str, Any], model: nn.Module) -> None:
@@ -146,7 +148,10 @@ def load_whole_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, sta
     groups = [{**group, "params": [mine[index] for index in group["params"]]} for group in state["param_groups"]]
     of_path: dict[str, Any] = {"state": {mine[index]: values for index, values in state["state"].items()}}
     set_optimizer_state_dict(
-        model, optimizer, {**of_path, "param_groups": groups}, options=StateDictOptions(full_state_dict=True)
+        model,
+        optimizer,
+        {**of_path, "param_groups": groups},
+        options=StateDictOptions(full_state_dict=True, strict=False),
     )
 
 
@@ -159,7 +164,10 @@ def _split(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[d
     if optimizer is not None:
         of_optimizer: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
         plain["groups"] = of_optimizer["param_groups"]
+        empty = {plain_path(path) for path, parameter in model.named_parameters() if parameter.numel() == 0}
         for path, values in of_optimizer["state"].items():
+            if path in empty:  # as of a distributed layer, where torch has made it with zeros for gradients
+                continue
             for key, value in values.items():
                 place = tensors if isinstance(value, Tensor) else plain["numbers"]
                 place[f"{_OPTIMIZER}{path}/{key}"] = value

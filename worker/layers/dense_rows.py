@@ -37,13 +37,28 @@ _POLL_SEC = 0.02
 _LOOK_SEC = 0.5  # the pause between two requests for the job's members
 
 
-@dataclass(frozen=True)
+@dataclass
 class _ParameterRows:
     """The rows of a parameter: those of ids in [begin, end)."""
 
+    name: str
     parameter: nn.Parameter
     begin: int
     end: int
+    _seen: tuple[int, int] = (0, 0)  # its version and its memory, as the servers' values were copied into it
+
+    def set(self, rows: Tensor) -> None:
+        flat = rows[self.begin : self.end].view(-1)[: self.parameter.numel()]
+        self.parameter.copy_(flat.view(self.parameter.shape))
+        self._seen = self._state
+
+    @property
+    def is_changed(self) -> bool:
+        return self._state != self._seen
+
+    @property
+    def _state(self) -> tuple[int, int]:
+        return self.parameter._version, self.parameter.data_ptr()
 
 
 def dense_on_servers(
@@ -54,7 +69,9 @@ def dense_on_servers(
     Call it on every worker after :func:`distribute`, instead of ``DistributedDataParallel`` and a local optimizer; no
     process group is needed. From then on the first forward of a step in train mode reads the parameters under the
     job's clock. A forward in eval mode reads the newest parameters. ``session.step()`` sends their gradients. Buffers
-    stay in each worker.
+    stay in each worker. A parameter that is frozen later sends none, and one that is frozen now stays in each worker:
+    a forward refuses to train it. A forward also refuses a parameter that something else has changed since the last
+    one, such as ``load_state_dict`` or a local optimizer, because its values are those of the servers.
 
     Args:
         model: the model; its parameters must be float32 on the CPU.
@@ -102,7 +119,9 @@ class DenseRows:
     """
 
     def __init__(self, model: nn.Module, session: Session, optimizer: RowOptimizer, table: str) -> None:
-        named = [(plain_path(name), p) for name, p in model.named_parameters() if p.requires_grad]
+        every = [(plain_path(name), p) for name, p in model.named_parameters() if p.numel() > 0]
+        named = [(name, p) for name, p in every if p.requires_grad]
+        self._local = [(name, p) for name, p in every if not p.requires_grad]
         if not named:
             raise InvalidArgument("dense_on_servers: the model has no parameters besides its tables")
         self._places: list[_ParameterRows] = []
@@ -114,7 +133,7 @@ class DenseRows:
                     "allowed: float32 on cpu"
                 )
             end = rows + math.ceil(parameter.numel() / ROW_WIDTH)
-            self._places.append(_ParameterRows(parameter, rows, end))
+            self._places.append(_ParameterRows(name, parameter, rows, end))
             rows = end
         self._layout = _digest(";".join(f"{name}{tuple(p.shape)}" for name, p in named))
         self._ids = torch.arange(rows)
@@ -201,6 +220,7 @@ class DenseRows:
             DeadlineExceeded: other workers are too far behind; the text names them.
             SparserowError: a server cannot answer.
         """
+        self._check_unchanged(train=train)
         if train and self._is_pulled:
             return
         if train:
@@ -213,6 +233,21 @@ class DenseRows:
         self._set_values(rows)
         self._is_pulled = train
         self._is_in_step |= train
+
+    def _check_unchanged(self, *, train: bool) -> None:
+        changed = next((place.name for place in self._places if place.is_changed), None)
+        if changed is not None:
+            raise FailedPrecondition(
+                f"dense_on_servers: parameter {changed!r} was changed in this process, and its values are those of "
+                f"table {self._schema.full_name!r}; load weights before dense_on_servers, in a namespace without that "
+                "table, and let no local optimizer step"
+            )
+        thawed = next((name for name, parameter in self._local if parameter.requires_grad), None) if train else None
+        if thawed is not None:
+            raise FailedPrecondition(
+                f"dense_on_servers: parameter {thawed!r} requires a gradient now and was frozen when dense_on_servers "
+                "took the model, so no server has it; let it require one before, and freeze it afterwards"
+            )
 
     def stage(self) -> None:
         """Adds the gradients of backward to the session's step; ``session.step`` calls it first."""
@@ -246,8 +281,7 @@ class DenseRows:
     def _set_values(self, rows: Tensor) -> None:
         with torch.no_grad():
             for place in self._places:
-                flat = rows[place.begin : place.end].view(-1)[: place.parameter.numel()]
-                place.parameter.copy_(flat.view(place.parameter.shape))
+                place.set(rows)
 
 
 def _digest(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:

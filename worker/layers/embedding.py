@@ -1,17 +1,22 @@
 """Distributed layers for ``nn.Embedding`` and ``nn.EmbeddingBag``: the same ``forward``, rows on parameter servers.
 
-A distributed layer has no rows. It names its table (``binding``), so a copy or a pickled copy reads and trains the same
-table, in a process where a session has bound it. ``.to()`` moves no row, but results are on its device and of its dtype
-from then on; ids may be on the host or there. Rows, and the sums of their gradients, stay float32.
+A distributed layer has no rows. It names its table (``binding``), so a pickled copy, or one that ``copy_sharing_rows``
+makes, reads and trains the same table, in a process where a session has bound it. ``.to()`` moves no row, but results
+are on its device and of its dtype from then on; ids may be on the host or there. Rows, and the sums of their gradients,
+stay float32.
 In train mode a lookup belongs to the session's step; in eval mode it reads the newest rows, without gradient.
 A lookup in train mode under ``torch.no_grad`` also reads at the step's clock; its rows are kept within a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +32,25 @@ from .table_handle import EXTRA_STATE, TableHandle
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
 ROWS_OF_IDS = -1  # the mode of a lookup that is not a bag (cpp_ext/ops/merged_lookups.h)
 
-_STATE = frozenset({"training", "is_frozen", "tensor_group", "anchor"})  # decides whether rows can be made ahead
+_STATE = frozenset({"training", "tensor_group", "anchor"})  # decides whether rows can be made ahead; is_frozen as well
+_ROWS = "rows"
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")  # the modules whose wrappers take parameters over
+_may_share_rows: ContextVar[bool] = ContextVar("may_share_rows", default=False)
+
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - names are the taxonomy's
-    """Raised when code reads ``weight`` of a distributed layer, which has no rows in this process."""
+    """Raised when code reads or sets ``weight`` of a distributed layer, which has no rows in this process."""
 
 
 class DistributedLayer(nn.Module):
     """The base class of both distributed layers, with the table's name and the anchor.
+
+    A layer has one parameter, named ``rows`` and empty. Its ``requires_grad`` says whether the layer trains its rows,
+    so ``requires_grad_`` of the layer or the model, and loops over ``parameters()``, freeze rows as they freeze a local
+    layer's. It is in no ``state_dict``, and DDP and FSDP do not see it.
 
     Attributes:
         binding: the name by which the ops find the table, ``namespace/table``.
@@ -49,8 +64,6 @@ class DistributedLayer(nn.Module):
             attribute, so ``parameters()``, ``state_dict()`` and DDP do not see it.
         tensor_group: the ranks that get the rows from the one that looks them up; None: each rank looks up its own.
         is_on_devices: whether the rows are on the devices of the job's ranks, and not on servers.
-        is_frozen: whether this job does not train the rows; then they are always read without a clock and without
-            gradient.
     """
 
     is_on_devices = False
@@ -76,9 +89,20 @@ class DistributedLayer(nn.Module):
         self.origins = origins
         self.anchor = torch.zeros(1, requires_grad=True)
         self.tensor_group: TensorGroup | None = None
-        self.is_frozen = False
+        self._parameters[_ROWS] = nn.Parameter(torch.empty(0))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this layer does not train its rows; then it reads them without a clock and without gradient."""
+        weight = self._parameters.get(_ROWS)
+        return weight is not None and not weight.requires_grad
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise WeightUnavailable(
+                f"table {self.__dict__.get('binding')!r}: .weight cannot be set, its rows are on the servers; "
+                "use session.table(name).assign(keys, rows); the layer's requires_grad_ freezes it"
+            )
         if name in _STATE and self.__dict__.get(name) is not value:
             LayerChanges.count += 1
         super().__setattr__(name, value)
@@ -87,9 +111,34 @@ class DistributedLayer(nn.Module):
         if name == "weight":
             raise WeightUnavailable(
                 f"table {self.__dict__.get('binding')!r}: .weight is not here, its rows are on the parameter servers; "
-                "use session.table(name).pull(keys), or keep the layer local with min_rows"
+                "use session.table(name).pull(keys), or keep the layer local with min_rows; the layer's requires_grad_ "
+                "freezes it"
             )
         return super().__getattr__(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedLayer:
+        if not _may_share_rows.get():
+            raise FailedPrecondition(
+                f"table {self.binding!r}: copy.deepcopy copies no rows, so the copy would follow this model and train "
+                "its rows; a teacher or an average of weights has dense weights alone, or a table of its own "
+                "(docs/train-your-model.md); sr.copy_sharing_rows(model) makes a copy that shares rows on purpose"
+            )
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Returns the empty parameter; nothing to DDP and FSDP, which would wait for its gradient or split it."""
+        if not recurse and _is_asked_by_wrapper():
+            return iter(())
+        return super().named_parameters(prefix, recurse, remove_duplicate)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(f"{prefix}{_ROWS}", None)
 
     def get_extra_state(self) -> Tensor:
         """Returns the table's handle, (n) uint8, which a ``state_dict`` holds in place of the rows."""
@@ -111,9 +160,16 @@ class DistributedLayer(nn.Module):
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str], *rest: Any
     ) -> None:
         """Accepts a state without handles, such as that of a local model: it holds the dense side alone."""
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
+        weight = self._parameters.pop(_ROWS)  # no state has it
+        try:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
+        finally:
+            self._parameters[_ROWS] = weight
         if f"{prefix}{EXTRA_STATE}" in missing_keys:
             missing_keys.remove(f"{prefix}{EXTRA_STATE}")
+        unexpected_keys = rest[0]
+        if f"{prefix}{_ROWS}" in unexpected_keys:  # of torch.distributed.checkpoint, which adds what parameters() has
+            unexpected_keys.remove(f"{prefix}{_ROWS}")
 
     def lookup_options(self, *, has_offsets: bool = False, has_weights: bool = False) -> list[int]:
         """Returns the numbers that ``gather_all`` takes for a lookup of this layer (cpp_ext/ops/merged_lookups.h)."""
@@ -184,6 +240,42 @@ class DistributedLayer(nn.Module):
         """Returns the layer's options for ``repr()``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.binding!r}"
+
+
+def _is_asked_by_wrapper() -> bool:
+    """Whether DDP or FSDP has called the caller, or ``Module.parameters`` on the way to it."""
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") == nn.Module.__module__ and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith(_WRAPPERS)
+
+
+def copy_sharing_rows(model: Model) -> Model:
+    """Returns a deep copy of a distributed model: its dense weights are its own, and its layers read and train the same
+    tables.
+
+    Args:
+        model: the model. ``copy.deepcopy`` refuses it, because such a copy is no teacher and no average: it follows.
+    """
+    token = _may_share_rows.set(True)
+    try:
+        return copy.deepcopy(model)
+    finally:
+        _may_share_rows.reset(token)
+
+
+@contextmanager
+def without_empty_parameters(model: nn.Module) -> Iterator[None]:
+    """Takes the empty parameters out of a model's layers for the block, so that an exported program has none."""
+    taken: list[tuple[DistributedLayer, nn.Parameter | None]] = []
+    try:
+        for layer in model.modules():
+            if isinstance(layer, DistributedLayer):
+                taken.append((layer, layer._parameters.pop(_ROWS)))
+        yield
+    finally:
+        for layer, weight in taken:
+            layer._parameters[_ROWS] = weight
 
 
 class DistributedEmbedding(DistributedLayer):

@@ -26,6 +26,7 @@ from ..id_trace.id_expressions import Expression, IdSources, Root, TracedIds, de
 from ..session.session import Session
 from .current_forward import Forward, begin_forward, end_forward
 from .eval_warning import EvalWarning
+from .frozen_layers import FrozenLayers
 from .handed_rows import SameBatch
 from .joint_lookups import JointLookups
 from .rows_ahead import LookupRecord, RowsAhead
@@ -53,6 +54,7 @@ class ForwardPull:
         self._requests = session.core.trace_requests
         self._watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._eval_warning = EvalWarning()
+        self._frozen = FrozenLayers(session.core.set_frozen)
         self._sources: IdSources | None = None
         self._ahead: RowsAhead | None = None
         self._forward: _TracedForward | None = None
@@ -78,6 +80,7 @@ class ForwardPull:
         if torch.compiler.is_compiling():
             return
         self._watch(module)
+        self._frozen.look_at(module)
         if module.training and torch.is_grad_enabled():
             self._eval_warning.look_at(module)
         batch = (args, kwargs)
@@ -132,6 +135,7 @@ class ForwardPull:
         if model not in self._watched:
             self._watched.add(model)
             self._watch_model(model)
+            self._frozen.watch(model)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Is the hook after a forward: ends a trace, or counts lookups that the plan has missed."""

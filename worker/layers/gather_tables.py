@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from ...proto.errors import FailedPrecondition, not_allowed
 from ..device_tables.device_tables import DeviceTables, whole_rows
 from ..session.session import Session
-from .embedding import DistributedEmbeddingBag, DistributedLayer
+from .embedding import DistributedEmbeddingBag, DistributedLayer, copy_sharing_rows
 from .table_handle import EXTRA_STATE
 
 
@@ -67,7 +66,7 @@ def layers_on_devices(model: nn.Module) -> dict[str, DistributedLayer]:
 
 
 def _copy_of(model: Any, layers: dict[str, DistributedLayer], weights: dict[str, Tensor | None]) -> nn.Module:
-    made: nn.Module = copy.deepcopy(model).to("cpu")
+    made: nn.Module = copy_sharing_rows(model).to("cpu")
     plain: dict[int, nn.Module] = {}
     for path, layer in layers.items():
         weight = weights[path]

@@ -264,7 +264,7 @@ def distributed_layer_of(
             dtype=layer.weight.dtype,
             origins=origins,
         )
-    distributed.is_frozen = not layer.weight.requires_grad
+    distributed.requires_grad_(layer.weight.requires_grad)
     if not layer.weight.is_meta:
         distributed.to(layer.weight.device)
     return distributed.train(layer.training)

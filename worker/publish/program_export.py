@@ -7,7 +7,6 @@ data. So each tensor of a program gets a storage of its own.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import warnings
 from collections.abc import Iterator
@@ -81,6 +80,7 @@ def _exportable(model: torch.nn.Module) -> torch.nn.Module:
         FailedPrecondition: ranks have the model in parts, or tables on their devices.
     """
     from ..checkpoint.every_rank import is_in_parts
+    from ..layers.embedding import copy_sharing_rows
     from ..layers.gather_tables import layers_on_devices
     from ..layers.handed_rows import without_group
 
@@ -97,7 +97,7 @@ def _exportable(model: torch.nn.Module) -> torch.nn.Module:
             "model on one rank (docs/parallel-towers.md)"
         )
     is_grouped = any(getattr(module, "tensor_group", None) is not None for module in model.modules())
-    return without_group(copy.deepcopy(model)) if is_grouped else model
+    return without_group(copy_sharing_rows(model)) if is_grouped else model
 
 
 def export_program(source: ProgramSource, *, is_signed: bool) -> Program:
@@ -123,6 +123,7 @@ def _export(source: ProgramSource, *, is_signed: bool) -> Program:
     from torch.utils import _pytree as pytree
 
     from ...cpp_ext.torch_ops import is_operator
+    from ..layers.embedding import without_empty_parameters
     from ..layers.fuse_lookups import count_merged, merge_lookups
 
     example = pytree.tree_map_only(torch.Tensor, lambda value: value.detach().clone(), source.example)
@@ -133,7 +134,7 @@ def _export(source: ProgramSource, *, is_signed: bool) -> Program:
     was_training = source.model.training
     source.model.eval()
     try:
-        with torch.no_grad(), _without_warnings_of_torch():
+        with torch.no_grad(), _without_warnings_of_torch(), without_empty_parameters(source.model):
             program = torch.export.export(source.model, example, dynamic_shapes=shapes)
             merged = merge_lookups(program)  # without a check, as rows may change while other workers train
             if count_merged(merged):

@@ -1,4 +1,5 @@
-"""Warns of a loop that calls ``session.step()`` without its dense optimizer, so that dense weights never train.
+"""Warns of a loop that calls ``session.step()`` without its dense optimizer, so that dense weights never train. An
+optimizer of another model is none.
 
 A loop may also step its optimizer itself, after several calls of ``session.step()``, or move weights by hand. So the
 warning waits for the eighth such step. It is issued when a weight with a gradient has not moved by then, and no
@@ -28,11 +29,17 @@ class ForgottenOptimizer:
         """Ends the watch, as an optimizer of the dense side is known."""
         self._looks_left, self._suspect = 0, None
 
-    def look(self, models: Iterable[nn.Module], *, stacklevel: int) -> None:
-        """Looks at a step without a dense optimizer, before its gradients go; it warns at most once.
+    @property
+    def is_looking(self) -> bool:
+        """Whether a further step is looked at."""
+        return self._looks_left > 0
+
+    def look(self, models: Iterable[nn.Module], *, is_given: bool, stacklevel: int) -> None:
+        """Looks at a step without the models' dense optimizer, before its gradients go; it warns at most once.
 
         Args:
             models: the models that were distributed over the session.
+            is_given: whether an optimizer was given, which has no weight of these models.
             stacklevel: the frame that the warning names; 1 is the caller of this method.
         """
         if self._looks_left == 0:
@@ -49,9 +56,10 @@ class ForgottenOptimizer:
         if self._looks_left > 0 or weight.grad is None:
             return
         self.end()
+        why = "the one that was given has no weight of this model" if is_given else "no dense optimizer was given"
         warnings.warn(
-            f"session.step: {name!r} has a gradient, and no step has moved it, as no dense optimizer was given; call "
-            "session.step(dense), or set requires_grad to False where only rows are trained",
+            f"session.step: {name!r} has a gradient, and no step has moved it, as {why}; call session.step(dense), or "
+            "set requires_grad to False where only rows are trained",
             UserWarning,
             stacklevel=stacklevel + 1,
         )

@@ -140,8 +140,8 @@ class SessionCore(SessionTables):
             raise not_allowed("session.step.clip_row_norm", clip_row_norm, "> 0, or None")
         if dense is not None:
             check_gradients(dense)
-        elif self._dense_rows is None:
-            self._watch.look_for_forgotten(stacklevel=3)
+        if self._dense_rows is None:
+            self._watch.look_for_forgotten(dense, stacklevel=3)
         check_place_in_join(joinable, dense if self.placement.world_size > 1 else None)
         Join.notify_join_context(joinable)
         check_step(self.placement, dense)
@@ -154,7 +154,7 @@ class SessionCore(SessionTables):
                     )
                 self._dense_rows.stage()
             with self._watch.stepping(dense), self.trace.span("session.step", step=self.native.step):
-                return end_step(
+                is_taken = end_step(
                     self.native,
                     self._optimizer,
                     dense=dense,
@@ -168,11 +168,20 @@ class SessionCore(SessionTables):
                     on_device=self.on_device,
                     refusal=None if self.tensor_group is None else self.tensor_group.disagreement(),
                     on_ranks=self.device_tables,
+                    note_empty=self._watch.note_empty if self._warns_of_empty else None,
                 )
+            self._watch.warn_of_empty(stacklevel=3)
+            return is_taken
         finally:
             self.on_device.forget()
             self._end_dense_step()
             self.trace.end_step(self.native.step)
+
+    @property
+    def _warns_of_empty(self) -> bool:
+        """Whether a step that moves no row of a table is a mistake here."""
+        has_rows = self.tensor_group is None or self.tensor_group.leads
+        return has_rows and self._dense_rows is None and self._optimizer is not None and self._optimizer.trains_rows
 
     def watch_model(self, model: torch.nn.Module) -> None:
         """Watches optimizers of this model's parameters for steps that bypass the session; ``distribute`` calls it."""

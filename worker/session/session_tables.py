@@ -62,8 +62,7 @@ class SessionTables:
     def set_learning_rates(self, rates: Mapping[str, float]) -> None:
         """Sets the learning rates of the named tables; names of tables that no model uses are ignored."""
         for group in self._optimizer.param_groups if self._optimizer is not None else ():
-            if not group["frozen"]:
-                group["lr"] = rates.get(group["name"], group["lr"])
+            group["lr"] = rates.get(group["name"], group["lr"])
 
     def send_learning_rates(self) -> None:
         """Passes the learning rates that have changed since the last step to the native half."""
@@ -115,8 +114,8 @@ class SessionTables:
             num_rows: the number of rows of the layer; ids must be in [0, num_rows).
             anchor: the anchor parameter of the distributed layer; its parameter group holds the learning rate.
             cached: whether the session's row cache, if there is one, keeps this table's rows.
-            frozen: whether lookups of a step read the newest rows without a clock, and none is pushed. The learning
-                rate of such a table is 0.
+            frozen: whether lookups of a step read the newest rows without a clock, and none is pushed, until
+                :meth:`set_frozen` says otherwise.
 
         Returns:
             The binding's name, ``namespace/table``.
@@ -136,7 +135,7 @@ class SessionTables:
             schema_version=schema.version,
             dim=schema.dim,
             num_rows=num_rows,
-            lr=0.0 if frozen else schema.optimizer.lr,
+            lr=schema.optimizer.lr,
             cached=cached,
             frozen=frozen,
         )
@@ -145,13 +144,36 @@ class SessionTables:
         return schema.full_name
 
     def _note_bound(self, schema: TableSchema, anchor: Tensor, *, frozen: bool) -> None:
-        rate = 0.0 if frozen else schema.optimizer.lr
+        rate = schema.optimizer.lr
         self._schemas[schema.name] = schema
         self._sent_rates[schema.name] = rate
         if self._optimizer is None:
             self._optimizer = SparseOptimizer(schema.name, anchor, lr=rate, frozen=frozen)
         else:
             self._optimizer.add_table(schema.name, anchor, lr=rate, frozen=frozen)
+
+    def set_frozen(self, binding: str, frozen: bool) -> None:
+        """Says whether the session's steps train a table from now on.
+
+        Args:
+            binding: the name of the table, ``namespace/table``.
+            frozen: as for :meth:`bind`.
+
+        Raises:
+            FailedPrecondition: the rows of the table are on the devices of the ranks, where all of them train.
+        """
+        name = binding.removeprefix(f"{self.namespace}/")
+        if frozen and self.is_on_devices(name):
+            raise FailedPrecondition(
+                f"table {name!r} was frozen, and its rows are on the devices of the ranks (placement device), where "
+                "all tables train; allowed: placement servers"
+            )
+        self.optimizer.set_frozen(name, frozen)
+        if not self.is_on_devices(name):
+            self._tell_frozen(binding, frozen)
+
+    def _tell_frozen(self, binding: str, frozen: bool) -> None:
+        self.native.set_frozen(binding, frozen)
 
     def bind_on_devices(self, schema: TableSchema, anchor: Tensor) -> None:
         """Notes a table on the devices of the ranks, and its learning rate; ``distribute`` calls it.

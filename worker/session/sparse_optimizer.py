@@ -17,7 +17,7 @@ _OWN_GLOBAL_HOOKS = 1  # that of step_watch.py, which ignores steps of the sessi
 class SparseOptimizer(torch.optim.Optimizer):
     """One parameter group per table: ``{"name": table, "lr": float, "frozen": bool, "params": [anchor]}``.
 
-    The learning rate of a frozen table is 0.
+    A frozen table keeps the learning rate that it has once it trains, so that a schedule goes on.
 
     The updates run on the servers; ``lr`` of each group travels with every commit. ``session.step`` calls
     :meth:`step`, so a scheduler sees the order that it expects; no other code may call it.
@@ -31,7 +31,6 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def __init__(self, name: str, anchor: Tensor, *, lr: float, frozen: bool = False) -> None:
         self._in_session_step = False
-        lr = 0.0 if frozen else lr
         super().__init__([{"params": [anchor], "name": name, "lr": lr, "frozen": frozen}], {"lr": lr})
 
     def add_table(self, name: str, anchor: Tensor, *, lr: float, frozen: bool = False) -> None:
@@ -43,7 +42,13 @@ class SparseOptimizer(torch.optim.Optimizer):
             lr: the learning rate of the table.
             frozen: whether this job does not train the table.
         """
-        self.add_param_group({"params": [anchor], "name": name, "lr": 0.0 if frozen else lr, "frozen": frozen})
+        self.add_param_group({"params": [anchor], "name": name, "lr": lr, "frozen": frozen})
+
+    def set_frozen(self, name: str, frozen: bool) -> None:
+        """Says whether this job trains a table from now on."""
+        for group in self.param_groups:
+            if group["name"] == name:
+                group["frozen"] = frozen
 
     @property
     def trains_rows(self) -> bool:

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ class StepWatch:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._is_stepping = False
         self._forgotten = ForgottenOptimizer()
+        self._empty_steps = 0
         _watches.add(self)
 
     def add_model(self, model: nn.Module) -> None:
@@ -57,20 +59,51 @@ class StepWatch:
         """
         if dense is not None:
             self._optimizers.add(dense)
-            self._forgotten.end()
         self._is_stepping = True
         try:
             yield
         finally:
             self._is_stepping = False
 
-    def look_for_forgotten(self, *, stacklevel: int) -> None:
+    def look_for_forgotten(self, dense: torch.optim.Optimizer | None, *, stacklevel: int) -> None:
         """Warns, once a session, when dense weights have gradients and no optimizer was ever given for them.
+
+        Args:
+            dense: the optimizer that the session steps; that of another model counts as none. None: none.
+            stacklevel: the frame that the warning names; 1 is the caller of this method.
+        """
+        if not self._forgotten.is_looking:
+            return
+        models = tuple(self._models)
+        if dense is not None and self._is_of(dense, models):
+            self._forgotten.end()
+        else:
+            self._forgotten.look(models, is_given=dense is not None, stacklevel=stacklevel + 1)
+
+    @staticmethod
+    def _is_of(dense: torch.optim.Optimizer, models: tuple[nn.Module, ...]) -> bool:
+        """Whether an optimizer has a weight of a model, or no model has weights beside its tables."""
+        own = {id(weight) for model in models for weight in model.parameters() if weight.numel() > 0}
+        return not own or any(id(weight) in own for weight in _parameters(dense))
+
+    def note_empty(self) -> None:
+        """Notes that a step had gradients of no row."""
+        self._empty_steps += 1
+
+    def warn_of_empty(self, *, stacklevel: int) -> None:
+        """Warns, once a session, of a step that had gradients of no row.
 
         Args:
             stacklevel: the frame that the warning names; 1 is the caller of this method.
         """
-        self._forgotten.look(tuple(self._models), stacklevel=stacklevel + 1)
+        if self._empty_steps == 1:
+            self._empty_steps += 1
+            warnings.warn(
+                "session.step: this step has no gradient of any row, as for an empty batch, or for ids that are all "
+                "padding; such a step only counts. Leave empty batches out, or pass allow_empty=True",
+                UserWarning,
+                stacklevel=stacklevel + 1,
+            )
 
     def close(self) -> None:
         """Ends the watch."""

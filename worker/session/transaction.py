@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
@@ -47,6 +48,7 @@ def end_step(
     on_device: StepOnDevice | None = None,
     refusal: SparserowError | None = None,
     on_ranks: DeviceSide | None = None,
+    note_empty: Callable[[], None] | None = None,
 ) -> bool:
     """Does the work of :meth:`Session.step`, which has the other arguments, the result and the errors.
 
@@ -63,6 +65,7 @@ def end_step(
         trace: the trace that receives the spans.
         refusal: the error with which this rank refuses the step; None: it refuses nothing.
         on_ranks: the tables on the devices of the ranks; None: there are none.
+        note_empty: is called when backward has brought gradients of no row; None: nobody asks.
 
     Invariants:
      1. Every rank that reaches the vote takes part in it.
@@ -79,7 +82,10 @@ def end_step(
     try:
         dense_is_bad = _judge_dense(dense, scale, on_device)
         unscale, most = 1.0 if scale is None else scale.inverse, math.inf if clip_row_norm is None else clip_row_norm
-        bad = SealedRows(*native.seal(unscale, clip_row_norm=most)[1:])
+        sealed = native.seal(unscale, clip_row_norm=most)
+        bad = SealedRows(*sealed[1:])
+        if sealed[0] == 0 and note_empty is not None and on_ranks is None and not allow_empty:
+            note_empty()
         if on_ranks is not None:
             there = on_ranks.seal(unscale, most)
             bad = bad if bad.rows else there

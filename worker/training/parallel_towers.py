@@ -8,7 +8,6 @@ neither: gradients are averaged over the workers as soon as backward has them.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...proto.config.parallel_config import ParallelConfig
 from ...proto.errors import InvalidArgument
+from ..layers.embedding import copy_sharing_rows
 from ..layers.handed_rows import without_group
 from ..models import Tower
 from .parallel_group import DATA, TENSOR, ParallelGroup
@@ -34,7 +34,7 @@ class WholeModel:
     """
 
     def __init__(self, model: nn.Module, group: WorkerGroup) -> None:
-        self._copy = without_group(copy.deepcopy(model).to("cpu")) if group.is_first else None
+        self._copy = without_group(copy_sharing_rows(model).to("cpu")) if group.is_first else None
 
     def gathered(self, model: nn.Module) -> nn.Module:
         """Gathers the parts of the wrapped model; every process calls it.
@@ -80,7 +80,8 @@ def wrapped(model: nn.Module, parallel: ParallelConfig | None, group: WorkerGrou
 def _has_dense_gradients(model: nn.Module) -> bool:
     """Returns whether DDP has a gradient to average; a model of tables alone, or with a frozen tower, has none."""
     left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-    return any(each.requires_grad for name, each in model.named_parameters() if name not in left_out)
+    dense = (each for name, each in model.named_parameters() if name not in left_out and each.numel() > 0)
+    return any(each.requires_grad for each in dense)
 
 
 def split_towers(model: nn.Module, mesh: Any) -> None:

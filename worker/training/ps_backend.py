@@ -133,7 +133,7 @@ class PsBackend:
             optimizer = train.dense_optimizer.row_optimizer()
             self._dense_rows = dense_on_servers(model, self._session, optimizer=optimizer)
         else:
-            self._dense = dense_optimizer(train, list(model.parameters()))
+            self._dense = dense_optimizer(train, [each for each in model.parameters() if each.numel() > 0])
 
     def batches(self, reader: Iterable[StepBatch]) -> Iterable[StepBatch]:
         """Returns the reader's batches, prefetched when the job asks for it."""
