@@ -145,7 +145,10 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("inspect", "--key", "--table", ("FOLDER", "--key", "5")),
     OptionEffect("inspect", "--table", "--key", ("FOLDER", "--table", "a/b")),
     OptionEffect(
-        "predict", "--delimiter, --list-delimiter, --missing", "--input of CSV", (*_PREDICT, "--delimiter", ";")
+        "predict",
+        "--delimiter, --list-delimiter, --quote, --comment, --trim, --header, --columns, --missing",
+        "--input of CSV",
+        (*_PREDICT, "--delimiter", ";"),
     ),
     OptionEffect("predict", "--keep, --only", "an --output that ends in .parquet", (*_PREDICT, "--keep", "a")),
     OptionEffect("ps", "--ssd-direct-io", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-direct-io")),

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from ..errors import InvalidArgument
 from .config import FromList, StrictModel
+from .csv_dialect import CsvDialect
 from .path_text import PathText
 from .row_filter import parse_where
 
@@ -30,8 +31,6 @@ Paths: TypeAlias = Annotated[
         json_schema_extra={"allowed": "a path or URL, or a sequence of them; * and ? match file names"},
     ),
 ]
-_CHARACTER = r"^[\x00-\x7f]$"
-_OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"
 
 
 LabelValues: TypeAlias = dict[str, Literal[0, 1]]
@@ -144,44 +143,10 @@ class SampleColumns(StrictModel):
         return self
 
 
-class CsvSchema(SampleColumns):
+class CsvSchema(CsvDialect, SampleColumns):
     """Delimited text: the columns and the use of each. A column is given by its name, or its position from 0."""
 
     section: ClassVar[str] = "data.csv"
-
-    columns: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Names of all columns in file order; empty: the names in the header, or column_0, column_1, ..."
-    )
-    header: bool = Field(False, description="Whether the first line of each file is a header.")
-    delimiter: str = Field(
-        ",",
-        pattern=_CHARACTER,
-        description="Character between the fields of a line.",
-        json_schema_extra={"allowed": "one ASCII character"},
-    )
-    list_delimiter: str = Field(
-        "|",
-        pattern=_CHARACTER,
-        description="Character between the elements of a field that a feature of kind multi_hot or sequence reads.",
-        json_schema_extra={"allowed": "one ASCII character"},
-    )
-    quote: str = Field(
-        "",
-        pattern=_OPTIONAL_CHARACTER,
-        description="Character around fields that contain delimiters; empty: none.",
-        json_schema_extra={"allowed": "one ASCII character, or empty"},
-    )
-    comment: str = Field("", description="A line that begins with this text is skipped; empty: none.")
-    trim: bool = Field(False, description="Whether spaces around a field are dropped.")
-    missing: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Texts that mean a missing value, besides the empty field."
-    )
-
-    @model_validator(mode="after")
-    def _delimiters_differ(self) -> CsvSchema:
-        if self.list_delimiter == self.delimiter and not self.quote:
-            raise InvalidArgument("list_delimiter: is that of the fields of a line, so that lists need a quote")
-        return self
 
 
 class ColumnsSchema(SampleColumns):

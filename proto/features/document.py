@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, Strict, TypeAdapter
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
+from ..config.csv_dialect import CsvDialect
 from ..documents import checked, parse_json
 from ..errors import DataLoss, InvalidArgument
 from .base import Feature
 from .feature_set import FeatureSet
-from .kinds import NumericFeature, feature_of
+from .kinds import KINDS, NumericFeature, feature_of
 from .vocabulary import Vocabulary
 
 FEATURES = "features.json"
@@ -35,6 +36,8 @@ class FeatureDocument:
         statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
         vocabularies: the file of each vocabulary by the name of its feature.
         arguments: the features of each argument of the program, in order: one, or those that are its columns.
+        csv: how the delimited text of the training files writes its fields, every option of :class:`CsvDialect`; null:
+            there was none.
     """
 
     format: Literal[1]
@@ -42,6 +45,7 @@ class FeatureDocument:
     statistics: dict[_Text, _Numbers]
     vocabularies: dict[_Text, _Text]
     arguments: tuple[_Text | tuple[_Text, ...], ...]
+    csv: dict[_Text, Any] | None
 
 
 _DOCUMENT = TypeAdapter(FeatureDocument)
@@ -67,12 +71,13 @@ def files_of(features: FeatureSet, arguments: Arguments) -> dict[str, bytes]:
         "statistics": {name: list(values) for name, values in features.statistics.items()},
         "vocabularies": names,
         "arguments": list(arguments),
+        "csv": None if features.csv is None else features.csv.model_dump(mode="json"),
     }
     return {FEATURES: json.dumps(document, indent=1).encode(), **files}
 
 
 def _options(feature: Feature) -> dict[str, Any]:
-    return feature.model_dump(mode="json", exclude={"name"}, exclude_unset=True) | {"kind": feature.kind}  # type: ignore[attr-defined]
+    return feature.model_dump(mode="json", exclude={"name"}) | {"kind": feature.kind}  # type: ignore[attr-defined]
 
 
 def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
@@ -103,12 +108,13 @@ def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Argume
     place = f"{where}/{FEATURES}"
     document = checked(_DOCUMENT, parse_json(files[FEATURES], place, MOST_BYTES), place)
     try:
-        features = tuple(feature_of(name, entry) for name, entry in document.features.items())
+        features = tuple(feature_of(name, _chosen(entry)) for name, entry in document.features.items())
         vocabularies = {name: Vocabulary(files[file], file) for name, file in document.vocabularies.items()}
         given = FeatureSet.of([_without_vocabulary(feature) for feature in features], _no_file).statistics
     except (InvalidArgument, KeyError) as error:
         raise DataLoss(f"{place}: is damaged: {error}") from None
-    whole = FeatureSet(features, {**given, **document.statistics}, vocabularies)
+    csv = None if document.csv is None else _dialect_of(document.csv, place)
+    whole = FeatureSet(features, {**given, **document.statistics}, vocabularies, csv=csv)
     known = {feature.name for feature in features}
     needs = {feature.name for feature in features if getattr(feature, "vocabulary", None) is not None}
     used = {name for each in document.arguments for name in ([each] if isinstance(each, str) else each)}
@@ -118,6 +124,28 @@ def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Argume
         if isinstance(feature, NumericFeature) and feature.scale != "none" and len(whole.statistics[feature.name]) != 2:
             raise DataLoss(f"{place}: is damaged: statistics.{feature.name} has not two numbers")
     return whole, document.arguments
+
+
+def _chosen(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a feature without those that are the default, which may have no effect beside others."""
+    fields = KINDS[options["kind"]].model_fields if options.get("kind") in KINDS else {}
+    plain = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    return {
+        name: value
+        for name, value in options.items()
+        if name == "kind"
+        or name not in plain
+        or value != (list(plain[name]) if isinstance(plain[name], tuple) else plain[name])
+    }
+
+
+def _dialect_of(options: dict[str, Any], place: str) -> CsvDialect:
+    if set(options) != set(CsvDialect.model_fields):
+        raise DataLoss(f"{place}: is damaged: csv has not the options of a dialect")
+    try:
+        return CsvDialect.model_validate(options)
+    except (ValidationError, InvalidArgument) as error:
+        raise DataLoss(f"{place}: is damaged: csv: {' '.join(str(error).split())}") from None
 
 
 def _without_vocabulary(feature: Feature) -> Feature:

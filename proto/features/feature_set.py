@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..config.csv_dialect import CsvDialect
 from ..errors import FailedPrecondition, InvalidArgument
 from ..row_keys import TextHasher, hash_texts
 from .base import Feature
@@ -26,12 +27,14 @@ class FeatureSet:
         statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
         vocabularies: by the name of a feature.
         hasher: makes keys of texts.
+        csv: how the delimited text of the training files writes its fields; None: it is not known, or there was none.
     """
 
     features: tuple[Feature, ...]
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     hasher: TextHasher = field(default=hash_texts, compare=False)
+    csv: CsvDialect | None = None
 
     @staticmethod
     def of(features: Sequence[Feature], open_file: Opener) -> FeatureSet:

@@ -10,13 +10,18 @@ import os
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import pytest
+import yaml
 
+import sparserow as sr
+from sparserow.deploy.cli import main
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
+from sparserow.worker.metrics.binary import auc
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "deploy" / "jobs"
@@ -92,3 +97,36 @@ def test_criteo_sample_reads_whole(data):
     assert [len(batch) for batch in batches] == [64, 64, 64, 8]
     lines = path.read_text().splitlines()[1:]
     assert sum(int(batch.labels.sum()) for batch in batches) == sum(line[0] == "1" for line in lines)
+
+
+def test_adult_is_predicted_as_it_was_trained(launcher, data, tmp_path):
+    """A job with features over columns without a header, with spaces and comments: its test file, predicted, has the
+    AUC of the job's own test, because ``predict`` reads it by the dialect that was published with the features."""
+    job = yaml.safe_load((JOBS / "adult.yaml").read_text())
+    csv = job["data"]["csv"]
+    features: dict = {name: {"kind": "dense", "scale": "standardize"} for name in csv.pop("numeric")}
+    features |= {name: {"kind": "id"} for name in csv.pop("categorical")}
+    del csv["buckets"]
+    job["data"] |= {"train": str(data / "adult.data"), "test": str(data / "adult.test")}
+    job["features"] = features
+    job["train"]["epochs"] = 1
+    job["publish"] = {"root": str(tmp_path / "models"), "model": "adult"}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
+    run = launcher.start("train", str(tmp_path / "job.yaml"), "--json", str(tmp_path / "result.json"))
+    assert run.popen.wait(600) == 0, run.err
+    trained = json.loads((tmp_path / "result.json").read_text())["test_auc"]
+    assert trained > 0.9
+
+    commented = tmp_path / "with_comments.txt"
+    lines = (data / "adult.test").read_text().splitlines()
+    commented.write_text("\n".join(["|1x3 Cross validator", *lines, ""]))
+    labels = np.array([">50K" in line for line in lines if line.strip()])
+    with sr.local_serving("adult", root=str(tmp_path / "models")) as serving, pytest.raises(SystemExit) as ended:
+        main(
+            ["predict", "--model=adult", f"--root={tmp_path / 'models'}", f"--serving={','.join(serving.addresses)}",
+             f"--input={commented}", f"--output={tmp_path / 'scores'}"]
+        )  # fmt: skip
+    assert ended.value.code == 0
+    scores = np.array([float(line) for line in (tmp_path / "scores").read_text().split()])
+    assert len(scores) == len(labels)
+    assert auc(scores, labels) == pytest.approx(trained, abs=1e-6)

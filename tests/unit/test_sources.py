@@ -21,7 +21,7 @@ from s3_server import s3_bucket, s3_server
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
-from sparserow.proto.features.kinds import IdFeature, SequenceFeature
+from sparserow.proto.features.kinds import IdFeature, MultiHotFeature, SequenceFeature
 from sparserow.proto.row_keys import hash_key
 from sparserow.worker.data import BadLine, Batch, ClickReader, ReadOptions
 from sparserow.worker.data.sources import fit_features, ipc, open_reader, parquet
@@ -372,3 +372,21 @@ def test_json_lines_that_cannot_be_read_are_named_or_skipped(tmp_path):
         assert rows_of(reader) == [i for i in range(100) if i not in (40, 41, 60)]
         assert reader.bad_lines == 2
         assert "line 41" in str(reader.first_bad_line)
+
+
+def test_weights_of_json_lines_may_have_fractions_after_the_first_lines(tmp_path):
+    """The first mebibyte gives the types, and its lists have integers alone; keys in lists stay integers."""
+    path = tmp_path / "log.jsonl"
+    rows = [{"y": i % 2, "s": [i, i + 1], "w": [1, 2], "day": ["2024-01-05"]} for i in range(30_000)]
+    rows += [{"y": 1, "s": [7, 8], "w": [0.5, 2], "day": ["never"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert path.stat().st_size > 1 << 20
+    config = config_of(path, "jsonl", "on_bad_line=skip", roles="{label: y}")
+    config.read_features((MultiHotFeature("s", weights="w"), SequenceFeature("day", max_len=2)))
+    reader = reader_of(config, batch_size=len(rows))
+    (batch,) = reader
+    assert len(batch) == len(rows)
+    keys, _, weights = batch.tensors["s"]
+    assert weights.tolist()[-2:] == [0.5, 2.0]
+    assert keys.tolist()[-2:] == [hash_key("7"), hash_key("8")]
+    assert batch.tensors["day"][0].tolist()[-1] == hash_key("never")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ...proto.config.csv_dialect import CsvDialect
 from ...proto.config.data_config import ColumnRef, CsvSchema
 from ...proto.errors import InvalidArgument
 from .formats import FileFormat, fields_of
@@ -47,7 +48,7 @@ def with_names(schema: CsvSchema, path: str) -> CsvSchema:
     )
 
 
-def csv_format(schema: CsvSchema, path: str, uses: Iterable[tuple[str, FieldKind]]) -> FileFormat:
+def csv_format(schema: CsvDialect, path: str, uses: Iterable[tuple[str, FieldKind]]) -> FileFormat:
     """Returns the format of one file.
 
     Args:
@@ -73,7 +74,7 @@ def csv_format(schema: CsvSchema, path: str, uses: Iterable[tuple[str, FieldKind
     return FileFormat(layout, schema.header)
 
 
-def names_of(schema: CsvSchema, path: str) -> tuple[str, ...]:
+def names_of(schema: CsvDialect, path: str) -> tuple[str, ...]:
     """Returns the names of all fields of a line, in file order.
 
     Raises:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...proto.config.csv_dialect import CsvDialect
 from ...proto.config.job import JobConfig
 from ...proto.features.base import Feature
 from ...proto.features.document import files_of
 from ...proto.features.kinds import SequenceFeature
 from ..data import FittedFeatures
+from ..data.criteo import COLUMNS
 from ..data.sources.feature_columns import feature_set
 from .build_model import input_names
 
@@ -32,10 +34,21 @@ def published_features(job: JobConfig, fitted: FittedFeatures) -> dict[str, byte
     statistics = {**features.statistics, **fitted.statistics}
     drawn = [task.item for task in job.all_tasks if task.negatives is not None]
     served = tuple(_list_of(each) if each.name in drawn else each for each in features.features)
-    whole, names = replace(features, features=served, statistics=statistics), input_names(job.model, spec)
+    whole, names = (
+        replace(features, features=served, statistics=statistics, csv=_dialect_of(job)),
+        input_names(job.model, spec),
+    )
     if names is not None:
         return files_of(whole, names)
     return files_of(whole, (tuple(feature.name for feature in spec.dense), spec.sparse_names))
+
+
+def _dialect_of(job: JobConfig) -> CsvDialect | None:
+    """Returns how the training files write their fields, so that files to predict are read alike."""
+    if job.data.format == "criteo":
+        return CsvDialect(columns=COLUMNS, delimiter="\t")
+    csv = job.data.csv
+    return None if csv is None else CsvDialect(**{name: getattr(csv, name) for name in CsvDialect.model_fields})
 
 
 def _list_of(feature: Feature) -> SequenceFeature:

@@ -30,17 +30,17 @@ class JsonLinesFile:
 
     Args:
         path: the path or URL of the file.
-        roles: the columns that will be read.
+        coded: the columns whose integers are ids.
     """
 
     has_blanks = True
 
-    def __init__(self, path: str, roles: ColumnRoles) -> None:
+    def __init__(self, path: str, coded: Sequence[str]) -> None:
         self._path = path
         self.is_sequential = is_compressed(path)
         self._runs = TextRuns()
-        found = _first_schema(path, roles.coded)
-        self.schema = pa.schema([field.with_type(_type_of(field.type, field.name, roles)) for field in found])
+        found = _first_schema(path, coded)
+        self.schema = pa.schema([field.with_type(_type_of(field.type, field.name in coded)) for field in found])
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the lines of each run; a place is (byte offset, bytes, number of the first line, lines)."""
@@ -90,14 +90,20 @@ class JsonLinesFormat:
 
     def open(self, path: str, roles: ColumnRoles) -> JsonLinesFile:
         """Opens a file."""
-        return JsonLinesFile(path, roles)
+        return JsonLinesFile(path, roles.coded)
 
 
-def _type_of(kind: Any, name: str, roles: ColumnRoles) -> Any:
-    """Returns the type with which a column is parsed, where its first lines have ``kind``."""
+def _type_of(kind: Any, is_key: bool) -> Any:
+    """Returns the type with which a column, or an element of its lists, is parsed, where its first lines have ``kind``.
+
+    Args:
+        kind: the type that Arrow infers.
+        is_key: whether integers are ids; of other integers later lines may have fractions.
+    """
+    if types.is_list(kind):
+        return pa.list_(_type_of(kind.value_type, is_key))
     if types.is_timestamp(kind):
         return pa.string()  # as it is written; Arrow takes texts that look like times for times
-    is_key = name in roles.coded
     if types.is_null(kind):
         return pa.string() if is_key else pa.float64()
     return pa.float64() if types.is_integer(kind) and not is_key else kind
