@@ -14,6 +14,7 @@ from .path_text import PathText
 from .row_filter import parse_where
 
 ColumnRef: TypeAlias = str | int
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 NumericTransform: TypeAlias = Literal["none", "log", "standardize", "log_standardize"]
 
 
@@ -95,8 +96,12 @@ class SampleColumns(StrictModel):
     )
     timestamp: Annotated[str | None, Field(min_length=1)] = Field(
         None,
-        description="Column of the time of a sample, a timestamp or a text of ISO 8601: windows of metrics.progressive "
-        "say in metrics.file from when to when their samples are. null: none.",
+        description="Column of the time of a sample, a timestamp, a date or a text of ISO 8601: windows of "
+        "metrics.progressive say in metrics.file from when to when their samples are. null: none.",
+    )
+    timestamp_unit: TimeUnit | None = Field(
+        None,
+        description="What integers of timestamp count since 1970 in UTC: s, ms, us or ns; null: they are no times.",
     )
     numeric: dict[str, NumericTransform] = _NUMERIC
     categorical: Annotated[tuple[ColumnRef, ...], FromList] = _CATEGORICAL
@@ -136,6 +141,8 @@ class SampleColumns(StrictModel):
             )
         columns = list(self.roles.values())
         twice = next((column for column in columns if columns.count(column) > 1), None)
+        if self.timestamp_unit is not None and self.timestamp is None:
+            raise InvalidArgument("timestamp_unit: has no effect without timestamp; remove it")
         if twice is not None:
             raise InvalidArgument(
                 f"column {twice} has two roles; allowed: one of label, sample_weight, group and timestamp"

@@ -26,7 +26,7 @@ from .kinds import (
     TimeFeature,
 )
 from .statistics import Statistics
-from .times import TIME_FORM, are_no_times, moments
+from .times import COUNT_FORM, TIME_FORM, are_no_times, moments
 from .vocabulary import Vocabulary
 
 # The function of each part of a time, and its first value.
@@ -188,12 +188,13 @@ def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
     if pa.types.is_null(array.type):
         return np.full(len(array), feature.null_key, dtype=np.int64)
     try:
-        found = moments(array)
+        found = moments(array, feature.unit)
     except pa.ArrowTypeError:
-        raise cells.refuse(column, f"has type {array.type}; {TIME_FORM} is needed") from None
+        form = COUNT_FORM if feature.unit is not None else f"{TIME_FORM} is needed, or a unit: of integers"
+        raise cells.refuse(column, f"has type {array.type}; {form}") from None
     except pa.ArrowInvalid:
         raise cells.refuse_row(
-            column, are_no_times(array), lambda row: f"is no timestamp: {_short(array[row])}"
+            column, are_no_times(array, feature.unit), lambda row: f"is no timestamp: {_short(array[row])}"
         ) from None
     local = found.cast(pa.timestamp(found.type.unit, tz=feature.zone))
     values = pc.fill_null(pc.subtract(pc.cast(part(local), pa.int64()), first), feature.null_key)
@@ -202,7 +203,9 @@ def _part_of_time(feature: TimeFeature, cells: Cells) -> npt.NDArray[np.int64]:
 
 def _short(text: pa.Scalar) -> str:
     value = text.as_py()
-    return repr((value if isinstance(value, str) else value.decode(errors="backslashreplace"))[:_SHOWN_CHARACTERS])
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    return repr(value[:_SHOWN_CHARACTERS]) if isinstance(value, str) else repr(value)
 
 
 def _rows_of(items: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

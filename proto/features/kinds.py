@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from ..config.config import FromList
+from ..config.data_config import TimeUnit
 from ..errors import InvalidArgument, not_allowed
 from .base import MOST_KEYS, CellKind, Feature, KeyOptions, OneColumn
 
@@ -222,18 +223,22 @@ class SplitFeature(ListOfKeys):
 class TimeFeature(OneColumn):
     """A part of a timestamp as a key, counted from 0. Gives (n) int64.
 
-    A null has a key of its own, behind the others. A timestamp without a zone is in UTC. A text of ISO 8601 is one as
-    well, and may end in Z or an offset.
+    A null has a key of its own, behind the others. A timestamp without a zone is in UTC, and so is a date. A text of
+    ISO 8601 is one as well, and may end in Z or an offset.
 
     Attributes:
         part: "hour" (24 keys), "weekday" (7, Monday is 0), "day" of the month (31) or "month" (12).
         zone: the name of the time zone in which the part is taken.
+        unit: what integers count since 1970 in UTC: "s", "ms", "us" or "ns"; None: integers are no times.
         table: the name of the table that the keys look up; None: the name of the feature.
     """
 
     kind: Literal["time"] = "time"
     part: Literal["hour", "weekday", "day", "month"] = Field("hour", description="Part of the timestamp.")
     zone: str = Field("UTC", min_length=1, description="Time zone in which the part is taken.")
+    unit: TimeUnit | None = Field(
+        None, description="What integers count since 1970 in UTC: s, ms, us or ns; null: integers are no times."
+    )
     table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
 
     @property

@@ -87,7 +87,7 @@ def test_wrong_sets_are_named() -> None:
             "row 0 has a null in its list, which on_null",
         ),
         (sr.TimeFeature("a"), {"a": ["noon"]}, "row 0 is no timestamp: 'noon'"),
-        (sr.TimeFeature("a"), {"a": [3]}, "has type int64; a timestamp, or a text of ISO 8601 is needed"),
+        (sr.TimeFeature("a"), {"a": [3]}, "has type int64; a timestamp, a date, or a text of ISO 8601 is needed"),
         (sr.IdFeature("a"), {"a": [1], "b": [1, 2]}, "the columns have different lengths: a 1, b 2"),
         (sr.IdFeature("a"), {"a": [1, "x"]}, "column 'a': Arrow cannot take it"),
     ],

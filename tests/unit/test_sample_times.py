@@ -17,6 +17,7 @@ import torch
 import sparserow as sr
 from sparserow.deploy.train.run_log import RunLog
 from sparserow.proto.config.config import load_config
+from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.features.cells import is_plain_text
 from sparserow.proto.features.times import microseconds
@@ -105,7 +106,11 @@ def test_times_are_microseconds_in_utc(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("form", "cell", "message"),
     [
-        ("csv", "noon", "line 21, column when: 'noon' is not a time; expected a timestamp, or a text of ISO 8601"),
+        (
+            "csv",
+            "noon",
+            "line 21, column when: 'noon' is not a time; expected a timestamp, a date, or a text of ISO 8601",
+        ),
         ("csv", "", "line 21, column when: null is not a time"),
         ("jsonl", "2024-13-01", "row 20, column when: '2024-13-01' is not a time"),
         ("parquet", "", "row 20, column when: null is not a time"),
@@ -158,7 +163,7 @@ def test_a_timestamp_without_an_effect_is_refused(tmp_path: Path, sets: list[str
 def test_a_column_of_another_type_is_no_time(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": [3.5, 4.5]}), path)
-    with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is double; expected a timestamp, or a"):
+    with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is double; expected a timestamp, a dat"):
         fit_features(job_of(path, "parquet", "features={user: {kind: id}}").data)
 
 
@@ -179,3 +184,79 @@ def test_a_column_of_lists_is_no_time(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": [["a"], ["b"]]}), path)
     with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is list<.*>; expected a timestamp"):
         fit_features(job_of(path, "parquet", "features={user: {kind: id}}").data)
+
+
+UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_integers_are_times_by_their_unit(tmp_path: Path, form: str, unit: str) -> None:
+    path = tmp_path / f"log.{form}"
+    whens = [time // 1_000_000 * UNITS[unit] for time in TIMES]
+    clicks, users = [row % 2 for row in range(ROWS)], [row % 7 for row in range(ROWS)]
+    if form == "parquet":
+        pa.parquet.write_table(pa.table({"click": clicks, "user": users, "when": whens}), path)
+    elif form == "csv":
+        rows = zip(clicks, users, whens, strict=True)
+        path.write_text("click,user,when\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    else:
+        rows = zip(clicks, users, whens, strict=True)
+        path.write_text(
+            "".join(json.dumps(dict(zip(("click", "user", "when"), row, strict=True))) + "\n" for row in rows)
+        )
+    section = "csv" if form == "csv" else "columns"
+    sets = [f"data.{section}.timestamp_unit={unit}", f"features.hour.unit={unit}"]
+    job = job_of(path, form, *sets)
+    batches = list(open_reader(job.data, "train", fit_features(job.data), ReadOptions(batch_size=128)))
+    assert [time for batch in batches for time in batch.times.tolist()] == TIMES
+    hours = [datetime.datetime.fromtimestamp(time / 1e6, datetime.UTC).hour for time in TIMES]
+    assert [hour for batch in batches for hour in batch.tensors["hour"].tolist()] == hours
+
+
+def test_dates_are_times(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    days = [datetime.date(2024, 2, 27) + datetime.timedelta(days=row) for row in range(ROWS)]
+    for kind in (pa.date32(), pa.date64()):
+        table = pa.table({"click": [0, 1] * (ROWS // 2), "user": range(ROWS), "when": pa.array(days, kind)})
+        pa.parquet.write_table(table, path)
+        job = job_of(path, "parquet", "features.hour={kind: time, column: when, part: day}")
+        (batch,) = open_reader(job.data, "train", fit_features(job.data), ReadOptions(batch_size=ROWS))
+        midnight = datetime.time(tzinfo=datetime.UTC)
+        assert batch.times.tolist() == [int(datetime.datetime.combine(day, midnight).timestamp() * 1e6) for day in days]
+        assert batch.tensors["hour"].tolist() == [day.day - 1 for day in days]
+
+
+@pytest.mark.parametrize(
+    ("sets", "cells", "message"),
+    [
+        ((), [1, 2], r"data.columns.timestamp: column when of .* is int64; expected a timestamp, a date, or a text"),
+        (
+            ("data.columns.timestamp_unit=s",),
+            [1, 10**15],
+            r"column when: '1000000000000000' is not a time; expected .* unit",
+        ),
+        (
+            ("data.columns.timestamp_unit=ms",),
+            [1.5, 2.5],
+            r"column when of .* is double; expected .* of the given unit",
+        ),
+    ],
+)
+def test_integers_without_a_unit_and_beyond_it_are_refused(
+    tmp_path: Path, sets: tuple[str, ...], cells: list[int], message: str
+) -> None:
+    path = tmp_path / "log.parquet"
+    pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": cells}), path)
+    job = job_of(path, "parquet", "features={user: {kind: id}}", *sets)
+    with pytest.raises(sr.InvalidArgument, match=message):
+        list(open_reader(job.data, "train", fit_features(job.data), ReadOptions(batch_size=ROWS)))
+
+
+def test_a_feature_of_integers_needs_a_unit() -> None:
+    columns = {"when": [1_700_000_000, 3600]}
+    assert sr.Features([sr.TimeFeature("when", unit="s")])(columns)["when"].tolist() == [22, 1]
+    with pytest.raises(sr.InvalidArgument, match=r"has type int64; a timestamp.* or a unit: of integers"):
+        sr.Features([sr.TimeFeature("when")])(columns)
+    with pytest.raises(sr.InvalidArgument, match=r"timestamp_unit: has no effect without timestamp"):
+        load_config(DataConfig, None, ["format=csv", "train=a", "test=a", "csv={label: a, timestamp_unit: s}"])

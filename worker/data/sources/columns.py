@@ -17,7 +17,7 @@ from pyarrow import types
 from ....cpp_ext import _client
 from ....proto.features.cells import hashed_texts, texts_of, whole
 from ....proto.features.jagged import Jagged
-from ....proto.features.times import TIME_FORM, microseconds
+from ....proto.features.times import COUNT_FORM, TIME_FORM, microseconds
 from ....proto.row_keys import hash_key
 from ..bad_line import BadLine, BadLinePolicy, shown
 from ..decoded import Lines
@@ -75,7 +75,7 @@ class ColumnDecoder(ABC):
         if roles.group is not None:
             groups = _keys(self.column(table, roles.group, "text"))
         if roles.timestamp is not None:
-            times, has_none = microseconds(whole(self.column(table, roles.timestamp, "text")))
+            times, has_none = microseconds(whole(self.column(table, roles.timestamp, "text")), roles.timestamp_unit)
             is_good &= ~has_none
         labels = labels if len(roles.spec.labels) else labels[:, 0]
         lines = Lines(numeric, keys, labels, lists, weights, groups, times)
@@ -125,7 +125,8 @@ class ColumnDecoder(ABC):
             return BadLine(path, number, roles.weight, text, self._unit)
         assert roles.timestamp is not None
         told = _shown_cell(self.column(row, roles.timestamp, "text"))
-        return BadLine(path, number, roles.timestamp, f"{told} is not a time; expected {TIME_FORM}", self._unit)
+        form = TIME_FORM if roles.timestamp_unit is None else COUNT_FORM
+        return BadLine(path, number, roles.timestamp, f"{told} is not a time; expected {form}", self._unit)
 
 
 def _shown_cell(column: Any) -> str:

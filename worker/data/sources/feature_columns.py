@@ -28,7 +28,7 @@ from ..feature_tensors import read_vocabulary
 from ..features import FeatureSpec
 from ..source import DecodedPart
 from .columns import ColumnDecoder, Inputs
-from .roles import LIST, NUMBER, TEXT, TIME, ColumnRoles, InputColumn, labels_of
+from .roles import COUNT, LIST, NUMBER, TEXT, TIME, ColumnRoles, InputColumn, labels_of
 
 
 def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool) -> ColumnRoles:
@@ -69,7 +69,14 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
         for column, kind in feature.cells.items()
     ]
     return ColumnRoles(
-        schema.section, labels, tuple(inputs), spec, schema.sample_weight, schema.group, schema.timestamp
+        schema.section,
+        labels,
+        tuple(inputs),
+        spec,
+        schema.sample_weight,
+        schema.group,
+        schema.timestamp,
+        schema.timestamp_unit,
     )
 
 
@@ -102,7 +109,9 @@ def _expected(feature: Feature, kind: CellKind) -> str:
         return NUMBER
     if kind in ("texts", "numbers"):
         return LIST
-    return TIME if isinstance(feature, TimeFeature) else TEXT
+    if isinstance(feature, TimeFeature):
+        return TIME if feature.unit is None else COUNT
+    return TEXT
 
 
 def _options(feature: Feature, features: FeatureSet) -> str:

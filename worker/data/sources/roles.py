@@ -10,11 +10,11 @@ from typing import Any
 
 from pyarrow import types
 
-from ....proto.config.data_config import SampleColumns
+from ....proto.config.data_config import SampleColumns, TimeUnit
 from ....proto.errors import InvalidArgument
 from ....proto.features.base import CellKind
 from ....proto.features.cells import is_plain_text
-from ....proto.features.times import TIME_FORM
+from ....proto.features.times import COUNT_FORM, TIME_FORM
 from ..features import FeatureSpec
 from ..line_layout import FieldKind
 
@@ -88,6 +88,7 @@ class ColumnRoles:
         weight: the column of the samples' weights; None: there is none.
         group: the column of the samples' groups; None: there is none.
         timestamp: the column of the samples' times; None: there is none.
+        timestamp_unit: what its integers count since 1970; None: integers are no times.
     """
 
     section: str
@@ -97,6 +98,7 @@ class ColumnRoles:
     weight: str | None = None
     group: str | None = None
     timestamp: str | None = None
+    timestamp_unit: TimeUnit | None = None
 
     @property
     def uses(self) -> tuple[tuple[str, FieldKind], ...]:
@@ -169,7 +171,7 @@ def _wanted(roles: ColumnRoles, filtered: Sequence[str]) -> Iterator[tuple[str, 
     if roles.group is not None:
         yield f"{roles.section}.group", roles.group, TEXT
     if roles.timestamp is not None:
-        yield f"{roles.section}.timestamp", roles.timestamp, TIME
+        yield f"{roles.section}.timestamp", roles.timestamp, TIME if roles.timestamp_unit is None else COUNT
     for name in filtered:
         yield "data.where", name, None
 
@@ -198,15 +200,16 @@ def _is_list(kind: Any) -> bool:
 
 def _is_time(kind: Any) -> bool:
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    return is_plain_text(kind) or bool(types.is_timestamp(kind) or types.is_null(kind))
+    return is_plain_text(kind) or bool(types.is_timestamp(kind) or types.is_date(kind) or types.is_null(kind))
 
 
-NUMBER, TEXT, LIST, TIME = "a number", "a text or an integer", "a list", TIME_FORM
+NUMBER, TEXT, LIST, TIME, COUNT = "a number", "a text or an integer", "a list", TIME_FORM, COUNT_FORM
 _ANY = "a text or a number"
 _ALLOWED = {
     NUMBER: (_is_number,),
     TEXT: (_is_text,),
     LIST: (_is_list,),
     TIME: (_is_time,),
+    COUNT: (_is_time, types.is_integer),
     _ANY: (_is_number, _is_text),
 }
