@@ -317,22 +317,26 @@ class ControlClient(Closing):
         reply: pb.LeaseDataReply = self._call("LeaseData", request)
         return reply
 
-    def begin_save(self, url: str, identity: WorkerIdentity | None, *, deadline_sec: float) -> str:
+    def begin_save(
+        self, url: str, identity: WorkerIdentity | None, *, attempt: int = 0, deadline_sec: float
+    ) -> pb.BeginSaveReply:
         """Makes the folder of a checkpoint in ``url``, or finds the one that the job's other workers have begun.
 
         Args:
             url: a URL of fsspec that means the same to the coordinator and the shards.
             identity: the worker that saves; None saves rows alone.
+            attempt: which save of the worker's job this is, from 1; 0 without a worker.
             deadline_sec: the deadline in seconds, including the wait for a save that is under way.
 
         Returns:
-            The name of the checkpoint.
+            The name of the checkpoint; or why this attempt ended without the worker, with the number of the newest.
 
         Raises:
             InvalidArgument, FailedPrecondition, ResourceExhausted: the folder cannot be made.
         """
-        request = pb.BeginSaveRequest(url=url, caller=caller_of(identity))
-        return str(self._call("BeginSave", request, deadline_sec).name)
+        request = pb.BeginSaveRequest(url=url, caller=caller_of(identity, attempt))
+        reply: pb.BeginSaveReply = self._call("BeginSave", request, deadline_sec)
+        return reply
 
     def enter_save(self, request: pb.EnterSaveRequest, identity: WorkerIdentity | None, *, deadline_sec: float) -> int:
         """Takes part in a save, and returns once the cut is made.
@@ -372,14 +376,20 @@ class ControlClient(Closing):
         self._call("KeepRows", request)
 
     def restore(
-        self, request: pb.RestoreRequest, identity: WorkerIdentity | None, *, deadline_sec: float
+        self, request: pb.RestoreRequest, identity: WorkerIdentity | None, *, attempt: int = 0, deadline_sec: float
     ) -> pb.RestoreReply:
         """Restores a checkpoint on all shards; every worker of the job calls it.
+
+        Args:
+            request: what is restored.
+            identity: the worker; None restores without a job.
+            attempt: which restore of the worker's job this is, from 1; 0 without a worker.
+            deadline_sec: the deadline in seconds.
 
         Raises:
             SparserowError: the restore failed; the rows then belong to no checkpoint.
         """
-        request.caller.CopyFrom(caller_of(identity))
+        request.caller.CopyFrom(caller_of(identity, attempt))
         reply: pb.RestoreReply = self._call("Restore", request, deadline_sec)
         return reply
 

@@ -22,6 +22,7 @@ class WorkerIdentity:
         found: the rows of each table of the namespace, by table name, when the job's generation began. The number is
             None where a shard could not be asked. At most 1,000 tables are listed, and none for a worker that joins a
             running job. The whole is None from a coordinator of the previous version, which does not count them.
+        saves_begun, restores_begun: the newest attempts of the job to save and to restore, when the worker joined.
     """
 
     job_id: int
@@ -32,6 +33,8 @@ class WorkerIdentity:
     namespace_id: int
     proof: bytes = field(default=b"", repr=False)
     found: Mapping[str, int | None] | None = field(default=None, repr=False)
+    saves_begun: int = 0
+    restores_begun: int = 0
 
     @staticmethod
     def of_reply(reply: pb.RegisterWorkerReply) -> WorkerIdentity:
@@ -47,13 +50,24 @@ class WorkerIdentity:
             found={table.name: table.rows if table.HasField("rows") else None for table in reply.found}
             if reply.HasField("found_count")
             else None,
+            saves_begun=reply.saves_begun,
+            restores_begun=reply.restores_begun,
         )
 
 
-def caller_of(identity: WorkerIdentity | None) -> pb.CheckpointCaller:
-    """Returns the worker in the form that messages have; an empty message for None."""
+def caller_of(identity: WorkerIdentity | None, attempt: int = 0) -> pb.CheckpointCaller:
+    """Returns the worker in the form that messages have; an empty message for None.
+
+    Args:
+        identity: the worker.
+        attempt: which save or restore of its job this is, from 1; 0 in messages that have none.
+    """
     if identity is None:
         return pb.CheckpointCaller()
     return pb.CheckpointCaller(
-        job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, proof=identity.proof
+        job_id=identity.job_id,
+        worker_id=identity.worker_id,
+        epoch=identity.epoch,
+        proof=identity.proof,
+        attempt=attempt,
     )

@@ -59,7 +59,7 @@ def save_(
     folder = absolute(url)
     columns = (SpinnerColumn(), TextColumn("save: {task.completed:,} bytes"), TimeElapsedColumn())
     with ControlClient(coordinator) as control:
-        name = control.begin_save(folder, None, deadline_sec=_SAVE_DEADLINE_SEC)
+        name = control.begin_save(folder, None, deadline_sec=_SAVE_DEADLINE_SEC).name
         control.enter_save(
             pb.EnterSaveRequest(url=folder, name=name, keep=keep, full_every=full_every),
             None,

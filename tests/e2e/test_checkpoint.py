@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ class Training:
 def save_rows(address: str, url: str) -> None:
     """As the command does: nobody waits for a worker."""
     with ControlClient(address) as control:
-        name = control.begin_save(url, None, deadline_sec=60)
+        name = control.begin_save(url, None, deadline_sec=60).name
         control.enter_save(pb.EnterSaveRequest(url=url, name=name), None, deadline_sec=60)
         while (reply := control.get_save(url, name, wait_sec=5)).phase != pb.SAVED:
             assert reply.phase != pb.FAILED, reply
@@ -523,3 +524,34 @@ def test_keep_removes_older_ones(cluster, tmp_path):
         for _ in range(4):
             sr.save(session, str(tmp_path), keep=2)
     assert files.list_names(Folder(str(tmp_path))) == ["save-000003", "save-000004"]
+
+
+def test_a_rank_that_comes_late_to_a_failed_save_gets_its_end_at_once(cluster, tmp_path):
+    """Rank 0 fails, before and after it has begun, and only then do the others call: nobody waits for a rank that does
+    not come, and the save after it has all of them."""
+    url, begun = str(tmp_path / "late"), threading.Barrier(2, timeout=120)
+    found: dict[int, str] = {}
+
+    def worker(rank: int) -> None:
+        with sr.connect(cluster.address, "late", rank=rank, world_size=2, staleness=None) as session:
+            if rank == 0:
+                session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0))
+            begun.wait()
+            with pytest.raises(sr.InvalidArgument):
+                sr.save(session, url, keep=0)  # on both: nothing has begun
+            begun.wait()
+            if rank == 0:
+                with pytest.raises(sr.SparserowError, match="extra"):
+                    sr.save(session, url, extra={"a": object()})  # it has begun, and cannot be written
+            begun.wait()
+            if rank == 1:
+                with pytest.raises(sr.Unavailable, match="another worker could not write its part of the checkpoint"):
+                    sr.save(session, url)
+            begun.wait()
+            found[rank] = sr.save(session, url).name
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(worker, rank) for rank in range(2)]:
+            done.result(timeout=300)
+    assert found[0] == found[1]
+    assert list(files.list_names(Folder(url))) == [found[0]]

@@ -62,7 +62,7 @@ def restore(address: str, url: Path | str, *, deadline_sec: float = 120, **field
 def save(address: str, url: Path, **fields) -> None:
     """As the command does."""
     with ControlClient(address) as control:
-        name = control.begin_save(str(url), None, deadline_sec=60)
+        name = control.begin_save(str(url), None, deadline_sec=60).name
         control.enter_save(pb.EnterSaveRequest(url=str(url), name=name, **fields), None, deadline_sec=60)
         while (reply := control.get_save(str(url), name, wait_sec=5)).phase != pb.SAVED:
             assert reply.phase != pb.FAILED, reply

@@ -67,7 +67,7 @@ def test_a_leader_that_is_gone_leaves_the_checkpoint_that_its_last_state_may_nam
     url = str(tmp_path)
     with ControlClient(address, deadline_sec=60.0) as control:
         wait_until(lambda: _is_ready(control), "the cluster to be ready")
-        name = control.begin_save(url, None, deadline_sec=60.0)
+        name = control.begin_save(url, None, deadline_sec=60.0).name
         etcd.writes.clear()
         control.enter_save(pb.EnterSaveRequest(url=url, name=name), None, deadline_sec=60.0)
         assert etcd.waiting.wait(60)

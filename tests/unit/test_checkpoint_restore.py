@@ -124,7 +124,7 @@ def restored(
                 shard_calls.fails_at = fails_at
                 shard_calls.stages.clear()
                 request.caller.job_id, request.caller.worker_id = job_id, ticket.worker_id
-                request.caller.epoch = ticket.epoch
+                request.caller.epoch, request.caller.attempt = ticket.epoch, 1
             restoring = asyncio.ensure_future(restores.restore(request))
             await asyncio.sleep(0.05)
             meanwhile()
@@ -263,3 +263,84 @@ def test_a_failed_restore_of_one_namespace_damages_no_other(cluster: Cluster, tm
     cluster.registry.remove(other.id)
     restored(cluster, shard_calls, Disk(), tmp_path)
     assert (cluster.shards.lineage, cluster.row_sources) == (lineage + 1, {})
+
+
+def caller_of(cluster: Cluster, ticket: Ticket, attempt: int) -> pb.CheckpointCaller:
+    return pb.CheckpointCaller(job_id=ticket.job_id, worker_id=ticket.worker_id, epoch=ticket.epoch, attempt=attempt)
+
+
+def saves_of(cluster: Cluster, shard_calls: FakeFleet, disk: Disk) -> CheckpointSaves:
+    operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
+    return CheckpointSaves(cluster, shard_calls, operations, disk.save)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_comes_late_to_a_failed_save_gets_its_end(cluster: Cluster, tmp_path: Path) -> None:
+    """One rank fails before another has called: that one begins no other save, for which nobody would come."""
+    first, second = joined(cluster, 2)
+    job = cluster.jobs.jobs[first.job_id]
+
+    async def scene() -> None:
+        saves = saves_of(cluster, FakeFleet(cluster), Disk())
+
+        async def begin(ticket: Ticket, attempt: int, url: Path = tmp_path) -> pb.BeginSaveReply:
+            return await saves.begin(pb.BeginSaveRequest(url=str(url), caller=caller_of(cluster, ticket, attempt)))
+
+        for attempt in (1, 2):
+            begun = await begin(first, attempt)
+            assert begun.name
+            assert (await begin(first, attempt)).name == begun.name, "a call that is repeated joins its own save"
+            request = pb.EnterSaveRequest(
+                url=str(tmp_path),
+                name=begun.name,
+                caller=caller_of(cluster, first, attempt),
+                problem="the disk is full",
+            )
+            with pytest.raises(Unavailable, match="the disk is full"):
+                await saves.enter(request)
+            late = await begin(second, attempt)
+            assert (late.name, late.attempts) == ("", attempt)
+            assert "the disk is full" in late.problem
+            assert late.problem_code == Unavailable.number
+        assert job.saves_begun == 2
+        one, other = await asyncio.gather(begin(second, 3), begin(first, 3))
+        assert one.name == other.name
+        with pytest.raises(SparserowError, match=r"another worker of the job saves to .*, this one to "):
+            await begin(second, 3, tmp_path / "elsewhere")
+        behind = await begin(first, 1)
+        assert (behind.name, behind.attempts) == ("", 3)
+        with pytest.raises(SparserowError, match=r"caller.attempt: 0 is not allowed; allowed: >= 1 of a worker"):
+            await begin(first, 0)
+        await saves.close()
+
+    (tmp_path / "elsewhere").mkdir()
+    asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))
+
+
+def test_a_worker_that_comes_late_to_a_failed_restore_gets_its_end(cluster: Cluster, tmp_path: Path) -> None:
+    first, second = joined(cluster, 2)
+    terms = JobTerms(world_size=1, staleness=None, grad_scale="mean")
+    other = cluster.jobs.register("ads", "another", 0, terms)
+    cluster.jobs.admit(other, 0.0)
+
+    async def scene() -> None:
+        shard_calls, disk = FakeFleet(cluster), Disk()
+        operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
+        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
+
+        async def restore(ticket: Ticket, attempt: int) -> pb.RestoreReply:
+            caller = caller_of(cluster, ticket, attempt)
+            return await restores.restore(pb.RestoreRequest(url=str(tmp_path), namespace="ads", caller=caller))
+
+        for attempt in (1, 2):
+            for ticket in (first, second):
+                with pytest.raises(FailedPrecondition, match="jobs ads/another are running on namespace ads"):
+                    await restore(ticket, attempt)
+        with pytest.raises(Unavailable, match="restore 1 of the job has ended without this worker"):
+            await restore(second, 1)
+        cluster.jobs.leave_in_order(other)
+        await operations.settle(first.job_id)
+        replies = await asyncio.gather(restore(first, 3), restore(second, 3))
+        assert [reply.rows for reply in replies] == [7, 7]
+        await restores.close()
+
+    asyncio.run(asyncio.wait_for(scene(), DEADLINE_SEC))

@@ -163,7 +163,7 @@ def test_a_timestamp_without_an_effect_is_refused(tmp_path: Path, sets: list[str
 def test_a_column_of_another_type_is_no_time(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": [3.5, 4.5]}), path)
-    with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is double; expected a timestamp, a dat"):
+    with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is double; expected a timestamp, a da"):
         fit_features(job_of(path, "parquet", "features={user: {kind: id}}").data)
 
 

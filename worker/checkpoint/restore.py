@@ -109,6 +109,7 @@ def restore(
     group = session.core.tensor_group
     if leads(session):
         cluster_of(session, "restore")
+    session.core.restores_begun += 1  # first of all, so that ranks count alike whatever is wrong on one of them
     session.flush()
     session.core.native.check_usable()
     if session.core.native.staged_calls:
@@ -139,7 +140,7 @@ def restore(
 
     def ask() -> _Reply:
         control, identity = cluster_of(session, "restore")
-        reply = control.restore(request, identity, deadline_sec=deadline_sec)
+        reply = control.restore(request, identity, attempt=session.core.restores_begun, deadline_sec=deadline_sec)
         return _Reply(reply.name, reply.step, reply.rows, reply.next_step)
 
     def ask_in_group() -> _Reply:

@@ -163,6 +163,7 @@ def save(
         Unavailable: a worker joined or left meanwhile; save again.
     """
     _control_of(session)
+    session.core.saves_begun += 1  # first of all, so that ranks count alike whatever is wrong on one of them
     if keep is not None and (not isinstance(keep, int) or keep < 1):
         raise not_allowed("save.keep", keep, ">= 1, or None")
     if not isinstance(full_every, int) or full_every < 1:
@@ -219,7 +220,12 @@ def _begun(session: Session, url: str, deadline_sec: float, *, has_parts: bool) 
 
     def begin() -> str:
         control, identity = cluster_of(session, "save")
-        return control.begin_save(url, identity, deadline_sec=deadline_sec)
+        attempt = session.core.saves_begun
+        reply = control.begin_save(url, identity, attempt=attempt, deadline_sec=deadline_sec)
+        session.core.saves_begun = max(reply.attempts, attempt)
+        if not reply.name:
+            raise error_of(reply.problem_code, f"save: {reply.problem}")
+        return str(reply.name)
 
     def begin_in_group() -> str:
         return on_leader(session.core.tensor_group, begin)

@@ -79,6 +79,9 @@ class SessionCore(SessionTables):
         super().__init__(native, catalog, placement)
         self._process = os.getpid()
         self.identity = identity
+        # The newest attempts of the job to save and to restore, which its workers make together and count alike.
+        self.saves_begun = 0 if identity is None else identity.saves_begun
+        self.restores_begun = 0 if identity is None else identity.restores_begun
         self.origins = ["" if cluster_id is None else f"{cluster_id:016x}"]
         self.found_tables = found_tables
         self._trace: Trace = NoTrace()

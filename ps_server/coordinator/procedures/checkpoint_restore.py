@@ -17,6 +17,8 @@ from ....proto.errors import (
     Internal,
     SparserowError,
     Unavailable,
+    error_of,
+    not_allowed,
 )
 from ..state.cluster import Cluster
 from ..state.damage import Damage
@@ -72,6 +74,7 @@ class CheckpointRestores:
         self._save = save
         self._tables_lock = tables_lock
         self._current: _Restore | None = None
+        self._failed: tuple[int, int, SparserowError] | None = None  # the job and the attempt of the last that failed
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -127,18 +130,37 @@ class CheckpointRestores:
             self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
         self._cluster.checkpoint_roots.check(request.url)
         current = self._current
+        self._check_not_late(caller)
         while current is not None and caller.job_id and current.request.caller.job_id not in (0, caller.job_id):
             assert current.done is not None
             await asyncio.wait({current.done})  # jobs of several namespaces are restored one after the other
             current = self._current
+        self._check_not_late(caller)
         if current is None:
             current = self._begin(_Restore(request))
+            if (job := self._cluster.jobs.jobs.get(caller.job_id)) is not None:
+                job.restores_begun = caller.attempt
         elif (current.is_loading and caller.job_id) or not _is_same(current.request, request):
             raise FailedPrecondition("another restore of this cluster is under way")
         current.entered.add((caller.worker_id, caller.epoch))
         current.next_step = max(current.next_step, request.next_step)
         assert current.done is not None
         return await asyncio.shield(current.done)
+
+    def _check_not_late(self, caller: pb.CheckpointCaller) -> None:
+        """Has a worker that comes late to an attempt of its job get the end of it, and begin no other one."""
+        if not caller.job_id:
+            return
+        if not caller.attempt:
+            raise not_allowed("caller.attempt", caller.attempt, ">= 1 of a worker")
+        self._cluster.jobs.find(caller.job_id, caller.worker_id, caller.epoch)
+        job, current = self._cluster.jobs.jobs[caller.job_id], self._current
+        is_under_way = current is not None and current.request.caller.job_id == caller.job_id
+        if caller.attempt > job.restores_begun or (is_under_way and caller.attempt == job.restores_begun):
+            return
+        if self._failed is not None and self._failed[:2] == (caller.job_id, caller.attempt):
+            raise error_of(self._failed[2].number, str(self._failed[2]))
+        raise Unavailable(f"restore {caller.attempt} of the job has ended without this worker; restore again")
 
     async def _run(self, restore: _Restore) -> None:
         assert restore.done is not None
@@ -150,6 +172,7 @@ class CheckpointRestores:
             restore.done.set_result(reply)
         except SparserowError as error:
             await self._note_failure(str(error))
+            self._failed = (restore.request.caller.job_id, restore.request.caller.attempt, error)
             restore.done.set_exception(error)
         except asyncio.CancelledError:
             restore.done.cancel()

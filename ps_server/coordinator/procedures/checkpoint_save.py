@@ -22,9 +22,11 @@ from ....proto.errors import (
     SparserowError,
     Unavailable,
     error_of,
+    not_allowed,
 )
 from ....proto.grpc_status import NotLeader
 from ..state.cluster import Cluster
+from ..state.membership import Job
 from ..state.shards import Shard
 from .membership_change import CUT_DEADLINE_SEC, CutPoint, JobOperations
 from .save import Caller, Save, SavePhase
@@ -76,30 +78,63 @@ class CheckpointSaves:
             InvalidArgument, FailedPrecondition: the URL is not allowed here.
             SparserowError: the folder cannot be made.
         """
-        caller = self._caller(request.caller)
+        caller, attempt = self._caller(request.caller), request.caller.attempt
         folder = await asyncio.to_thread(Folder, self._cluster.checkpoint_roots.check(request.url))
+        if caller[0] and not attempt:
+            raise not_allowed("caller.attempt", attempt, ">= 1 of a worker")
         while True:
             async with self._opening:  # released during another save, whose workers also come here
-                current = self._current
+                current, job = self._current, self._job(caller)
+                mine = None
+                if current is not None and job is not None:
+                    mine = current if (current.job_id, current.attempt) == (job.job_id, attempt) else None
+                if mine is not None and mine.phase is SavePhase.GATHERING:
+                    return self._join(mine, folder, caller)
+                if job is not None and mine is None and attempt <= job.saves_begun:
+                    return self._ended(job, attempt)
                 if current is None:
-                    return await self._open(folder, caller)
-                is_ours = current.job_id == caller[0] and current.folder.url == folder.url
-                if current.phase is SavePhase.GATHERING and is_ours and caller not in current.begun:
-                    current.begun.add(caller)
-                    return pb.BeginSaveReply(name=current.name)
+                    return await self._open(folder, caller, attempt)
             await current.is_over.wait()
 
-    async def _open(self, folder: Folder, caller: Caller) -> pb.BeginSaveReply:
+    def _job(self, caller: Caller) -> Job | None:
+        """Returns the job of a worker, which may have ended since it called; None for a caller without one."""
+        if not caller[0]:
+            return None
+        self._cluster.jobs.find(*caller)
+        return self._cluster.jobs.jobs[caller[0]]
+
+    @staticmethod
+    def _join(save: Save, folder: Folder, caller: Caller) -> pb.BeginSaveReply:
+        if save.folder.url != folder.url:
+            raise InvalidArgument(
+                f"save: another worker of the job saves to {save.folder.url}, this one to {folder.url}; all workers of "
+                "a job save to one folder"
+            )
+        save.begun.add(caller)
+        return pb.BeginSaveReply(name=save.name, attempts=save.attempt)
+
+    def _ended(self, job: Job, attempt: int) -> pb.BeginSaveReply:
+        """Answers a worker that comes late to an attempt of its job: with the end of it."""
+        found = (each for each in self._saves.values() if each.job_id == job.job_id and each.attempt == attempt)
+        save = next(found, None)
+        problem: SparserowError | None = None if save is None else save.problem
+        if problem is None:
+            problem = Unavailable(f"save {attempt} of the job has ended without this worker; save again")
+        return pb.BeginSaveReply(problem=str(problem), problem_code=problem.number, attempts=job.saves_begun)
+
+    async def _open(self, folder: Folder, caller: Caller, attempt: int) -> pb.BeginSaveReply:
         self._cluster.check_ready()
         self._cluster.check_whole()
         name = await asyncio.to_thread(files.begin_folder, folder, self._known_in(folder))
-        save = self._current = self._saves[folder.url, name] = Save(folder, name, caller[0], {caller})
+        save = self._current = self._saves[folder.url, name] = Save(folder, name, caller[0], attempt, {caller})
+        if (job := self._cluster.jobs.jobs.get(caller[0])) is not None:
+            job.saves_begun = attempt
         for old in list(self._saves)[:-16]:
             del self._saves[old]
         task = asyncio.get_running_loop().create_task(self._run(save))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return pb.BeginSaveReply(name=name)
+        return pb.BeginSaveReply(name=name, attempts=attempt)
 
     async def enter(self, request: pb.EnterSaveRequest) -> pb.EnterSaveReply:
         """Adds the state that a caller contributes; answers when the cut is made.

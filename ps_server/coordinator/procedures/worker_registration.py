@@ -92,6 +92,7 @@ class WorkerRegistrations:
         except BaseException:  # also when the caller has gone
             self._withdraw(ticket)
             raise
+        job = self._cluster.jobs.check(ticket)
         log.info("job %s/%s: rank %d is worker %d", request.namespace, request.job, request.rank, ticket.worker_id)
         return pb.RegisterWorkerReply(
             namespace_id=namespace_id,
@@ -104,6 +105,8 @@ class WorkerRegistrations:
             found=found.listed,
             found_count=found.count,
             quorum=request.quorum,
+            saves_begun=job.saves_begun,
+            restores_begun=job.restores_begun,
         )
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:

@@ -79,6 +79,10 @@ class Job:
     revision: int = 1
     gathered: bool = False  # whether all ranks have registered in this generation
     members: dict[int, Member] = field(default_factory=dict)  # by rank
+    # The newest attempts that its workers have made together. They are not kept: a coordinator that knows none goes on
+    # with what the workers count.
+    saves_begun: int = 0
+    restores_begun: int = 0
 
     @property
     def full_name(self) -> str:
