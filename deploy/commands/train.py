@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+NOT_PUBLISHED = 3  # the exit code of a run that has ended, and whose model could not be published
+
 
 def train(
     job: Annotated[Path, typer.Argument(help="The job file (YAML); docs/configuration.md lists its keys.")],
@@ -83,3 +85,6 @@ def train(
             for line in next_commands(result):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             write_result(json_file, result.as_dict())
+            if result.problem:
+                typer.echo(f"sparserow: {result.problem}", err=True)
+                raise typer.Exit(NOT_PUBLISHED)

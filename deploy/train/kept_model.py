@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...proto.checkpoint.folder import Folder
@@ -38,10 +38,12 @@ class KeptModel:
     Attributes:
         places: lines that say where the model is.
         commands: shell commands by their purpose: publish, serve.
+        problem: why the model was not published as the job says; "": it was, or the job has no section publish.
     """
 
     places: tuple[str, ...] = ()
     commands: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,34 @@ class TrainedModel:
 def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
     """Publishes the model when the job has a section ``publish``; otherwise keeps it in the folder ``keep``.
 
-    When the default folder cannot be used, the result says so in its places, because the run itself succeeded.
+    A model that cannot be published is kept as well, because its cluster may end with this run; the result has the
+    problem. When the default folder cannot be used, the result says so in its places, because the run itself succeeded.
 
     Raises:
-        SparserowError: the model cannot be written, and the job names the folder.
+        SparserowError: the model cannot be written, and the job names the folder, and has no section ``publish``.
     """
-    if job.publish is not None:
-        return _published(job, trained)
-    if job.keep is None:
-        return KeptModel()
+    if job.publish is None:
+        return KeptModel() if job.keep is None else _kept(job, trained, job.keep)
     try:
-        return _version(job, trained, job.keep) if job.cluster.address is None else _program(job, trained, job.keep)
+        return _published(job, trained)
+    except (SparserowError, OSError) as error:
+        log.error("the model could not be published to %s: %s", job.publish.root, error)
+        problem = f"publish.root {job.publish.root}: the model could not be published: {error}"
+    try:
+        kept = KeptModel(("nowhere, as keep is null",)) if job.keep is None else _kept(job, trained, job.keep)
+    except (SparserowError, OSError) as error:
+        kept = KeptModel((f"nowhere, as {absolute(str(job.keep))} cannot be used: {error}",))
+    return replace(kept, problem=problem)
+
+
+def _kept(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
+    try:
+        return _version(job, trained, folder) if job.cluster.address is None else _program(job, trained, folder)
     except (SparserowError, OSError) as error:
         if "keep" in job.model_fields_set:
             raise
         log.warning("the model could not be kept: %s", error)
-        return KeptModel((f"nowhere, as {absolute(job.keep)} cannot be used: {error}",))
+        return KeptModel((f"nowhere, as {absolute(folder)} cannot be used: {error}",))
 
 
 def _published(job: JobConfig, trained: TrainedModel) -> KeptModel:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...proto.config.job import JobConfig
-from ...proto.errors import FailedPrecondition, not_allowed
+from ...proto.errors import FailedPrecondition, SparserowError, not_allowed
 from ...worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _with_places(
         places.append(f"checkpoints in {job.train.checkpoint.url}")
     if job.cluster.address is not None:
         places.append(f"rows in namespace {job.name} of {job.cluster.address}")
-    return replace(result, kept=tuple(places), commands=kept.commands)
+    return replace(result, kept=tuple(places), commands=kept.commands, problem=kept.problem)
 
 
 def _card_of(job: JobConfig, result: TrainResult) -> dict[str, float]:
@@ -219,7 +219,7 @@ def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) ->
         try:
             identity.check_folders(job)
             _make_folder_of_models(job)
-        except FailedPrecondition as error:
+        except SparserowError as error:
             refusal = error
     if group.meets:
         refusal = group.share(refusal)
@@ -228,9 +228,19 @@ def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) ->
 
 
 def _make_folder_of_models(job: JobConfig) -> None:
-    """Creates the folder of models that the job names; raises FailedPrecondition when that fails."""
+    """Creates the folder of models that the job names, and writes and removes a file there, before anything trains.
+
+    Raises:
+        FailedPrecondition, ResourceExhausted: the folder cannot be written; the text names the setting.
+    """
     from ...proto.checkpoint.folder import Folder
 
     root = job.keep if job.publish is None else job.publish.root
     if root is not None and {"publish", "keep"} & job.model_fields_set and job.model.backend == "ps":
-        Folder(root).make()
+        try:
+            folder = Folder(root)
+            folder.make()
+            folder.probe()
+        except SparserowError as error:
+            setting = "keep" if job.publish is None else "publish.root"
+            raise type(error)(f"{setting}: models cannot be written there: {error}") from error

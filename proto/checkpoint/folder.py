@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -264,6 +265,16 @@ class Folder:
                 return bytes(self._again(lambda: self._file_system.cat_file(path))) == data
             except FileNotFoundError:  # the writer of the file has removed it meanwhile
                 return False
+
+    def probe(self) -> None:
+        """Writes a file and removes it, to find out early whether the folder can be written.
+
+        Raises:
+            FailedPrecondition, ResourceExhausted: it cannot.
+        """
+        name = f".probe-{secrets.token_hex(8)}"
+        self.put(name, b"")
+        self.delete(name)
 
     def delete(self, name: str) -> None:
         """Removes a file; the call is harmless when the file is gone.

@@ -237,8 +237,8 @@ class JobConfig(StrictModel):
     keep: Annotated[PathText | None, Field(min_length=1)] = Field(
         "kept-models",
         description="Folder, by path or URL, where a run without a section publish leaves its model as a version of "
-        "rows and program. The newest 3 versions without an alias are kept. With a running cluster only the program is "
-        "kept, as a file. null: nothing is kept.",
+        "rows and program; beside publish, a model that could not be published. The newest 3 versions without an alias "
+        "are kept. With a running cluster only the program is kept, as a file. null: nothing is kept.",
         json_schema_extra={"allowed": "a path or URL, or null"},
     )
     publish: PublishConfig | None = Field(
@@ -342,11 +342,8 @@ class JobConfig(StrictModel):
 
     @model_validator(mode="after")
     def _keep_has_a_model(self) -> JobConfig:
-        if self.keep is not None and "keep" in self.model_fields_set:
-            if self.model.backend == "local":
-                raise InvalidArgument("keep: needs model.backend ps; allowed with local: null")
-            if self.publish is not None:
-                raise InvalidArgument("keep: has no effect beside publish, which keeps the model; allowed: null")
+        if self.keep is not None and "keep" in self.model_fields_set and self.model.backend == "local":
+            raise InvalidArgument("keep: needs model.backend ps; allowed with local: null")
         return self
 
     @model_validator(mode="after")

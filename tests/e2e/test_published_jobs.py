@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,38 @@ def test_a_folder_that_cannot_be_used_fails_no_run_that_did_not_name_it(
     assert "kept-models" in published.error_line(), "it is said before the run, and not after it"
 
 
+@pytest.mark.parametrize("where", ["own cluster", "running cluster", "no keep"])
+def test_a_model_that_cannot_be_published_at_the_end_is_kept(
+    launcher: Launcher, job_file: Path, tmp_path: Path, where: str
+) -> None:
+    """The root was writable when the run began, which is probed, and is none when it ends."""
+    root, keep, result = tmp_path / "models", tmp_path / "kept", tmp_path / "result.json"
+    with ExitStack() as stack:
+        settings = [f"publish={{root: '{root}', model: ctr}}", "train.epochs=40"]
+        settings += ["keep=null"] if where == "no keep" else [f"keep={keep}"]
+        if where == "running cluster":
+            settings.append(f"cluster.address={stack.enter_context(sr.local_cluster(shards=1)).address}")
+        assigned = [part for setting in settings for part in ("--set", setting)]
+        run = launcher.start("train", str(job_file), *assigned, "--json", str(result), keeps=True)
+        run.wait_for("epoch 1/40")
+        assert list(root.iterdir()) == [], "what was probed is gone"
+        root.rmdir()
+        root.write_text("a file")
+        assert run.popen.wait(WAIT_SEC) == 3, run.err
+    said = json.loads(result.read_text())
+    assert f"publish.root {root}: the model could not be published" in said["problem"]
+    assert f"sparserow: publish.root {root}: the model could not be published" in run.err
+    assert len(said["history"]) == 40
+    if where == "own cluster":
+        assert said["kept"] == [f"ads@1 in {keep}"]
+        run_shell(launcher, said["commands"]["publish"])
+        assert auc_of(load_config(JobConfig, job_file), keep) == pytest.approx(said["test_auc"], abs=1e-4)
+    elif where == "running cluster":
+        assert said["kept"][0] == f"its program in {keep}/ads.program.pt2"
+    else:
+        assert said["kept"] == ["nowhere, as keep is null"]
+
+
 def test_a_run_that_keeps_nothing_says_so(launcher: Launcher, job_file: Path) -> None:
     run = launcher.start("train", str(job_file))
     assert run.popen.wait(WAIT_SEC) == 0, run.err
@@ -199,8 +232,6 @@ def test_a_run_that_keeps_nothing_says_so(launcher: Launcher, job_file: Path) ->
 
 
 def test_a_folder_for_models_has_an_effect_or_is_refused(job_file: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"keep: has no effect beside publish"):
-        load_config(JobConfig, job_file, ["keep=a", "publish={root: models}"])
     local = ["model.backend=local", "train.row_optimizer={kind: sgd}"]
     with pytest.raises(InvalidArgument, match=r"keep: needs model\.backend ps"):
         load_config(JobConfig, job_file, [*local, "keep=a"])

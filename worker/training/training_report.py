@@ -71,6 +71,7 @@ class TrainResult:
         quorum: with ``train.quorum``, counts over all workers: refused_steps had their quorum when a worker was done
             with them, and missed_steps were over before it began them. {} without.
         device: the device of the first worker's tower, such as "cpu" or "cuda:0".
+        problem: why the model was not published as the job says, though the run has ended; "": there was none.
     """
 
     test_auc: float
@@ -97,6 +98,7 @@ class TrainResult:
     best_checkpoint: str | None = None
     quorum: dict[str, int] = field(default_factory=dict)
     device: str = "cpu"
+    problem: str = ""
 
     @property
     def metrics(self) -> dict[str, float]:
