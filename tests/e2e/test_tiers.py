@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import sparserow as sr
 from shard_engine import lone_engine
@@ -182,3 +183,39 @@ def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path, ssd_en
         assert ended.value.code == 0
         with sr.connect(cluster.address, namespace="n") as session:
             np.testing.assert_array_equal(pull_all(session.table("hurt"), rows), before)
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Embedding(100, 4)
+        self.big = nn.Embedding(20_000, 512)  # 40 MB, of which a chunk alone is more than the budget
+
+
+def test_weights_beyond_the_budget_are_carried_to_the_ssd(tmp_path) -> None:
+    with (
+        sr.local_cluster(shards=1, memory_budget="16MiB", ssd_path=tmp_path) as cluster,
+        sr.connect(cluster.address, namespace="wide") as session,
+    ):
+        model = Wide()
+        weight = model.big.weight.detach().clone()
+        sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        some = np.arange(0, 20_000, 999)
+        np.testing.assert_array_equal(session.table("big").pull(some), weight[some])
+
+
+def test_a_carry_that_fails_leaves_no_table_for_the_next_try_to_find(caplog) -> None:
+    with sr.local_cluster(shards=1, memory_budget="16MiB") as cluster:
+        for _ in range(2):
+            with sr.connect(cluster.address, namespace="wide") as session:
+                model = Wide()
+                with pytest.raises(sr.ResourceExhausted, match=r"memory budget of 16\.0 MiB reached"):
+                    sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+                assert isinstance(model.small, nn.Embedding)
+                assert not session.core.catalog.list_tables("wide")
+        assert "were there before" not in caplog.text
+        with sr.connect(cluster.address, namespace="wide") as session:
+            model = Wide()
+            weight = model.small.weight.detach().clone()
+            sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["big"])
+            np.testing.assert_array_equal(session.table("small").pull(np.arange(100)), weight)

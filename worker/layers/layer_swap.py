@@ -6,7 +6,9 @@ import difflib
 import fnmatch
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +16,12 @@ import torch.distributed as dist
 from rich.progress import Progress
 from torch import nn
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
+from ...proto.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SparserowError, not_allowed
 from ...proto.optimizers import starts_at_zero
 from ...proto.schema import Constant, Normal, RowPolicy, Table, TableSchema
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
+from ..session.table import TableRows
 from ..session.tensor_group import on_leader
 from .deferred import tied_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
@@ -311,19 +314,31 @@ def _tables_of(session: Session, swaps: list[Swap]) -> list[TableSchema]:
 
 
 def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
-    existing = {schema.name for schema in session.core.catalog.list_tables(session.namespace)}
-    made = _tables_of(session, swaps)
-    if has_rows:
+    """Creates the tables, and writes the first rows of those that are new.
+
+    When it fails, the new tables are dropped: one with a part of its rows would count as there before at the next try,
+    which then sends nothing.
+    """
+    catalog = session.core.catalog
+    existing = {schema.name for schema in catalog.list_tables(session.namespace)}
+    if not has_rows:
+        return _tables_of(session, swaps)
+    try:
+        made = _tables_of(session, swaps)
         _tell_of_found(session, [schema.name for schema in made if schema.name in existing], len(made))
-    for swap, schema in zip(swaps, made, strict=True):
-        if not has_rows:
-            continue
-        if schema.name in existing:
-            continue
-        if swap.is_carried:
-            _carry(session, swap)
-        else:
-            _assign_padding(session, swap)
+        for swap, schema in zip(swaps, made, strict=True):
+            if schema.name in existing:
+                continue
+            if swap.is_carried:
+                _carry(session, swap)
+            else:
+                _assign_padding(session, swap)
+    except BaseException:
+        for swap in swaps:
+            if swap.schema.name not in existing:
+                with suppress(SparserowError):  # that of the failure is told
+                    catalog.drop_table(session.namespace, swap.schema.name)
+        raise
     return made
 
 
@@ -358,9 +373,34 @@ def _carry(session: Session, swap: Swap) -> None:
     rows = session.table(swap.schema.name)
     weight = swap.layer.weight.detach()
     step = max(1, CARRY_CHUNK_BYTES // (4 * weight.shape[1]))
+    most = step
     for begin in _with_progress(weight.shape[0], step, f"sending {swap.schema.name}", 4 * weight.numel()):
         part = weight[begin : begin + step].to("cpu", torch.float32).numpy()
-        rows.assign(np.arange(begin, begin + len(part), dtype=np.uint64), part)
+        most = _assign_within_budget(rows, begin, part, most)
+
+
+def _assign_within_budget(rows: TableRows, begin: int, part: np.ndarray[Any, np.dtype[np.float32]], most: int) -> int:
+    """Assigns rows by their number, at most ``most`` at a time, and fewer where the budget of a shard has no more room
+    at once; a shard with an SSD makes room meanwhile.
+
+    Returns:
+        The number of rows that a shard has taken at once.
+
+    Raises:
+        ResourceExhausted: a shard has no room for a single row.
+    """
+    at = 0
+    while at < len(part):
+        count = min(most, len(part) - at)
+        try:
+            rows.assign(np.arange(begin + at, begin + at + count, dtype=np.uint64), part[at : at + count])
+        except ResourceExhausted:
+            if count == 1:
+                raise
+            most = count // 2
+            continue
+        at += count
+    return most
 
 
 def _with_progress(total: int, step: int, title: str, total_bytes: int) -> Iterator[int]:
