@@ -235,3 +235,39 @@ def test_a_run_goes_on_with_the_optimizers_of_its_job_file(launcher, log, tmp_pa
     for table, by_key in rows.items():
         for key, row in by_key.items():
             assert after[table][key][2] == row[2]
+
+
+def by_name(rows: str, numbers: str = "[I1, I2]") -> str:
+    sizes = "dim: 4, bottom: [4], top: [4]"
+    return f"model={{class: FeatureDLRM, min_rows: 1, args: {{numbers: {numbers}, rows: {rows}, {sizes}}}}}"
+
+
+def test_another_order_of_inputs_is_refused_before_a_row_is_touched(launcher, log, tmp_path):
+    """The shapes are the same; yaml.safe_dump sorts the keys of a job file."""
+    result, key = tmp_path / "result.json", np.array([1], np.uint64)
+    with sr.local_cluster(shards=1) as cluster:
+        settings = [f"data.train={log.train}", f"data.test={log.test}", "train.threads=1", "train.epochs=1"]
+        settings += [f"train.checkpoint={{url: '{tmp_path}/ckpt', every_steps: 9999}}", "cluster={}"]
+        settings += [f"cluster.address={cluster.address}", "model={kind: dlrm}"]
+        features = ("I1: {kind: dense}", "I2: {kind: dense}", "C1: {kind: id}", "C2: {kind: id}")
+        settings += [f"features={{{', '.join(features)}}}"]
+        words = ["train", str(JOBS / "demo.yaml"), "--json", str(result)]
+        words += [part for setting in settings for part in ("--set", setting)]
+        assert launcher.start(*words, "--set", by_name("{C2: 900, C1: 900}")).end() == 0
+        with sr.connect(cluster.address, namespace="demo", job="onlooker") as session:
+            table = session.table(next(table.name for table in session.core.catalog.list_tables("demo")))
+            later = np.full_like(table.pull(key), 5.0)
+            table.assign(key, later)
+            for model, told in (
+                (
+                    by_name("{C1: 900, C2: 900}"),
+                    r"order \[C2, C1\], and this job \[C1, C2\]; the weights of a tower are",
+                ),
+                (by_name("{C2: 900, C1: 900}", "[I2, I1]"), r"order \[I1, I2.*\], and this job \[I2, I1"),
+            ):
+                refused = launcher.start(*words, "--set", model, "--resume", "auto")
+                assert refused.end() == 1
+                assert re.search(told, refused.complaints[-1])
+            np.testing.assert_array_equal(table.pull(key), later)
+        same = launcher.start(*words, "--set", by_name("{C2: 900, C1: 900}"), "--resume", "auto")
+        assert same.end() == 0, same.err

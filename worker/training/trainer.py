@@ -32,6 +32,7 @@ from .evaluation import evaluate
 from .exported_model import exported
 from .job_features import published_features
 from .job_readers import open_readers
+from .model_order import KEY as ORDER, order_of
 from .parallel_towers import WholeModel, wrapped
 from .process_group import WorkerGroup
 from .progressive import ProgressiveMetrics
@@ -80,6 +81,7 @@ class Trainer:
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         readers = open_readers(job, group)
         self._train_reader, self._test_reader, features = readers.train, readers.test, readers.features
+        self._run_config[ORDER] = order_of(job, features.spec)
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda sparse: build_model(job.model, features.spec, sparse=sparse))
         self._set_activation_checkpointing()

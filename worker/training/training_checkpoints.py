@@ -24,6 +24,7 @@ from ..checkpoint.save import Stateful, absolute
 from ..session.session import Session
 from ..session.tensor_group import leads
 from .learning_rates import LearningRates
+from .model_order import KEY as ORDER, check_order
 from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
 from .run_identity import ROWS_FOLDER
@@ -220,13 +221,14 @@ class TrainingCheckpoints:
 
         Raises:
             FailedPrecondition: the checkpoint lacks the state of a worker, or is of another number of workers, and the
-                job has towers in parts.
+                job has towers in parts; or its model has inputs or tasks in another order.
             InvalidArgument: the position in the data is of other files, another order or another version.
         """
         folder = Folder(self._url)
         if name not in list_names(folder):
             return  # the restore raises an error that lists the checkpoints
         manifest = read_manifest(folder, name)
+        check_order(manifest.config, self._run[ORDER], f"{self._url}/{name}")
         saved, world = {worker.rank for worker in manifest.workers}, self._group.world
         if not saved:
             return
