@@ -80,10 +80,12 @@ class StepOnDevice:
 
     Attributes:
         stores: of the rows that the device keeps from one step to the next.
+        steps_undone: by how many steps the session is ahead of its rows, since a restore set them back.
     """
 
     def __init__(self, native: _client.NativeSession, kept: KeptRows = _NO_ROWS) -> None:
         self._native, self._kept = native, kept
+        self.steps_undone = 0
         self.stores = RowStores(lambda: [] if native is None else native.device_stores)
         self._link: DeviceLink | None = None
         self._offered: dict[bool, list[DevicePack]] = {True: [], False: []}  # by whether they are of the step
@@ -340,6 +342,13 @@ def step_of(table: str) -> StepOnDevice:
     """The step of the session that has bound the table; a lookup of a served program has one of its own."""
     step = _steps.get(table)
     return _Unbound() if step is None else step
+
+
+def current_step(table: str) -> int:
+    """The number of the step that the session which has bound the table is in, as its rows count: a restore sets it
+    back with the rows. -1 where no session has bound it."""
+    step = _steps.get(table)
+    return -1 if step is None else int(step._native.step) - step.steps_undone
 
 
 class _Unbound(StepOnDevice):

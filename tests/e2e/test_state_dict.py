@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -111,3 +114,38 @@ def test_a_renamed_table_is_known_by_its_present_name(cluster, tmp_path):
         sr.restore(session, str(tmp_path), model=again, renames={"user": "person"})
         ids = torch.arange(40).reshape(20, 2)
         torch.testing.assert_close(again.eval()(ids), expected, rtol=0, atol=0)
+
+
+def test_a_state_that_is_older_than_the_rows_is_told_by_its_steps(cluster, tmp_path):
+    """As the best weights of another library's trainer are; states that come with restored rows are not."""
+    ids = torch.arange(8).view(4, 2)
+
+    def trained(session, model, steps: int) -> None:
+        for _ in range(steps):
+            model(ids).sum().backward()
+            session.step(allow_empty=True)
+
+    def told(model, state) -> list[str]:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model.load_state_dict(state)
+        return [str(each.message) for each in found if "load_state_dict" in str(each.message)]
+
+    with sr.connect(cluster.address, namespace="best") as session:
+        model = made(session)
+        trained(session, model, 3)
+        best = copy.copy(model.state_dict())
+        assert told(model, best) == []
+        sr.save(session, str(tmp_path / "best"), model=model)
+        trained(session, model, 5)
+        (text,) = told(model, best)
+        assert "of before step 3, and the rows of its tables have been trained for 5 steps since" in text
+        assert told(model, best) == [], "once"
+        assert told(model, model.state_dict()) == []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sr.restore(session, str(tmp_path / "best"), model=model)
+        assert told(model, best) == [], "the rows are those of the state again"
+        trained(session, model, 2)
+        (text,) = told(model, best)
+        assert "for 2 steps since" in text

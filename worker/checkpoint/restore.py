@@ -17,7 +17,7 @@ from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
-from ..layers.table_handle import renamed
+from ..layers.table_handle import renamed, restoring_rows
 from ..session.compiled_module import bare
 from ..session.session import Session
 from ..session.tensor_group import leads, on_leader
@@ -156,7 +156,8 @@ def restore(
     session.core.origins.append(f"{manifest.cluster_id:016x}")
     dense = _Dense(Folder(url) / manifest.name, model, optimizer, full)
     if first is not None and TREE in first:
-        dense.load_parts(first[TREE])
+        with restoring_rows():
+            dense.load_parts(first[TREE])
         model = optimizer = None
     loaders: tuple[tuple[str, Any, dict[str, Any] | None, Callable[[Any], None]], ...] = (
         ("model", model, first, dense.load_model),
@@ -169,12 +170,15 @@ def restore(
             continue
         if tree is None or what not in tree:
             raise no_state(where, what, session.rank)
-        loads(tree[what])
+        with restoring_rows():
+            loads(tree[what])
     everyone = _load_reader(reader, states, session.rank, where)
     session.core.set_learning_rates((mine or first or {}).get("rates", {}))
     if mine is not None:
         set_random_state(mine["random"])
     session.core.native.skip_to(reply.next_step)
+    if not tables:
+        session.core.on_device.steps_undone = max(0, reply.next_step - (reply.step + 1))
     extra = (mine or first or {}).get("extra", {})
     extras = tuple(tree.get("extra", {}) for tree in everyone)
     return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config, extras)

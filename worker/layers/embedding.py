@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ...cpp_ext import torch_ops as ops
+from ...cpp_ext.device_step import current_step
 from ...proto.errors import FailedPrecondition, typed_error
 from ..session.tensor_group import TensorGroup
 from .compiled_lookups import fuse_in_this_graph
@@ -225,7 +226,7 @@ class DistributedLayer(nn.Module):
         return self.training and not self.is_frozen
 
     def _handle(self) -> TableHandle:
-        return TableHandle(self.binding, self.embedding_dim, self.origins[0])
+        return TableHandle(self.binding, self.embedding_dim, self.origins[0], current_step(self.binding))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedLayer:
         """Implements ``.to()``, ``.double()`` and the like: results follow dtype and device; no row is moved."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -23,15 +26,21 @@ class TableHandle:
         table: the full name, ``namespace/name``.
         dim: the number of columns.
         cluster: the id of the cluster, in hexadecimal digits; "" for a table of an in-process cluster.
+        step: the number of the session's next step when the state was taken; -1 where no session has bound the table.
     """
 
     table: str
     dim: int
     cluster: str
+    step: int = -1
 
     def to_tensor(self) -> Tensor:
-        """Returns the handle as JSON in a uint8 tensor of shape (n), so that any format for tensors can store it."""
-        return torch.tensor(list(json.dumps(asdict(self), sort_keys=True).encode()), dtype=torch.uint8)
+        """Returns the handle as JSON in a uint8 tensor of shape (n), so that any format for tensors can store it.
+
+        Its length does not depend on the step, because formats that load in place need the same shape.
+        """
+        said = asdict(self) | {"step": f"{self.step:020d}"}
+        return torch.tensor(list(json.dumps(said, sort_keys=True).encode()), dtype=torch.uint8)
 
     @staticmethod
     def of_tensor(state: Any, where: str) -> TableHandle:
@@ -48,7 +57,7 @@ class TableHandle:
             if not isinstance(state, Tensor):
                 raise TypeError(f"the entry is a {type(state).__name__}")
             said = json.loads(bytes(state.tolist()))
-            return TableHandle(str(said["table"]), int(said["dim"]), str(said["cluster"]))
+            return TableHandle(str(said["table"]), int(said["dim"]), str(said["cluster"]), int(said["step"]))
         except (KeyError, TypeError, ValueError) as error:
             raise DataLoss(f"load_state_dict: {where} is no handle of a table: {error}") from None
 
@@ -72,6 +81,34 @@ class TableHandle:
                 f"load_state_dict: the state is of table {saved.table} on cluster {saved.cluster or 'of a process'}, "
                 f"whose rows are not on this one ({self.cluster or 'of a process'}); sr.restore one of its checkpoints"
             )
+        if 0 <= saved.step < self.step and not _restores_rows.get():
+            _tell_of_newer_rows(self.cluster, saved.step, self.step)
+
+
+_restores_rows: ContextVar[bool] = ContextVar("restores_rows", default=False)
+_told: set[tuple[str, int, int]] = set()  # clusters and steps of warnings; a model has many tables
+
+
+@contextmanager
+def restoring_rows() -> Iterator[None]:
+    """States that are loaded within the block go with rows that were restored with them."""
+    token = _restores_rows.set(True)
+    try:
+        yield
+    finally:
+        _restores_rows.reset(token)
+
+
+def _tell_of_newer_rows(cluster: str, saved: int, step: int) -> None:
+    if (cluster, saved, step) in _told:
+        return
+    _told.add((cluster, saved, step))
+    warnings.warn(
+        f"load_state_dict: the state is of before step {saved}, and the rows of its tables have been trained for "
+        f"{step - saved} steps since; a tower of then meets rows of now (docs/foreign-models.md, 'Best weights')",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def renamed(state: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:
@@ -90,6 +127,6 @@ def renamed(state: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str, A
             present = renames.get(handle.table, handle.table)
             was, now = (name.partition("/")[2] for name in (handle.table, present))
             path = now if path == was else path
-            key, value = f"{path}.{EXTRA_STATE}", TableHandle(present, handle.dim, handle.cluster).to_tensor()
+            key, value = f"{path}.{EXTRA_STATE}", replace(handle, table=present).to_tensor()
         changed[key] = value
     return changed
