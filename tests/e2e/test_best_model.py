@@ -18,6 +18,7 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.best import BestCheckpoint, best_in
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.config.checkpoint_config import CheckpointConfig
+from sparserow.proto.control import ControlClient
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.worker.data import SalesLog, write_sales_log
 from sparserow.worker.metrics.binary import log_loss
@@ -207,8 +208,15 @@ def test_the_rows_of_other_namespaces_stay_when_the_best_ones_come_back(tmp_path
             with torch.no_grad():
                 weight.add_(1.0)
             assert not np.array_equal(table.pull(keys), wanted)
-            checkpoints.load(name)
+            late = session.create_table("late", dim=2, optimizer=sr.SGD(lr=1.0))
+            late.assign(keys, np.ones((5, 2), np.float32))
+            with sr.connect(cluster.address, "other", staleness=None) as other:  # another job goes on meanwhile
+                checkpoints.load(name)
+                assert (other.table("t").pull(keys) == 2.0).all()
             np.testing.assert_array_equal(table.pull(keys), wanted)
+            assert not late.pull(keys).any(), "a table that is newer than the best checkpoint has no rows of it"
             assert torch.equal(weight, dense)
+            with ControlClient(cluster.address, deadline_sec=60) as control:
+                assert control.status().checkpoint.endswith(name), "from which a shard can return"
         with sr.connect(cluster.address, "other", staleness=None) as other:
             assert (other.table("t").pull(keys) == 2.0).all(), "another job has trained them since"

@@ -201,20 +201,15 @@ class TrainingCheckpoints:
         return None if saved is None else saved.name
 
     def load(self, name: str) -> None:
-        """Sets the rows of the job and the model back to a checkpoint of this run.
+        """Sets the rows of the job's namespace and the model back to a checkpoint of this run.
 
-        The optimizer and the position stay as they are, and so do the rows of other namespaces of the cluster.
+        The optimizer and the position stay as they are, and so do the rows of other namespaces of the cluster. A table
+        that is newer than the checkpoint is emptied.
 
         Raises:
             SparserowError: the checkpoint cannot be restored.
         """
-        session = self._session
-        saved = [table.schema.full_name for table in read_manifest(self.folder, name).tables]
-        mine = [table for table in saved if table.startswith(f"{session.namespace}/")]
-        on_devices = () if session.core.device_tables is None else session.core.device_tables.names
-        # A restore cannot name tables on devices alone, so it is of all tables where the servers have none of the job.
-        tables = [*mine, *on_devices] if mine else None
-        restore(session, self._url, name=name, model=self._parts.model, tables=tables)
+        restore(self._session, self._url, name=name, model=self._parts.model)
 
     def _check_workers(self, name: str) -> None:
         """Checks, before a row is changed, that the workers of this run can go on from a checkpoint.
