@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,19 @@ class LearningRates:
             if rests_after is None or self._done < rests_after:
                 scheduler.step()
         self._done += 1
+
+    @property
+    def done(self) -> int:
+        """The number of steps that the schedules have been moved on by."""
+        return self._done
+
+    def begin_at(self, steps: int) -> None:
+        """Moves the schedules on to where they are after so many steps, for a worker that joins a running job."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            while self._done < steps and any(rests is None or self._done < rests for _, rests in self._parts):
+                self.step()
+        self._done = max(self._done, steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the schedules, and the rates that the job gives.

@@ -192,6 +192,9 @@ class Trainer:
             SparserowError: a server or a peer has failed.
         """
         train, progress = self._job.train, self._progress
+        if (session := self._backend.session) is not None and self._step.rates.done == 0:
+            # One that joins a running job, or takes the place of another, goes on with the job's clock.
+            self._step.rates.begin_at(session.current_step)
         history = [EpochResult(**result) for result in progress.history]
         if self._checkpoints is not None:
             self._checkpoints.begin()
@@ -199,7 +202,7 @@ class Trainer:
         is_at_end = progress.is_trained and progress.epoch == train.epochs
         if is_at_end and train.epochs in self._reported and self._group.rank == 0:
             leased_epochs.tell_all_done(train.epochs)
-        elastic, session = train.elastic, self._backend.session
+        elastic = train.elastic
         if elastic is not None and elastic.url is not None and session is not None:
             keep_rows(session, elastic.url, every_sec=elastic.save_every, config=self._run_config)
         stop, best = EarlyStop(self._job.metrics.stop), self._best_model()
