@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from ..documents import Count, HexId64, Int, SlotCount, Text, checked, parse_json
-from ..errors import DataLoss, NotFound, not_allowed
+from ..errors import DataLoss, NotFound, SparserowError, not_allowed
 from .best import best_in
 from .dense_files import FOLDER, dense_files
 from .entries import (
@@ -32,7 +33,9 @@ from .manifest_format import MOST_BYTES, bytes_of_manifest, fields_of_bytes
 
 FILE = "manifest.json"
 READ_WHOLE_FILE = "read-whole.json"
+DAMAGED_FILE = "damaged.json"
 _MOST_NOTE_BYTES = 4096
+_MOST_DAMAGED = 128  # names in the note; older ones are far from the newest chain
 
 
 @dataclass(frozen=True)
@@ -275,12 +278,48 @@ def verify(folder: Folder, chain: list[Manifest]) -> int:
     size = sum(manifest.size for manifest in chain)
     for manifest in chain:
         place = folder / manifest.name
-        for facts in manifest.files():
-            data = check_file(place, facts)
-            if isinstance(facts, WorkerEntry) and facts.rank == 0:
-                for part in dense_files(data, f"{place.url}/{facts.file}"):
-                    size += len(check_file(place / FOLDER, part))
+        try:
+            for facts in manifest.files():
+                data = check_file(place, facts)
+                if isinstance(facts, WorkerEntry) and facts.rank == 0:
+                    for part in dense_files(data, f"{place.url}/{facts.file}"):
+                        size += len(check_file(place / FOLDER, part))
+        except DataLoss:
+            note_damaged(folder, manifest.name)
+            raise
+        note_damaged(folder, manifest.name, is_damaged=False)
     return size
+
+
+def note_damaged(folder: Folder, name: str, *, is_damaged: bool = True) -> None:
+    """Notes in the folder that a file of a checkpoint is missing or differs, so that no later save adds to it.
+
+    A note that cannot be written is left out, as where the store is read-only.
+
+    Args:
+        folder: the folder of the checkpoints.
+        name: the name of the checkpoint.
+        is_damaged: False takes the note back, after the checkpoint was read whole.
+    """
+    noted = damaged_in(folder)
+    if (name in noted) is is_damaged:
+        return
+    changed = sorted({*noted, name} if is_damaged else noted - {name})
+    with suppress(SparserowError, NotImplementedError):
+        folder.put(DAMAGED_FILE, json.dumps({"names": changed[-_MOST_DAMAGED:]}).encode())
+
+
+def damaged_in(folder: Folder) -> set[str]:
+    """Returns the names of the checkpoints that were found damaged, of those that are there; none when the note is
+    damaged."""
+    try:
+        note = parse_json(folder.read_small(DAMAGED_FILE, _MOST_NOTE_BYTES), DAMAGED_FILE, _MOST_NOTE_BYTES)
+    except (NotFound, DataLoss):
+        return set()
+    names = note.get("names") if isinstance(note, dict) else None
+    if not isinstance(names, list):
+        return set()
+    return {name for name in names if isinstance(name, str)}.intersection(folder.names())
 
 
 def check_written(written: Folder, manifest: Manifest) -> None:
@@ -357,7 +396,7 @@ def prune(folder: Folder, keep: int, known: set[str] | None = None) -> list[str]
         raise not_allowed("checkpoint.keep", keep, ">= 1")
     names = list_names(folder, known)
     best = best_in(folder)
-    noted = {last_read_whole(folder), None if best is None else best.name}
+    noted = {last_read_whole(folder), None if best is None else best.name} - damaged_in(folder)
     kept = {*names[-keep:], *noted}.intersection(names)
     needed = set(kept)
     for name in kept:

@@ -555,3 +555,32 @@ def test_a_rank_that_comes_late_to_a_failed_save_gets_its_end_at_once(cluster, t
             done.result(timeout=300)
     assert found[0] == found[1]
     assert list(files.list_names(Folder(url))) == [found[0]]
+
+
+@pytest.mark.parametrize("found_by", ["verify", "restore"])
+def test_the_save_after_damage_was_found_holds_all_rows(cluster, tmp_path, found_by):
+    url, keys = str(tmp_path / "damage"), np.arange(1, 2001, dtype=np.uint64)
+    folder = Folder(url)
+    with sr.connect(cluster.address, f"damaged-{found_by}", staleness=None) as session:
+        table = session.create_table("t", dim=DIM, optimizer=sr.SGD(lr=1.0))
+
+        def save_some(count: int) -> files.Manifest:
+            table.push(keys[:count], np.ones((count, DIM), np.float32))
+            return files.read_manifest(folder, sr.save(session, url, full_every=10).name)
+
+        assert save_some(2000).base == ""
+        assert save_some(10).base == "save-000001"
+        (facts, *_) = files.read_manifest(folder, "save-000001").slots
+        path = tmp_path / "damage" / "save-000001" / facts.file
+        data = path.read_bytes()
+        path.write_bytes(data[:-500] + bytes([data[-500] ^ 1]) + data[-499:])
+        find = {
+            "verify": lambda: files.verify(folder, files.read_chain(folder)),
+            "restore": lambda: sr.restore(session, url),
+        }
+        with pytest.raises(DataLoss, match="save-000001"):
+            find[found_by]()
+        assert files.damaged_in(folder) == {"save-000001"}
+        assert save_some(10).base == "", "it needs nothing of what is damaged"
+        assert save_some(10).base == "save-000003"
+        files.verify(folder, files.read_chain(folder))

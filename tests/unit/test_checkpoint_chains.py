@@ -200,3 +200,28 @@ def test_a_manifest_names_a_shared_file_once(folder: Folder) -> None:
     assert files.Manifest.of_bytes(manifest.to_bytes(), "x") == manifest
     assert json.loads(manifest.to_bytes())["checkpoint"]["parts"] == [["rows.0.0.safetensors", 1000, "ab", 0]]
     assert folder.names() == []
+
+
+def test_what_was_found_damaged_is_noted_as_long_as_it_is_there(folder: Folder) -> None:
+    chain_of(folder, 3)
+    for name in ("save-000001", "save-000002"):
+        files.note_damaged(folder, name)
+    assert files.damaged_in(folder) == {"save-000001", "save-000002"}
+    assert "save-000001" not in files.prune(folder, 1), "what the newest needs stays, whole or not"
+    files.verify(folder, files.read_chain(folder, "save-000001"))
+    assert files.damaged_in(folder) == {"save-000002"}, "the other was read whole"
+    (folder / "save-000002").remove()
+    assert files.damaged_in(folder) == set(), "what is gone is not named"
+    folder.put(files.DAMAGED_FILE, b"{")
+    assert files.damaged_in(folder) == set()
+
+
+def test_one_that_was_read_whole_and_is_damaged_by_now_is_removed(folder: Folder) -> None:
+    chain_of(folder, 1)
+    files.note_read_whole(folder, "save-000001")
+    name = files.begin_folder(folder)
+    newest = replace(files.read_manifest(folder), name=name)
+    (folder / name).put(files.FILE, newest.to_bytes())
+    assert files.prune(folder, 1) == []
+    files.note_damaged(folder, "save-000001")
+    assert files.prune(folder, 1) == ["save-000001"]

@@ -228,11 +228,18 @@ class CheckpointRestores:
         return namespace if await self._has_rows({schema.id for schema in cluster.registry.tables()}) else ""
 
     async def _load(self, restore: _Restore) -> pb.RestoreReply:
-        cluster, request = self._cluster, restore.request
+        request = restore.request
         self._check_shards()
-        folder = await asyncio.to_thread(Folder, cluster.checkpoint_roots.check(request.url))
+        folder = await asyncio.to_thread(Folder, self._cluster.checkpoint_roots.check(request.url))
         chain = await asyncio.to_thread(files.read_chain, folder, request.name or None)
-        manifest = chain[-1]
+        try:
+            return await self._load_chain(restore, folder, chain)
+        except DataLoss as error:
+            await asyncio.to_thread(_note_damage, folder, chain, error)
+            raise
+
+    async def _load_chain(self, restore: _Restore, folder: Folder, chain: list[files.Manifest]) -> pb.RestoreReply:
+        cluster, request, manifest = self._cluster, restore.request, chain[-1]
         if manifest.slot_count != cluster.slots.slot_count:
             raise FailedPrecondition(
                 f"restore: {manifest.name} is of a cluster with {manifest.slot_count} slots, this one has "
@@ -386,6 +393,13 @@ class CheckpointRestores:
                 name,
                 error,
             )
+
+
+def _note_damage(folder: Folder, chain: list[files.Manifest], error: DataLoss) -> None:
+    """Notes the checkpoint whose file an error names, so that no later save adds to it."""
+    for manifest in chain:
+        if f"/{manifest.name}/" in str(error):
+            files.note_damaged(folder, manifest.name)
 
 
 def _waits_for_rows(shard: Shard) -> bool:

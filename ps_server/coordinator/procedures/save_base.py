@@ -44,6 +44,9 @@ def find_base(folder: Folder, cluster: Cluster, full_every: int) -> Base | None:
     try:
         newest = files.read_manifest(folder)
         needs = files.needs_of(folder, newest)
+        damaged = files.damaged_in(folder).intersection([*needs, newest.name])
+        if damaged:
+            raise DataLoss(f"{', '.join(sorted(damaged))} was found damaged, and {newest.name} is or needs it")
         missing = set(needs).difference(folder.names())
         if missing:
             raise DataLoss(f"{newest.name} adds to {', '.join(sorted(missing))}, which is missing")
