@@ -135,7 +135,8 @@ class SameBeginning(LocalBackend):
                 weight.copy_(torch.from_numpy(session.table(table.name).pull(np.arange(len(weight)))))
             own = dict(model.named_parameters())
             for name, parameter in made.named_parameters():
-                own[name].copy_(parameter)
+                if parameter.numel() > 0:  # that of a distributed layer is empty
+                    own[name].copy_(parameter)
         return model
 
 

@@ -584,3 +584,34 @@ def test_the_save_after_damage_was_found_holds_all_rows(cluster, tmp_path, found
         assert save_some(10).base == "", "it needs nothing of what is damaged"
         assert save_some(10).base == "save-000003"
         files.verify(folder, files.read_chain(folder))
+
+
+def test_a_restore_of_dense_tensors_on_the_servers_is_no_change_of_this_process(cluster, tmp_path):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(20, DIM)
+            self.head = nn.Linear(DIM, 1)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rows(ids)).sum()
+
+    with sr.connect(cluster.address, "dense-restore", staleness=None) as session:
+        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        ids = torch.arange(5)
+        model(ids).backward()
+        session.step()
+        sr.save(session, str(tmp_path), model=model)
+        model.eval()
+        expected = model(ids).detach()
+        model.train()
+        for _ in range(3):
+            model(ids).backward()
+            session.step()
+        sr.restore(session, str(tmp_path), model=model)
+        model.eval()
+        torch.testing.assert_close(model(ids).detach(), expected)
+        model.train()
+        model(ids).backward()
+        assert session.step()

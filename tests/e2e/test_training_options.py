@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import sparserow as sr
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.worker.data.synthetic import write_click_log
 from sparserow.worker.models import Tower
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup, joined_group
@@ -356,6 +357,26 @@ def test_one_workers_inf_refuses_the_step_of_both(pair: Ranks) -> None:
     assert "the loss is" in second["raise"].error
     assert first["raise"].error.startswith("NonFiniteGradient: a dense gradient is not finite")  # by the allreduce
     np.testing.assert_array_equal(first["raise"].rows, second["raise"].rows)
+
+
+def test_a_trainer_begins_its_schedule_at_the_jobs_clock(tmp_path: Path) -> None:
+    write_click_log(tmp_path, rows=320, test_rows=64)
+    sets = [
+        "name=joins",
+        f"data.train={tmp_path / 'train.tsv'}",
+        f"data.test={tmp_path / 'test.tsv'}",
+        "model={kind: dlrm, dim: 4, rows: 100, bottom: [4], top: [4], min_rows: 1}",
+        "train={batch_size: 32, schedule: {kind: linear, total_steps: 1000}, row_optimizer: {kind: sgd, lr: 1.0}}",
+    ]
+    job = load_config(JobConfig, None, sets)
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, namespace="joins", staleness=0) as session:
+        trainer = Trainer(
+            job, group=WorkerGroup(), backend=PsBackend(job, session, cluster.address), observer=Silence()
+        )
+        session.core.native.skip_to(900)  # as of a worker that has joined a job which has done so many steps
+        trainer.run()
+        assert session.current_step == 910
+        assert list(session.core.learning_rates().values()) == pytest.approx([1 - 910 / 1000] * 26)
 
 
 if __name__ == "__main__":  # one worker of the test with two

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,15 +13,8 @@ from pydantic import TypeAdapter
 from torch import nn
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
-from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.schedule import ScheduleConfig
-from sparserow.worker.data.synthetic import write_click_log
 from sparserow.worker.training.learning_rates import LearningRates
-from sparserow.worker.training.process_group import WorkerGroup
-from sparserow.worker.training.ps_backend import PsBackend
-from sparserow.worker.training.trainer import Trainer
-from sparserow.worker.training.training_report import Silence
 
 STEPS = 12
 FORMS: dict[str, tuple[dict[str, object], Callable[[int], float]]] = {
@@ -151,23 +143,3 @@ def test_a_worker_that_joins_goes_on_where_the_others_are(name: str, steps: int)
         for optimizer, each in ((first, rates), (second, joined)):
             optimizer.step()
             each.step()
-
-
-def test_a_trainer_begins_its_schedule_at_the_jobs_clock(tmp_path: Path) -> None:
-    write_click_log(tmp_path, rows=320, test_rows=64)
-    sets = [
-        "name=joins",
-        f"data.train={tmp_path / 'train.tsv'}",
-        f"data.test={tmp_path / 'test.tsv'}",
-        "model={kind: dlrm, dim: 4, rows: 100, bottom: [4], top: [4], min_rows: 1}",
-        "train={batch_size: 32, schedule: {kind: linear, total_steps: 1000}, row_optimizer: {kind: sgd, lr: 1.0}}",
-    ]
-    job = load_config(JobConfig, None, sets)
-    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, namespace="joins", staleness=0) as session:
-        trainer = Trainer(
-            job, group=WorkerGroup(), backend=PsBackend(job, session, cluster.address), observer=Silence()
-        )
-        session.core.native.skip_to(900)  # as of a worker that has joined a job which has done so many steps
-        trainer.run()
-        assert session.current_step == 910
-        assert list(session.core.learning_rates().values()) == pytest.approx([1 - 910 / 1000] * 26)

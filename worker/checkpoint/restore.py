@@ -172,6 +172,7 @@ def restore(
             raise no_state(where, what, session.rank)
         with restoring_rows():
             loads(tree[what])
+    session.core.accept_restored_dense()
     everyone = _load_reader(reader, states, session.rank, where)
     session.core.set_learning_rates((mine or first or {}).get("rates", {}))
     if mine is not None:

@@ -50,6 +50,9 @@ class _ParameterRows:
     def set(self, rows: Tensor) -> None:
         flat = rows[self.begin : self.end].view(-1)[: self.parameter.numel()]
         self.parameter.copy_(flat.view(self.parameter.shape))
+        self.see()
+
+    def see(self) -> None:
         self._seen = self._state
 
     @property
@@ -233,6 +236,13 @@ class DenseRows:
         self._set_values(rows)
         self._is_pulled = train
         self._is_in_step |= train
+
+    def accept_restored(self) -> None:
+        """Takes the parameters as they are for those of the servers, after a restore has set both; the next forward
+        reads them."""
+        for place in self._places:
+            place.see()
+        self._is_pulled = False
 
     def _check_unchanged(self, *, train: bool) -> None:
         changed = next((place.name for place in self._places if place.is_changed), None)

@@ -284,6 +284,11 @@ class SessionCore(SessionTables):
         """Sends these tensors' gradients with every commit from now on; ``dense_on_servers`` calls it."""
         self._dense_rows = dense_rows
 
+    def accept_restored_dense(self) -> None:
+        """Notes that a restore has set the dense tensors on the servers, and the model's parameters with them."""
+        if self._dense_rows is not None:
+            self._dense_rows.accept_restored()
+
     def read_dense_rows(self) -> str | None:
         """Copies the newest dense tensors into the model when the servers hold them.
 
