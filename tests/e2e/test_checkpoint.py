@@ -527,7 +527,7 @@ def test_keep_removes_older_ones(cluster, tmp_path):
 
 
 def test_a_rank_that_comes_late_to_a_failed_save_gets_its_end_at_once(cluster, tmp_path):
-    """Rank 0 fails, before and after it has begun, and only then do the others call: nobody waits for a rank that does
+    """Rank 0 fails, before and after it has begun, and only then do the others call: no rank waits for one that does
     not come, and the save after it has all of them."""
     url, begun = str(tmp_path / "late"), threading.Barrier(2, timeout=120)
     found: dict[int, str] = {}

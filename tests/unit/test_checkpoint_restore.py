@@ -275,7 +275,7 @@ def saves_of(cluster: Cluster, shard_calls: FakeFleet, disk: Disk) -> Checkpoint
 
 
 def test_a_worker_that_comes_late_to_a_failed_save_gets_its_end(cluster: Cluster, tmp_path: Path) -> None:
-    """One rank fails before another has called: that one begins no other save, for which nobody would come."""
+    """One rank fails before another has called: that one begins no other save, which would wait in vain."""
     first, second = joined(cluster, 2)
     job = cluster.jobs.jobs[first.job_id]
 

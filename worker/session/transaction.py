@@ -65,7 +65,7 @@ def end_step(
         trace: the trace that receives the spans.
         refusal: the error with which this rank refuses the step; None: it refuses nothing.
         on_ranks: the tables on the devices of the ranks; None: there are none.
-        note_empty: is called when backward has brought gradients of no row; None: nobody asks.
+        note_empty: is called when backward has brought gradients of no row; None: such a step is no mistake.
 
     Invariants:
      1. Every rank that reaches the vote takes part in it.

@@ -34,7 +34,7 @@ class Save:
     folder: Folder
     name: str
     job_id: int
-    attempt: int = 0  # of the job; 0: nobody's
+    attempt: int = 0  # of the job; 0: of a save without a job
     begun: set[Caller] = field(default_factory=set)
     entered: dict[Caller, files.WorkerEntry | None] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
