@@ -79,10 +79,7 @@ def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
     except (SparserowError, OSError) as error:
         log.error("the model could not be published to %s: %s", job.publish.root, error)
         problem = f"publish.root {job.publish.root}: the model could not be published: {error}"
-    try:
-        kept = KeptModel(("nowhere, as keep is null",)) if job.keep is None else _kept(job, trained, job.keep)
-    except (SparserowError, OSError) as error:
-        kept = KeptModel((f"nowhere, as {absolute(str(job.keep))} cannot be used: {error}",))
+    kept = KeptModel(("nowhere, as keep is null",)) if job.keep is None else _kept(job, trained, job.keep)
     return replace(kept, problem=problem)
 
 
@@ -90,7 +87,7 @@ def _kept(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     try:
         return _version(job, trained, folder) if job.cluster.address is None else _program(job, trained, folder)
     except (SparserowError, OSError) as error:
-        if "keep" in job.model_fields_set:
+        if "keep" in job.model_fields_set and job.publish is None:
             raise
         log.warning("the model could not be kept: %s", error)
         return KeptModel((f"nowhere, as {absolute(folder)} cannot be used: {error}",))

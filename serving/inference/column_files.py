@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,16 +57,13 @@ class TypedColumns:
                 yield pa.Table.from_batches([batch])
 
 
-class _told:  # noqa: N801 - a context
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, pa.ArrowInvalid | OSError):
-            raise DataLoss(f"{self._path}: {' '.join(str(error).split())}") from None
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Has errors of Arrow name the file."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataLoss(f"{path}: {' '.join(str(error).split())}") from None
 
 
 def is_with_types(path: Path) -> bool:
