@@ -6,6 +6,7 @@ import xxhash
 
 from .errors import not_allowed
 
+FEATURES_TABLE = "features.json"  # of each namespace: what it keeps of features, as bytes in rows; no model reads it
 NAME_FORM = "1-255 printable characters, no '/'"
 FILE_NAME_FORM = "a plain file name: 1-255 bytes of printable characters, no '/', neither '.' nor '..'"
 

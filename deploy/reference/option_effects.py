@@ -59,6 +59,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "tables", "model.backend ps", (*_LOCAL, "tables={a: {}}")),
     OptionEffect("job", "train.grad_scale", "model.backend ps", (*_LOCAL, "train.grad_scale=sum")),
     OptionEffect("job", "train.namespace_policy", "cluster.address", ("train.namespace_policy=new",)),
+    OptionEffect("job", "train.features_policy", "cluster.address", ("train.features_policy=refit",)),
     OptionEffect("job", "train.wire_dtype", "model.backend ps", (*_LOCAL, "train.wire_dtype=bfloat16")),
     OptionEffect("job", "metrics.progressive", "metrics.file or metrics.tensorboard", ("metrics.progressive={}",)),
     OptionEffect("job", "metrics.at", "a task over candidates", ("metrics.at=[5]",)),

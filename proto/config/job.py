@@ -164,6 +164,12 @@ class TrainConfig(StrictModel):
         description="What happens to tables that the job's namespace has on a running cluster. continue: their rows "
         "are trained on. new: they are refused. null: continue, and a line names them.",
     )
+    features_policy: Literal["keep", "refit"] = Field(
+        "keep",
+        description="What happens where the job's namespace keeps the statistics and vocabularies of an earlier run, "
+        "which say what its keys and numbers mean. keep: they are used, and others are refused. refit: those of this "
+        "run take their place, and rows that were trained before mean something else.",
+    )
     clip_norm: float | None = Field(
         None, gt=0, le=1e30, description="Bound on the total L2 norm of the dense gradients; null: no clipping."
     )

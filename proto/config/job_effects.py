@@ -36,6 +36,8 @@ def _ignored(job: JobConfig) -> Iterator[tuple[str, str]]:
             yield "model.min_rows", "with model.backend local, where every table is in the worker"
     if train.namespace_policy is not None and job.cluster.address is None:
         yield "train.namespace_policy", "without cluster.address, as a cluster of the job's own has no tables"
+    if "features_policy" in train.model_fields_set and job.cluster.address is None:
+        yield "train.features_policy", "without cluster.address, as a cluster of the job's own keeps no features"
     sections = {"train.row_optimizer": train.row_optimizer}
     sections.update({f"tables.{name}.optimizer": each.optimizer for name, each in job.tables.items() if each.optimizer})
     for section, rows in sections.items():

@@ -90,6 +90,10 @@ class FeatureSet:
             if feature.needs_statistics and feature.name not in self.statistics
         )
 
+    def with_statistics(self, statistics: Mapping[str, Statistics]) -> FeatureSet:
+        """Returns the set with these statistics besides its own."""
+        return replace(self, statistics={**self.statistics, **statistics})
+
     def fit(self, training: Iterable[Columns], where: str = "features") -> FeatureSet:
         """Returns the set with the statistics of the training data, found in one pass.
 
@@ -109,7 +113,7 @@ class FeatureSet:
             table = table_of(columns, where)
             for feature in learnt.features:
                 learnt.add(feature, numbers_before_statistics(feature, Cells(table, feature.name, where, self.hasher)))
-        return replace(self, statistics={**self.statistics, **learnt.found()})
+        return self.with_statistics(learnt.found())
 
     def __call__(self, columns: Columns, where: str = "features") -> dict[str, Array]:
         """Returns the arrays of rows by the names of the features, in their order.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from ...cpp_ext import _client
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import parent_of
-from ...proto.errors import NotFound
+from ...proto.errors import InvalidArgument, NotFound
 from ...proto.features.base import Feature
 from ...proto.features.cells import Columns
 from ...proto.features.compute import Array
@@ -21,6 +21,17 @@ from ...proto.features.jagged import Jagged
 from ...proto.features.vocabulary import MOST_BYTES
 
 Tensors: TypeAlias = "dict[str, Tensor | tuple[Tensor, ...]]"
+
+
+class _Keeper(Protocol):
+    def agreed_features(
+        self, features: FeatureSet, fit: Callable[[FeatureSet], FeatureSet], *, policy: Literal["keep", "refit"]
+    ) -> FeatureSet: ...
+
+
+class _InNamespace(Protocol):  # a session, which a room above this one makes
+    @property
+    def core(self) -> _Keeper: ...
 
 
 class Features:
@@ -44,17 +55,41 @@ class Features:
         made = features if isinstance(features, FeatureSet) else FeatureSet.of(features, read_vocabulary)
         self.set = replace(made, hasher=_client.text_keys)
 
-    def fit(self, training: Iterable[Columns]) -> Features:
+    def fit(
+        self,
+        training: Iterable[Columns],
+        *,
+        session: _InNamespace | None = None,
+        features_policy: Literal["keep", "refit"] = "keep",
+    ) -> Features:
         """Returns the features with the statistics of the training data: means, ranges, quantiles.
+
+        With a session, on every worker, they are those of the namespace's rows: what an earlier run has kept there is
+        used, and what it lacks is learnt by one worker and kept, with the digests of vocabularies. Checkpoints of the
+        namespace have all of it.
 
         Args:
             training: the data, as tables, record batches or mappings, which are read once. They are not read when no
                 feature lacks statistics.
+            session: the session of this worker; None: nothing is kept, and a later run learns its own.
+            features_policy: "keep": features that differ from those of an earlier run are refused. "refit": they take
+                their place, and rows that were trained before mean something else.
 
         Raises:
-            InvalidArgument: a column is missing or does not fit; the text names it.
+            InvalidArgument: a column is missing or does not fit, and the text names it; or ``features_policy`` has no
+                effect without ``session``, or is not possible.
+            FailedPrecondition: a feature differs from that which the namespace keeps; the text names it.
+            DeadlineExceeded: the worker that learns the statistics was not done in 30 minutes.
         """
-        return Features(self.set.fit(training))
+        if session is None:
+            if features_policy != "keep":
+                raise InvalidArgument("features_policy: has no effect without session; remove it")
+            return Features(self.set.fit(training))
+
+        def fitted(features: FeatureSet) -> FeatureSet:
+            return features.fit(training)
+
+        return Features(session.core.agreed_features(self.set, fitted, policy=features_policy))
 
     @property
     def pools(self) -> dict[str, str]:

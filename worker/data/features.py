@@ -106,16 +106,18 @@ class FittedFeatures:
         return FittedFeatures(spec, {name: tuple(values) for name, values in state.items()})
 
 
-def fit(spec: FeatureSpec, training: Iterable[Lines]) -> FittedFeatures:
+def fit(spec: FeatureSpec, training: Iterable[Lines], known: Mapping[str, Statistics] | None = None) -> FittedFeatures:
     """Computes the statistics of the inputs in one pass over the training samples; see :class:`StatisticsPass`.
 
     Args:
         spec: the inputs.
-        training: the training samples; they are not read when no input needs statistics.
+        training: the training samples; they are not read when no input lacks statistics.
+        known: statistics that are not computed, by the name of a feature; None: there are none.
     """
     numbers = (*spec.dense, *spec.buckets)
-    given = {each.name: each.statistics for each in spec.dense if each.statistics is not None}
-    learnt = StatisticsPass(numbers)
+    own = {each.name: each.statistics for each in spec.dense if each.statistics is not None}
+    given: dict[str, Statistics] = {**own, **(known or {})}
+    learnt = StatisticsPass(each for each in numbers if each.name not in given)
     for lines in training if learnt.features else ():
         for feature in learnt.features:
             learnt.add(feature, lines.numeric[:, numbers.index(feature)])

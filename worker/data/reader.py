@@ -146,6 +146,10 @@ class ClickReader:
         """The transforms in use."""
         return self._features
 
+    def use(self, features: FittedFeatures) -> None:
+        """Takes transforms with other statistics of the same inputs, from the next batch on."""
+        self._features = features
+
     @property
     def epoch(self) -> int:
         """The number of epochs completed so far."""

@@ -150,8 +150,8 @@ def publish(
 
     Raises:
         InvalidArgument: an argument is not allowed, or the model shares memory with ``example``.
-        FailedPrecondition: the session is closed or has no cluster, a row is not finite, or ranks have parts of the
-            model.
+        FailedPrecondition: the session is closed or has no cluster, a row is not finite, ranks have parts of the
+            model, or a feature differs from that which the namespace keeps.
         Unavailable: a shard is down; the text names it.
         NotFound: the namespace has no tables, and there is no model.
     """
@@ -161,6 +161,10 @@ def publish(
     check_names(name, alias)
     check_model(model, example, features)
     card = checked_card(card or {})
+    if features is not None:
+        from ..session.namespace_features import check_kept
+
+        check_kept(session.core, features.set)
     program, files = _source(model, example, features, dynamic_shapes)
     return publish_program(session, Publication(name, root, alias, dtype, card, program, features=files))
 

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ...proto.features.feature_set import FeatureSet
 from ...proto.worker_identity import WorkerIdentity
 from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
@@ -21,6 +22,7 @@ from .close_at_exit import close_at_exit, forget_at_exit
 from .dense_step import check_gradients
 from .join import check_place_in_join
 from .loss_scale import LossScale
+from .namespace_features import FeaturesPolicy, Fit, agreed_features
 from .quorum import check_step
 from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
@@ -246,6 +248,12 @@ class SessionCore(SessionTables):
         reached, self._reached = self._reached, None
         if reached is not None:
             self.native.skip_to(max(self.native.step, reached() + 1))
+
+    def agreed_features(
+        self, features: FeatureSet, fit: Fit, *, policy: FeaturesPolicy = "keep", run: str = ""
+    ) -> FeatureSet:
+        """Returns features with the statistics that the namespace keeps; see :func:`agreed_features`."""
+        return agreed_features(self, features, fit, policy=policy, run=run)
 
     def is_lowest_rank(self) -> bool:
         """Returns whether no worker of a lower rank is in the job now.

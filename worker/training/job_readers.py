@@ -1,4 +1,7 @@
-"""Opens the readers of a job on every worker, by a plan and statistics that worker 0 makes for all."""
+"""Opens the readers of a job on every worker, by a plan that worker 0 makes for all, and gives them statistics.
+
+The statistics are those of the namespace's rows. Where it has none yet, one worker takes them of the training files.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...proto.config.job import JobConfig
-from ..data import Batch, ClickReader, FittedFeatures, NamedBatch, PlannedFile, ReadOptions, StepBatch
+from ...proto.features.feature_set import FeatureSet
+from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, PlannedFile, ReadOptions, StepBatch
 from ..data.candidates import CandidateSampler, ItemTable
 from ..data.negatives import NegativeSampling
-from ..data.sources import fit_features, item_table, open_reader, plan_files
+from ..data.sources import features_of, fit_features, item_table, open_reader, plan_files, spec_of
 from ..data.sources.feature_columns import feature_set
+from ..session.namespace_features import FeaturesPolicy, agreed_features
+from ..session.session import Session
 from .build_model import input_names
 from .process_group import WorkerGroup
 from .task_outputs import TaskOutputs
@@ -22,17 +28,55 @@ _TEST_BATCH = 8192
 
 @dataclass(frozen=True)
 class JobReaders:
-    """The readers of a worker.
+    """The readers of a worker, which need :meth:`fit` before the first batch.
 
     Attributes:
         train: reads this worker's share of the training files.
         test: reads its share of the test files; all of them where the workers do not meet, as each tests alone.
-        features: the transforms, with the statistics of the training files.
+        spec: the inputs of the model.
     """
 
     train: ClickReader
     test: ClickReader
-    features: FittedFeatures
+    spec: FeatureSpec
+
+    def fit(
+        self,
+        job: JobConfig,
+        group: WorkerGroup,
+        session: Session | None = None,
+        *,
+        policy: FeaturesPolicy = "keep",
+        run: str = "",
+    ) -> None:
+        """Gives the readers the statistics of the features; every worker of the job calls it.
+
+        Args:
+            job: the job.
+            group: this worker and its peers.
+            session: keeps the statistics in its namespace; None: those of the training files are taken.
+            policy: what happens where the namespace has statistics of an earlier run; see :func:`agreed_features`.
+            run: the name of the run.
+
+        Raises:
+            BadLine: a line or row that must be read for it is malformed, and such ones are not skipped.
+            FailedPrecondition: a feature differs from that of an earlier run; the text names it.
+        """
+        files = self.train.files
+
+        def fitted(features: FeatureSet) -> FeatureSet:
+            return features.with_statistics(fit_features(job.data, files, features.statistics).statistics)
+
+        features = features_of(job.data, files)
+        if session is None:
+            found = group.share(fitted(features).statistics if group.makes_shared else None)
+            features = features.with_statistics(found or {})
+        else:
+            features = agreed_features(session.core, features, fitted, policy=policy, run=run)
+        numbers = [each.name for each in (*self.spec.dense, *self.spec.buckets)]
+        taken = {name: features.statistics[name] for name in numbers if name in features.statistics}
+        for reader in (self.train, self.test):
+            reader.use(FittedFeatures(self.spec, taken))
 
 
 def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
@@ -43,9 +87,8 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file cannot be read, or lacks a column.
     """
     train = _shared(group, plan_files(job.data, "train") if group.makes_shared else ())
-    features = group.share(fit_features(job.data, train) if group.makes_shared else None)
+    features = FittedFeatures(spec_of(job.data, train))
     test = _shared(group, plan_files(job.data, "test") if group.makes_shared else ())
-    assert features is not None
     made = _made_by(job, features, size=job.train.batch_size, least=job.train.accumulate)
     tested = _made_by(job, features, size=_TEST_BATCH, least=1)
     candidates = _candidates_of(job, group, train)
@@ -70,7 +113,7 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
     return JobReaders(
         open_reader(job.data, "train", features, training, train, made),
         open_reader(job.data, "test", features, testing, test, tested),
-        features,
+        features.spec,
     )
 
 

@@ -14,6 +14,7 @@ from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from ...proto.names import FEATURES_TABLE
 from ..data import Batch, StepBatch
 from ..data.batch_tensors import description
 from ..layers.deferred import deferred
@@ -284,7 +285,12 @@ class PsBackend:
         with self._control() as client:
             shards, own = client.status().shards, f"{self._session.namespace}/"
         there = self._session.core.device_tables
-        on_servers: int = sum(usage.rows for shard in shards for usage in shard.tables if usage.name.startswith(own))
+        on_servers: int = sum(
+            usage.rows
+            for shard in shards
+            for usage in shard.tables
+            if usage.name.startswith(own) and usage.name != f"{own}{FEATURES_TABLE}"
+        )
         return on_servers + (0 if there is None else there.rows)
 
     def untrained(self) -> list[str]:

@@ -80,10 +80,12 @@ class Trainer:
         self._run_config = identity.config(job)
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         readers = open_readers(job, group)
-        self._train_reader, self._test_reader, features = readers.train, readers.test, readers.features
-        self._run_config[ORDER] = order_of(job, features.spec)
+        self._readers, self._train_reader, self._test_reader = readers, readers.train, readers.test
+        self._run_name = identity.name
+        self._is_resumed = False
+        self._run_config[ORDER] = order_of(job, readers.spec)
         torch.manual_seed(job.train.seed)
-        self._bare = backend.build(lambda sparse: build_model(job.model, features.spec, sparse=sparse))
+        self._bare = backend.build(lambda sparse: build_model(job.model, readers.spec, sparse=sparse))
         self._set_activation_checkpointing()
         is_kept = job.publish is not None or job.keep is not None
         self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
@@ -174,14 +176,21 @@ class Trainer:
         """
         elastic, session = self._job.train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
-            return resume_rows(session, elastic.url, name)
+            self._is_resumed = resume_rows(session, elastic.url, name)
+            return self._is_resumed
         if self._checkpoints is None:
             raise FailedPrecondition("--resume: it needs train.checkpoint and model.backend ps")
         progress = self._checkpoints.resume(name)
         self._progress = progress or self._progress
         if progress is not None:
             self._reported.read()
-        return progress is not None
+        self._is_resumed = progress is not None
+        return self._is_resumed
+
+    def _fit_features(self) -> None:
+        """Gives the readers the statistics of the rows; a run that goes on never takes others."""
+        policy = "keep" if self._is_resumed else self._job.train.features_policy
+        self._readers.fit(self._job, self._group, self._backend.session, policy=policy, run=self._run_name)
 
     def run(self) -> TrainResult:
         """Trains all epochs, and evaluates the model after each.
@@ -192,6 +201,7 @@ class Trainer:
             SparserowError: a server or a peer has failed.
         """
         train, progress = self._job.train, self._progress
+        self._fit_features()
         if (session := self._backend.session) is not None and self._step.rates.done == 0:
             # One that joins a running job, or takes the place of another, goes on with the job's clock.
             self._step.rates.begin_at(session.current_step)

@@ -3,21 +3,25 @@
 from .open_reader import (
     check_files,
     feature_spec,
+    features_of,
     find_files,
     first_samples,
     fit_features,
     item_table,
     open_reader,
     plan_files,
+    spec_of,
 )
 
 __all__ = [
     "check_files",
     "feature_spec",
+    "features_of",
     "find_files",
     "first_samples",
     "fit_features",
     "item_table",
     "open_reader",
     "plan_files",
+    "spec_of",
 ]

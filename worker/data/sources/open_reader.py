@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeAlias, TypeVar
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 from ....proto.config.data_config import DataConfig
 from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument, not_allowed
+from ....proto.features.feature_set import FeatureSet
+from ....proto.features.statistics import Statistics
 from ..batch import Batch
 from ..candidates import ItemTable, count_items
 from ..criteo import COLUMNS, criteo_format
@@ -94,12 +96,15 @@ def _check_alike(which: Which, paths: Sequence[str], specs: Sequence[FeatureSpec
             raise InvalidArgument(f"data.{which}: {path} does not have the columns of {paths[0]}")
 
 
-def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) -> FittedFeatures:
+def fit_features(
+    config: DataConfig, plan: Sequence[PlannedFile] | None = None, known: Mapping[str, Statistics] | None = None
+) -> FittedFeatures:
     """Returns the transforms with the statistics of the training files, which are read once if any are needed.
 
     Args:
         config: the job's data section.
         plan: the training files with their parts; None: they are planned here.
+        known: statistics that are not computed, by the name of a feature; None: there are none.
 
     Raises:
         BadLine: a line or row is malformed, and such ones are not skipped.
@@ -108,7 +113,28 @@ def fit_features(config: DataConfig, plan: Sequence[PlannedFile] | None = None) 
     files = tuple(plan if plan is not None else plan_files(config, "train"))
     source = _sources(config, [file.path for file in files])()
     spec = source.spec(files[0].path)
-    return fit(spec, _samples(source, files))
+    return fit(spec, _samples(source, files), known)
+
+
+def features_of(config: DataConfig, plan: Sequence[PlannedFile]) -> FeatureSet:
+    """Returns the features of a job with their vocabularies and given statistics, those that columns stand for as well.
+
+    Args:
+        config: the job's data section.
+        plan: the training files.
+    """
+    samples = config.samples if config.csv is None else with_names(config.csv, plan[0].path)
+    return feature_set(config.features or translated(samples))
+
+
+def spec_of(config: DataConfig, plan: Sequence[PlannedFile]) -> FeatureSpec:
+    """Returns the inputs that the model reads.
+
+    Args:
+        config: the job's data section.
+        plan: the training files.
+    """
+    return _sources(config, [file.path for file in plan])().spec(plan[0].path)
 
 
 def item_table(
