@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +56,12 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+    def goes_on(self, results: Sequence[EpochResult]) -> None:
+        """Writes the samples of the epochs before, by which later ones have their place; see :class:`Observer`."""
+        self._before = sum(result.samples for result in results)
+        self._write("resumed", epochs=[[result.epoch, result.samples] for result in results])
+        self._observer.goes_on(results)
 
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
         """Writes the progress, every two seconds; see :class:`Observer`."""

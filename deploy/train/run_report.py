@@ -12,7 +12,7 @@ from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFo
 from ...proto.extras import install_command
 
 _MOST_BYTES, _MOST_POINTS = 1 << 30, 20_000
-_KINDS = ("run", "progress", "window", "epoch")
+_KINDS = ("run", "resumed", "progress", "window", "epoch")
 _HEIGHT = 320
 
 
@@ -65,18 +65,21 @@ def read_run(path: Path) -> Run:
         raise InvalidArgument(f"{path}: has {path.stat().st_size} bytes; allowed: {_MOST_BYTES}")
     job = ""
     entries: list[dict[str, Any]] = []
+    sizes: dict[int, int] = {}
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             entry = _entry(line, path, number)
             if entry["kind"] == "run":
                 job = str(entry.get("job", ""))
+            elif entry["kind"] == "resumed":
+                sizes.update((epoch, samples) for epoch, samples in entry["epochs"])
             else:
                 while entries and _is_replaced(entries[-1], entry):
                     entries.pop()
                 entries.append(entry)
     if not entries:
         raise InvalidArgument(f"{path}: has no progress and no epoch yet")
-    return Run(job, _charts(entries))
+    return Run(job, _charts(entries, sizes))
 
 
 def _entry(line: str, path: Path, number: int) -> dict[str, Any]:
@@ -84,7 +87,9 @@ def _entry(line: str, path: Path, number: int) -> dict[str, Any]:
         entry = json.loads(line)
         if not isinstance(entry, dict) or entry["kind"] not in _KINDS:
             raise ValueError("it is no entry of a run")
-        if entry["kind"] != "run":
+        if entry["kind"] == "resumed":
+            entry["epochs"] = [(int(epoch), int(samples)) for epoch, samples in entry["epochs"]]
+        elif entry["kind"] != "run":
             int(entry["epoch"]), int(entry["samples"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataLoss(f"{path}, line {number}: {error}; expected the lines that metrics.file writes") from None
@@ -97,9 +102,9 @@ def _is_replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return bool(then > now or (then == now and old["kind"] == new["kind"]))
 
 
-def _charts(entries: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
+def _charts(entries: list[dict[str, Any]], known: Mapping[int, int]) -> dict[str, dict[str, Curve]]:
     charts: dict[str, dict[str, Curve]] = {}
-    sizes = {entry["epoch"]: entry["samples"] for entry in entries if entry["kind"] == "epoch"}
+    sizes = {**known} | {entry["epoch"]: entry["samples"] for entry in entries if entry["kind"] == "epoch"}
     for entry in entries:
         before = sum(samples for epoch, samples in sizes.items() if epoch < entry["epoch"])
         at = before + entry["samples"]

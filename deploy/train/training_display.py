@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,9 @@ class TrainingDisplay:
         """Moves the bar to the progress of a batch."""
         rate = self._clock.rate(epoch, samples)
         self._show(epoch, done, f"{rate:,.0f} samples/s{self._whose}  loss {loss:.4f}  AUC {auc:.4f}")
+
+    def goes_on(self, results: Sequence[EpochResult]) -> None:
+        """Shows nothing; see :class:`Observer`."""
 
     def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Shows nothing: the bar has the metrics of recent samples."""

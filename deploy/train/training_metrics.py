@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -38,6 +38,10 @@ class TrainingMetrics(Collector):
         """Keeps and forwards the progress; see :class:`Observer`."""
         self._epoch, self._samples, self._loss, self._auc = epoch, samples, loss, auc
         self._observer.batch(epoch=epoch, done=done, samples=samples, loss=loss, auc=auc)
+
+    def goes_on(self, results: Sequence[EpochResult]) -> None:
+        """Forwards the results of the epochs before; see :class:`Observer`."""
+        self._observer.goes_on(results)
 
     def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Forwards the metrics of a window; see :class:`Observer`."""

@@ -17,6 +17,7 @@ import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
 from long_form import FULL
 from sparserow.cpp_ext.torch_arrays import tensor_of
+from sparserow.deploy.train.run_report import read_run
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.state_tree import decode_tree
@@ -33,6 +34,11 @@ def log(tmp_path_factory):
     return write_click_log(tmp_path_factory.mktemp("log"), rows=2 * STEPS * 64, test_rows=1500, seed=3)
 
 
+def curves_beside(result: Path) -> Path:
+    """Returns the file of a run's curves, whose windows of three steps end between its checkpoints."""
+    return result.with_suffix(".curves")
+
+
 def arguments(log, url, result, *sets: str) -> list[str]:
     settings = [
         f"data.train={log.train}",
@@ -47,6 +53,7 @@ def arguments(log, url, result, *sets: str) -> list[str]:
         "cluster.slot_count=256",
         "cluster.worker_lease=20s",
         f"train.checkpoint={{url: '{url}', every_steps: 5, keep: 2}}",
+        f"metrics={{progressive: {{window: 384}}, file: {curves_beside(result)}}}",
         *sets,
     ]
     assigned = [part for setting in settings for part in ("--set", setting)]
@@ -69,6 +76,11 @@ def outcome(url, result) -> dict:
         "loss": figures["history"][0]["train_loss"],
         "samples": figures["history"][0]["samples"],
         "dense": dense_of(url),
+        "curves": {
+            chart: {name: (each.samples, each.values) for name, each in curves.items() if name != "recent samples"}
+            for chart, curves in read_run(curves_beside(result)).charts.items()
+            if chart != "samples per second"
+        },
         "rows": {table: {key: row[1:] for key, row in by_key.items()} for table, by_key in rows.items()},
     }
 
@@ -206,6 +218,8 @@ def test_another_number_of_workers_goes_on_and_each_sample_comes_once(launcher, 
     assert "in epoch 1" in again.err  # and not at its end
     figures = json.loads(result.read_text())
     assert (figures["workers"], figures["history"][0]["samples"]) == (3, 2 * STEPS * 64)
+    ends = read_run(curves_beside(result)).charts["auc"]["progressive"].samples
+    assert (sorted(ends), ends[-1]) == (ends, 2 * STEPS * 64)
     assert figures["test_auc"] > 0.5
 
 

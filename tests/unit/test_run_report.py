@@ -19,6 +19,7 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.metrics_config import StopConfig
 from sparserow.worker.metrics.task_metrics import BinaryMetrics
 from sparserow.worker.training.early_stop import EarlyStop, goodness
+from sparserow.worker.training.training_checkpoints import Progress
 from sparserow.worker.training.training_report import EpochResult, Silence
 
 NAN = float("nan")
@@ -56,6 +57,31 @@ def test_the_curves_of_a_run_that_went_on(tmp_path: Path) -> None:
     assert (tests.samples, tests.values) == ([100, 200], [0.7, 0.8])
     assert run.charts["auc"]["recent samples"].values == [0.6]
     assert "test label" not in run.charts["log_loss"] or not run.charts["log_loss"]["test label"].values, "it is NaN"
+
+
+def test_a_run_that_goes_on_in_a_new_file_has_its_points_where_they_are(tmp_path: Path) -> None:
+    """As where the machine of the run before is gone, with its file."""
+    path = tmp_path / "run.jsonl"
+    with RunLog(job_of(file=str(path)), Silence()) as log:
+        log.goes_on([epoch(1, 0.7), epoch(2, 0.7)])
+        log.window(3, 60, {"log_loss": 0.6})
+        log.epoch(epoch(3, 0.8))
+    charts = read_run(path).charts
+    assert charts["log_loss"]["progressive"].samples == [260]
+    assert charts["auc"]["test label"].samples == [300]
+
+
+def test_the_samples_of_all_are_those_of_the_workers_that_there_were() -> None:
+    four = [Progress(samples=100) for _ in range(4)]
+    first, second = Progress(), Progress()
+    first.join(four, is_first=True)
+    second.join(four, is_first=False)
+    first.samples += 10
+    assert first.samples_of_all(2) == 420
+    assert second.samples == 0
+    first.begin_epoch(2)
+    first.samples += 10
+    assert first.samples_of_all(2) == 20
 
 
 def test_a_page_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

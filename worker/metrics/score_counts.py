@@ -10,8 +10,9 @@ lowest bit of all codes is dropped until the bins fit, so that between half of `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +92,17 @@ class ScoreCounts:
     def _coarsen(self, shift: int) -> None:
         self._codes, self._counts = _summed(self._codes >> np.uint32(shift - self._shift), self._counts)
         self._shift = shift
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the counts as numbers and arrays, at most 20 bytes for each of the bins."""
+        self._count()
+        return {"shift": self._shift, "codes": self._codes, "counts": self._counts, "has_nan": self._has_nan}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the counts of a result of :meth:`state_dict`."""
+        self._pending, self._waiting = [], 0
+        self._shift, self._has_nan = state["shift"], state["has_nan"]
+        self._codes, self._counts = np.array(state["codes"], np.uint32), np.array(state["counts"], np.float64)
 
     @staticmethod
     def merged(parts: Sequence[ScoreCounts]) -> ScoreCounts:

@@ -6,8 +6,9 @@ Every sum may be weighted: a sample of weight w counts as w samples of weight 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,22 @@ class BinaryMetrics:
         bucket = np.minimum((predicted[is_number] * _BUCKETS).astype(np.int64), _BUCKETS - 1)
         self._predicted += np.bincount(bucket, (w * predicted)[is_number], _BUCKETS)
         self._labelled += np.bincount(bucket, (w * y)[is_number], _BUCKETS)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what was added as numbers and arrays."""
+        sums = np.array([self._samples, self._loss])
+        return {
+            "scores": self._counts.state_dict(),
+            "sums": sums,
+            "predicted": self._predicted.copy(),
+            "labelled": self._labelled.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what a result of :meth:`state_dict` has."""
+        self._counts.load_state_dict(state["scores"])
+        self._samples, self._loss = (float(each) for each in state["sums"])
+        self._predicted, self._labelled = np.array(state["predicted"]), np.array(state["labelled"])
 
     @staticmethod
     def merged(parts: Sequence[BinaryMetrics]) -> BinaryMetrics:

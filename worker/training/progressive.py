@@ -6,7 +6,7 @@ The metrics are those of the task that a run shows, over windows of samples of a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ...proto.config.job import TrainConfig
 from ..data.batch import TimeRange
@@ -53,6 +53,35 @@ class ProgressiveMetrics:
         self._count += 1
         if self._count == self._steps:
             self._end(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what this worker has of the epoch and of the window that it is in, for a checkpoint."""
+        times = None if self._times is None else list(self._times)
+        return {
+            "count": self._count,
+            "steps": self._steps,
+            "samples": self._samples,
+            "times": times,
+            "metrics": self._metrics.state_dict(),
+        }
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from a checkpoint.
+
+        Args:
+            states: the state of this worker; or those of all workers of a run that had another number of them, which
+                the first worker takes together.
+        """
+        if len(states) > 1 and self._group.rank != 0:
+            states = [{**states[0], "samples": 0, "times": None, "metrics": BinaryMetrics().state_dict()}]
+        parts = [BinaryMetrics() for _ in states]
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(state["metrics"])
+        self._metrics = BinaryMetrics.merged(parts)
+        self._samples = sum(state["samples"] for state in states)
+        self._times = _joined([None if state["times"] is None else tuple(state["times"]) for state in states])
+        # Windows of another number of workers have another number of steps; the same share of them is done.
+        self._count = min(states[0]["count"] * self._steps // states[0]["steps"], self._steps - 1)
 
     def end_epoch(self, epoch: int) -> None:
         """Ends the last window of an epoch; every rank calls it."""

@@ -101,11 +101,11 @@ class Trainer:
         self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group, outputs=self._outputs)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
         self._progress = Progress()
-        self._checkpoints = self._made_checkpoints()
         progressive = job.metrics.progressive
         self._progressive = (
             None if progressive is None else ProgressiveMetrics(progressive.window, job.train, group, observer.window)
         )
+        self._checkpoints = self._made_checkpoints()
         checkpoint = job.train.checkpoint
         self._shown_task = "" if self._outputs.shown is None else self._outputs.shown.name
         self._reported = ReportedEpochs(
@@ -158,6 +158,7 @@ class Trainer:
             schedule=self._step.rates,
             reader=cast(Stateful, self._batches),
             steps=self._step,
+            progressive=self._progressive,
         )
         return TrainingCheckpoints(config, session=session, group=self._group, parts=parts, run=self._run_config)
 
@@ -208,6 +209,8 @@ class Trainer:
         history = [EpochResult(**result) for result in progress.history]
         if self._checkpoints is not None:
             self._checkpoints.begin()
+        if history:
+            self._observer.goes_on(history)
         self._reported.keep(history)
         is_at_end = progress.is_trained and progress.epoch == train.epochs
         if is_at_end and train.epochs in self._reported and self._group.rank == 0:
@@ -360,7 +363,7 @@ class Trainer:
                 observed = now
                 late_loss, late_auc = recent.figures()
                 reader = self._leased or self._train_reader
-                done, all_samples = reader.done, progress.samples * self._group.world
+                done, all_samples = reader.done, progress.samples_of_all(self._group.world)
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
         if self._progressive is not None:
             self._progressive.end_epoch(epoch)

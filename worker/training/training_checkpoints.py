@@ -27,6 +27,7 @@ from .learning_rates import LearningRates
 from .model_order import KEY as ORDER, check_order
 from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
+from .progressive import ProgressiveMetrics
 from .run_identity import ROWS_FOLDER
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,9 @@ class Progress:
     Attributes:
         epoch: the present epoch, from 1; larger than the number of epochs when the run is done.
         is_trained: whether all batches of the present epoch are done, so that only its evaluation is left.
-        samples: the number of samples that this worker has trained on in the present epoch.
+        samples: the number of samples that this worker has trained on in the present epoch; where the number of
+            workers has changed within it, worker 0 has those of all before.
+        joined: how many of them are those of all workers before that change.
         loss_sum: the sum of their losses.
         seconds: the seconds that this worker has spent on them.
         history: the results of the epochs before, as dicts.
@@ -48,6 +51,7 @@ class Progress:
     epoch: int = 1
     is_trained: bool = False
     samples: int = 0
+    joined: int = 0
     loss_sum: float = 0.0
     seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +59,11 @@ class Progress:
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the first batch of ``epoch``."""
         self.epoch, self.is_trained = epoch, False
-        self.samples, self.loss_sum, self.seconds = 0, 0.0, 0.0
+        self.samples, self.joined, self.loss_sum, self.seconds = 0, 0, 0.0, 0.0
+
+    def samples_of_all(self, world: int) -> int:
+        """Returns the samples of all workers in the present epoch, as worker 0 estimates them by its own."""
+        return self.joined + (self.samples - self.joined) * world
 
     def join(self, others: Sequence[Progress], *, is_first: bool) -> None:
         """Takes over the sums of all workers of a run that had another number of them.
@@ -65,7 +73,7 @@ class Progress:
             is_first: whether this worker is the first one, which has the sums of samples and losses then.
         """
         self.is_trained = all(other.is_trained for other in others)
-        self.samples = sum(other.samples for other in others) if is_first else 0
+        self.samples = self.joined = sum(other.samples for other in others) if is_first else 0
         self.loss_sum = sum(other.loss_sum for other in others) if is_first else 0.0
         self.seconds = max(other.seconds for other in others)
 
@@ -81,6 +89,7 @@ class TrainedParts:
         schedule: the schedules of the learning rates.
         reader: the reader of the training files.
         steps: the counts of steps and samples.
+        progressive: the metrics of the training samples by windows; None: there are none.
     """
 
     model: nn.Module
@@ -89,6 +98,7 @@ class TrainedParts:
     schedule: LearningRates
     reader: Stateful
     steps: Stateful
+    progressive: ProgressiveMetrics | None = None
 
 
 def resume_rows(session: Session, url: str, name: str | None) -> bool:
@@ -265,7 +275,11 @@ class TrainingCheckpoints:
                 scaler=parts.scaler,
                 scheduler=parts.schedule,
                 reader=parts.reader,
-                extra={"progress": vars(progress), "steps": parts.steps.state_dict()},
+                extra={
+                    "progress": vars(progress),
+                    "steps": parts.steps.state_dict(),
+                    "progressive": None if parts.progressive is None else parts.progressive.state_dict(),
+                },
                 config=self._run,
                 keep=self._config.keep,
                 full_every=self._config.full_every,
@@ -325,6 +339,9 @@ class TrainingCheckpoints:
         progress = Progress(**restored.extra["progress"])
         if restored.extras:
             progress.join([Progress(**extra["progress"]) for extra in restored.extras], is_first=self._group.rank == 0)
+        windows = [extra["progressive"] for extra in restored.extras or (restored.extra,)]
+        if parts.progressive is not None and None not in windows:  # else the run before had none
+            parts.progressive.load_state_dicts(windows)
         where = f"epoch {progress.epoch}" if not progress.is_trained else f"the evaluation of epoch {progress.epoch}"
         _tell(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, in {where}")
         self.resumed = restored.name

@@ -157,6 +157,10 @@ class Observer(Protocol):
         """
         ...
 
+    def goes_on(self, results: Sequence[EpochResult]) -> None:
+        """Is called before the first step of a run that goes on from a checkpoint, with the results of its epochs."""
+        ...
+
     def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Is called after each window of ``metrics.progressive``.
 
@@ -181,6 +185,9 @@ class Silence:
     """An observer that shows nothing. All ranks but the first use it."""
 
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
+        """Does nothing."""
+
+    def goes_on(self, results: Sequence[EpochResult]) -> None:
         """Does nothing."""
 
     def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
