@@ -497,11 +497,12 @@ class Store:
             ``slots``, ``versions`` (up to which this store has everything now), ``positions`` (to be acknowledged) and
             ``oldest_at_ms`` (of each slot's oldest change, low half of the clock in milliseconds, 0: not known), arrays
             of one length; ``rows``, ``unchanged`` and ``erased``; ``tables``, the ids of the tables that the other
-            store has, of those that the cursor wants, None where the page has no whole slot.
+            store has, of those that the cursor wants, None where the page has no whole slot; ``applied_tables``, the
+            ids of those of which the page has something; ``others``, the dim and schema version of those that the other
+            store has with others, by id: their rows here stay.
 
         Raises:
             DataLoss: the page is damaged; nothing was changed.
-            FailedPrecondition: a table here has another dim or schema version.
         """
 
     def assign_versions(

@@ -105,7 +105,8 @@ class HttpFront:
                 await self._answer_stranger(exchange, ends=has_body)
                 return
             if (exchange.method, exchange.path) == ("GET", "/v1/health"):
-                await self._answer_health(exchange, problems=self._models.problems())
+                problems = {**self._models.problems(), **self._models.sync_problems()}
+                await self._answer_health(exchange, problems=problems)
                 return
             route = self._routes.get((exchange.method, exchange.path))
             if route is None:

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.control import ControlClient
-from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
+from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ..proto.schema import TableSchema
 from .follow_options import FollowOptions
 from .loaded_version import LoadedVersion
 from .shard_stream import CALL_DEADLINE_SEC, AnotherCluster, CursorKey, ShardStream, check_cluster
@@ -70,8 +71,8 @@ class Follower:
 
     Raises:
         Unavailable: the coordinator cannot be reached, or a shard does not serve.
-        FailedPrecondition: the cluster is not the one that trained the version, or a table has another schema.
-        NotFound: the cluster does not have a table of the version.
+        FailedPrecondition: the cluster is not the one that trained the version, or has none of its tables with the
+            schema that they had.
     """
 
     def __init__(self, version: LoadedVersion, owned: NDArray[np.bool_], options: FollowOptions) -> None:
@@ -82,13 +83,17 @@ class Follower:
         self._lock = threading.Lock()
         self._stats = SyncStats()
         self._problems: dict[int, str] = {}
-        self._dropped: dict[int, frozenset[str]] = {}  # by shard: tables of the version that it does not have any more
+        # By shard: tables of the version that it does not have any more, or has with another dim or schema version.
+        self._dropped: dict[int, frozenset[str]] = {}
+        self._others: dict[int, dict[str, str]] = {}
         self._told: set[type[SparserowError]] = set()  # the kinds of errors that the log has since all was well
         self._caught_up: dict[int, float] = {}
         self._is_superseded = False
         self._paused = False
         self._turns = 0  # the number of pages that are being read and applied
-        shards = _checked_shards(version, options.coordinator)
+        shards, dropped, others = _checked_shards(version, options.coordinator)
+        for shard in shards:
+            self._note_tables(shard, dropped, others)
         self._threads = [
             threading.Thread(target=self._run, args=(shard,), name=f"sparserow-sync-{shard}", daemon=True)
             for shard in shards
@@ -142,8 +147,7 @@ class Follower:
     def problem(self) -> str:
         """The reason why the version, or a table of it, does not follow now; "" when all of it does."""
         with self._lock:
-            dropped = sorted(frozenset().union(*self._dropped.values()))
-            return "; ".join((*self._problems.values(), *map(self._text_of_dropped, dropped)))
+            return "; ".join((*self._problems.values(), *self._table_problems()))
 
     @property
     def is_superseded(self) -> bool:
@@ -209,7 +213,7 @@ class Follower:
                 self._set_problem(shard, "")
                 if applied is not None:
                     self._count(applied)
-                    self._note_tables(shard, applied["tables"])
+                    self._note_page(shard, applied)
             with self._lock:
                 if is_last:
                     self._caught_up[shard] = begun
@@ -217,19 +221,44 @@ class Follower:
             left = _LONGEST_ROUND_SEC - (time.monotonic() - begun)
             self._stop.wait(max(self._options.interval_sec, min(busy * _PAUSE_PER_BUSY, left)))
 
-    def _note_tables(self, shard: int, there: Sequence[int] | None) -> None:
-        """Notes which tables of the version a shard has; None: the page does not tell."""
-        if there is None:
-            return
-        gone = frozenset(name for name, table in self._version.tables.items() if table.schema.id not in there)
+    def _note_page(self, shard: int, applied: dict[str, Any]) -> None:
+        """Notes which tables of the version a shard has, as a page tells it."""
+        names = {table.schema.id: name for name, table in self._version.tables.items()}
+        there, others = applied["tables"], applied["others"]
+        follow = {names[each] for each in applied["applied_tables"] if each in names}
         with self._lock:
-            news = gone - frozenset().union(*self._dropped.values())
-            self._dropped[shard] = gone
-        for name in sorted(news):
-            log.warning("live sync of %s: %s", self._version.model, self._text_of_dropped(name))
+            dropped = (
+                self._dropped[shard]
+                if there is None
+                else frozenset(names.values()) - {names[each] for each in there if each in names}
+            )
+            other = {name: text for name, text in self._others[shard].items() if name not in follow}
+        told = {names[each]: _text_of_schema(*schema) for each, schema in others.items() if each in names}
+        other = {**{name: text for name, text in other.items() if name not in dropped}, **told}
+        self._note_tables(shard, dropped - follow - set(told), other)
 
-    def _text_of_dropped(self, name: str) -> str:
-        return f"table {self._version.namespace}/{name} was dropped in training; its rows stay as they were"
+    def _note_tables(self, shard: int, dropped: frozenset[str], others: dict[str, str]) -> None:
+        with self._lock:
+            before = set(self._table_problems())
+            self._dropped[shard], self._others[shard] = dropped, others
+            news = [text for text in self._table_problems() if text not in before]
+        for text in news:
+            log.warning("live sync of %s: %s", self._version.model, text)
+
+    def _table_problems(self) -> list[str]:
+        """Returns what is told of tables that do not follow; the caller has the lock."""
+        others: dict[str, str] = {}
+        for each in self._others.values():
+            others.update(each)
+        dropped = sorted(frozenset().union(*self._dropped.values()) - set(others))
+        namespace = self._version.namespace
+        return [
+            *(f"table {namespace}/{name} was dropped in training; its rows stay as they were" for name in dropped),
+            *(
+                f"table {namespace}/{name} {text} in training; its rows stay as they were; publish it again"
+                for name, text in sorted(others.items())
+            ),
+        ]
 
     def _count(self, applied: dict[str, Any]) -> None:
         with self._lock:
@@ -263,23 +292,40 @@ class Follower:
             return is_news
 
 
-def _checked_shards(version: LoadedVersion, coordinator: str) -> Sequence[int]:
-    """Checks that the training cluster is the one of the version, and returns the numbers of its shards."""
+def _text_of_schema(dim: int, version: int) -> str:
+    return f"has dim {dim} and schema version {version}"
+
+
+def _checked_shards(version: LoadedVersion, coordinator: str) -> tuple[Sequence[int], frozenset[str], dict[str, str]]:
+    """Checks that the training cluster is the one of the version.
+
+    Returns:
+        The numbers of its shards, the tables of the version that it has no more, and those that it has with another
+        dim or schema version, with words about these.
+    """
     with ControlClient(coordinator) as control:
         view = control.cluster()
         check_cluster(version, view.cluster_id)
         there = {schema.name: schema for schema in control.list_tables(version.namespace)}
     if view.slot_count != version.slot_count:
         raise FailedPrecondition(f"the cluster has {view.slot_count} slots, but the model has {version.slot_count}")
-    for name, table in version.tables.items():
-        schema = there.get(name)
-        if schema is None:
-            raise NotFound(f"table {version.namespace}/{name} is not in the cluster at {coordinator} any more")
-        if (schema.id, schema.version, schema.dim) != (table.schema.id, table.schema.version, table.schema.dim):
-            raise FailedPrecondition(
-                f"table {schema.full_name} has dim {schema.dim} and schema version {schema.version} in training, but "
-                f"{table.schema.dim} and {table.schema.version} in {version.model}@{version.version}; publish it again"
-            )
+    dropped = frozenset(name for name in version.tables if name not in there)
+    others = {
+        name: _text_of_schema(there[name].dim, there[name].version)
+        for name, table in version.tables.items()
+        if name not in dropped and _key_of(there[name]) != _key_of(table.schema)
+    }
+    if version.tables and len(dropped) + len(others) == len(version.tables):
+        name = min(version.tables)
+        told = f"{others[name]} there; publish it again" if name in others else "is not there any more"
+        raise FailedPrecondition(
+            f"no table of {version.model}@{version.version} can follow the cluster at {coordinator}: table "
+            f"{version.namespace}/{name} {told}"
+        )
     if not view.shards:
         raise InvalidArgument(f"the cluster at {coordinator} has no shards")
-    return [shard.index for shard in view.shards]
+    return [shard.index for shard in view.shards], dropped, others
+
+
+def _key_of(schema: TableSchema) -> tuple[int, int, int]:
+    return schema.id, schema.version, schema.dim

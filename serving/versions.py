@@ -208,6 +208,15 @@ class ServedModels:
         others = {"peers": self._peers_problem(), "unused versions": self._unused_problem}
         return {**said, **{name: problem for name, problem in others.items() if problem}}
 
+    def sync_problems(self) -> dict[str, str]:
+        """Returns the reasons why versions, or tables of them, do not follow now, by ``MODEL@VERSION``."""
+        found = {}
+        for (model, version), served in self.book().versions.items():
+            problem = served.problem or ("" if served.follower is None else served.follower.problem)
+            if problem:
+                found[f"{model}@{version}"] = problem
+        return found
+
     def close(self) -> None:
         """Ends live sync."""
         for served in (*self.book().versions.values(), *self._successors.values()):

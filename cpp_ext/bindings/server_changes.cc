@@ -87,6 +87,11 @@ py::dict apply_page(Store& store, const py::buffer& page) {
   out["unchanged"] = applied.unchanged;
   out["erased"] = applied.erased;
   out["tables"] = applied.has_whole_slots ? py::cast(applied.tables) : py::none();
+  out["applied_tables"] = py::cast(applied.applied_tables);
+  py::dict others;
+  for (const auto& other : applied.others)
+    others[py::int_(other.table_id)] = py::make_tuple(other.dim, other.schema_version);
+  out["others"] = others;
   return out;
 }
 

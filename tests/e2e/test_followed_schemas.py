@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sparserow as sr
+from sparserow.proto.published.manifest import ModelManifest
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.follow_options import FollowOptions
@@ -22,7 +23,7 @@ KEYS = np.arange(64, dtype=np.uint64)
 
 
 def write(cluster: sr.LocalCluster, dim: int) -> None:
-    with sr.connect(cluster.address, "ads", staleness=None) as session:
+    with sr.connect(cluster.address, "ads", job="writes", staleness=None) as session:
         table = session.create_table("user", dim=dim, optimizer=sr.SGD(lr=0.5))
         table.assign(KEYS, np.ones((len(KEYS), dim), np.float32))
 
@@ -45,23 +46,62 @@ def followed(session: sr.Session, cluster: sr.LocalCluster, root: Path) -> Itera
         follower.close()
 
 
-def test_a_table_with_another_dim_is_told_once_and_stays_a_problem(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_table_with_another_dim_is_told_once_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool
 ) -> None:
+    """Also for a process that is started, or loads the version, after the table was made anew."""
+    told = "table ads/user has dim 8 and schema version 1 in training; its rows stay as they were; publish it again"
+    with sr.local_cluster(shards=2, slot_count=64) as cluster:
+        write(cluster, 4)
+        with sr.connect(cluster.address, "ads", staleness=None) as session:
+            other = session.create_table("item", dim=4, optimizer=sr.SGD(lr=0.5))
+            other.assign(KEYS, np.ones((len(KEYS), 4), np.float32))
+            with (
+                caplog.at_level(logging.WARNING),
+                followed(session, cluster, tmp_path) as (version, follower),
+                contextlib.ExitStack() as ends,
+            ):
+                session.drop_table("user")
+                write(cluster, 8)
+                if restarts:
+                    follower.close()
+                    version = load_version(ModelRegistry(str(tmp_path)), version_of(tmp_path), ShardAssignment())
+                    options = FollowOptions(cluster.address, "test", retry_sec=0.01)
+                    follower = Follower(version, ShardAssignment().owned(64), options)
+                    ends.callback(follower.close)
+                other.assign(KEYS, np.full((len(KEYS), 4), 5, np.float32))
+                wait_until(lambda: rows_of(version, "item").min() == 5, "the rows of the other table")
+                wait_until(lambda: follower.problem == told, f"{told!r}")
+                other.delete(KEYS[:3])
+                wait_until(lambda: rows_of(version, "item").min() == 0, "deleted rows of the other table")
+                np.testing.assert_array_equal(rows_of(version, "user"), np.ones((len(KEYS), 4)))
+                assert follower.stats().reopened == 0
+                lines = [record.getMessage() for record in caplog.records]
+                assert lines.count(f"live sync of ctr: {told}") == 1, lines
+                # Where the table is as it was again, it follows again.
+                session.drop_table("user")
+                write(cluster, 4)
+                wait_until(lambda: follower.problem == "", "that all follow")
+
+
+def version_of(root: Path) -> ModelManifest:
+    return ModelRegistry(str(root)).manifest("ctr", 1)
+
+
+def test_a_version_without_a_table_that_can_follow_is_refused(tmp_path: Path) -> None:
     with sr.local_cluster(shards=1, slot_count=64) as cluster:
         write(cluster, 4)
-        with (
-            sr.connect(cluster.address, "ads", staleness=None) as session,
-            followed(session, cluster, tmp_path) as (_, follower),
-        ):
+        with sr.connect(cluster.address, "ads", staleness=None) as session:
+            sr.publish(session, "ctr", root=str(tmp_path))
             session.drop_table("user")
+            version = load_version(ModelRegistry(str(tmp_path)), version_of(tmp_path), ShardAssignment())
+            options = FollowOptions(cluster.address, "test")
+            with pytest.raises(sr.FailedPrecondition, match="table ads/user is not there any more"):
+                Follower(version, ShardAssignment().owned(64), options)
             write(cluster, 8)
-            with caplog.at_level(logging.WARNING):
-                begun = follower.stats().reopened
-                wait_until(lambda: follower.stats().reopened > begun + 8, "tries to follow")
-            told = [record.getMessage() for record in caplog.records if "trying again" in record.getMessage()]
-            assert len(told) <= 1, "a line says it, not one for each try"
-            assert "dim 8" in follower.problem
+            with pytest.raises(sr.FailedPrecondition, match=r"table ads/user has dim 8 .* publish it again"):
+                Follower(version, ShardAssignment().owned(64), options)
 
 
 def test_rows_of_a_table_that_training_drops_stay_and_are_told(

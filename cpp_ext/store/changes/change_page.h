@@ -52,14 +52,21 @@ struct AppliedPage {
   std::uint64_t rows = 0;       // that were newer than what the store had
   std::uint64_t unchanged = 0;  // that were not
   std::uint64_t erased = 0;
-  bool has_whole_slots = false;       // then those are told by `tables`
-  std::vector<std::uint32_t> tables;  // that the sender has, of those that the cursor wants; ascending
+  bool has_whole_slots = false;               // then those are told by `tables`
+  std::vector<std::uint32_t> tables;          // that the sender has, of those that the cursor wants; ascending
+  std::vector<std::uint32_t> applied_tables;  // of which the page has something; ascending
+  struct Other {
+    std::uint32_t table_id;
+    std::uint32_t schema_version;
+    std::uint32_t dim;
+  };
+  std::vector<Other> others;  // that the sender has with another dim or schema version: nothing of them was changed
 };
 
 // Makes `store`'s slots as the page says: newest wins in a delta, a snapshot replaces, but for rows of tables that the
-// sender does not have (any more), which stay. Tables that the store does not have are passed over. Only one thread may
-// change the rows of a slot meanwhile. DataLoss: the page is damaged, nothing was changed. FailedPrecondition: a table
-// has another dim or schema version there.
+// sender does not have (any more), which stay, and so do those of tables that it has with another dim or schema
+// version. Tables that the store does not have are passed over. Only one thread may change the rows of a slot
+// meanwhile. DataLoss: the page is damaged, nothing was changed.
 Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page);
 
 }  // namespace sparserow

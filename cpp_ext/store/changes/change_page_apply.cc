@@ -80,13 +80,20 @@ Result<ParsedPage> parse(std::span<const std::byte> page) {
   return parsed;
 }
 
-Status check_schema(const Store& store, const PageTable& head) {
-  const auto schema = store.schema(head.table_id);
-  if (!schema || (schema->dim == head.dim && schema->version == head.schema_version)) return Status::ok();
-  return {Code::kFailedPrecondition, "table '" + schema->name + "': changes have schema version " +
-                                         std::to_string(head.schema_version) + " and dim " + std::to_string(head.dim) +
-                                         ", this store " + std::to_string(schema->version) + " and " +
-                                         std::to_string(schema->dim)};
+// Takes the tables out of a page that this store does not have, or has with another schema: their rows mean others.
+void leave_others(const Store& store, ParsedPage& page, AppliedPage& applied) {
+  std::erase_if(page.tables, [&](const TableChanges& table) {
+    const PageTable& head = table.head;
+    const auto schema = store.schema(head.table_id);
+    if (!schema) return true;
+    if (schema->dim == head.dim && schema->version == head.schema_version) {
+      applied.applied_tables.push_back(head.table_id);
+      return false;
+    }
+    applied.others.push_back({head.table_id, head.schema_version, head.dim});
+    return true;
+  });
+  std::ranges::sort(applied.applied_tables);
 }
 
 Status erase_older(Store& store, const TableChanges& table, AppliedPage& applied) {
@@ -162,16 +169,14 @@ Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page)
     std::memcpy(aligned.data(), page.data(), page.size());
     page = std::as_bytes(std::span(aligned)).first(page.size());
   }
-  const auto parsed = parse(page);
+  auto parsed = parse(page);
   SR_RETURN_IF_ERROR(parsed.status());
   for (const PageSlot& slot : parsed.value().slots) {
     if (slot.slot >= store.options().slot_count) return damaged("has a slot that this store has not");
   }
-  for (const TableChanges& table : parsed.value().tables) SR_RETURN_IF_ERROR(check_schema(store, table.head));
   AppliedPage applied;
-  for (const TableChanges& table : parsed.value().tables) {
-    if (store.schema(table.head.table_id)) SR_RETURN_IF_ERROR(apply_table(store, table, applied));
-  }
+  leave_others(store, parsed.value(), applied);
+  for (const TableChanges& table : parsed.value().tables) SR_RETURN_IF_ERROR(apply_table(store, table, applied));
   SR_RETURN_IF_ERROR(erase_others(store, parsed.value(), applied));
   for (const PageSlot& slot : parsed.value().slots) {
     applied.slots.push_back({slot.slot, slot.until, slot.position, slot.oldest_at_ms});
