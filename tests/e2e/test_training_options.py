@@ -286,6 +286,9 @@ def train_rank(rank: int, address: str, folder: str) -> None:
         ragged = Path(folder) / "ragged.csv"  # rank 1 has a single micro-batch where rank 0 has four
         for name, sets in {"ragged": PAIRS["accumulate"][0], "ragged-whole": []}.items():
             states[name] = train_served(address, ragged, f"two-{name}", *RAGGED, *sets, group=group)
+        for name, sets in UNEVEN.items():
+            states[name] = train_served(address, ragged, f"two-{name}", *sets, group=group)
+            states[f"{name}-plain"] = train_plainly(ragged, *sets, group=group)
         for policy in ("skip", "raise"):
             sets = ["data.shuffle_rows=0", f"train.on_nonfinite={policy}"]
             states[policy] = train_served(address, poisoned, f"two-{policy}", *sets, group=group)
@@ -295,6 +298,13 @@ def train_rank(rank: int, address: str, folder: str) -> None:
 
 
 RAGGED = ["data.shuffle_rows=0", "data.on_bad_line=skip"]
+# Steps in which one worker has more samples: for bad lines, and for negatives that are left out.
+LINEAR = ["train.row_optimizer={kind: sgd, lr: 0.1}", "train.dense_optimizer={kind: sgd, lr: 0.1}", "train.epochs=3"]
+UNEVEN = {
+    "uneven-lines": [*RAGGED, *LINEAR],
+    "uneven-parts": [*RAGGED, *LINEAR, "train.batch_size=32", "train.accumulate=4"],
+    "uneven-negatives": [*RAGGED, *LINEAR, "data.negatives_keep=0.3"],
+}
 
 
 @dataclass(frozen=True)
@@ -338,6 +348,19 @@ def test_workers_may_have_unequal_numbers_of_micro_batches(pair: Ranks) -> None:
         assert states["ragged"].result.history[0].samples == 148
         states["ragged"].assert_close(states["ragged-whole"])
         assert states["ragged"].differs(initial(pair.log))
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_sample_counts_alike_in_a_short_batch(cluster: sr.LocalCluster, pair: Ranks, name: str) -> None:
+    """One worker has a batch of what the two have together, in each step, and both are plain torch's."""
+    log = pair.log.parent / "ragged.csv"
+    sets = [each for each in UNEVEN[name] if "batch_size" not in each and "accumulate" not in each]
+    alone = train_served(cluster.address, log, f"one-{name}", *sets, "train.batch_size=256")
+    for states in pair.states:
+        assert states[name].result is not None, states[name].error
+        states[name].assert_close(alone, 1e-5)
+        states[f"{name}-plain"].assert_close(alone, 1e-5)
+        assert states[name].differs(initial(pair.log))
 
 
 def test_zero_shares_the_dense_state_out(pair: Ranks) -> None:

@@ -4,7 +4,8 @@
 
 Invariants:
  1. All ranks make the same collective calls, whatever their losses, so that no rank waits for ever.
- 2. The gradients are those of one mean over the step's samples, however the step is cut into parts.
+ 2. The gradients are those of one mean over the step's samples, however the step is cut into parts, and where workers
+    meet, however its samples are spread over them.
  3. A loss with NaN or Inf refuses the step on every rank.
 """
 
@@ -27,6 +28,7 @@ from ..data import Batch, NamedPart, StepBatch
 from ..session.transaction import NonFiniteGradient
 from .learning_rates import LearningRates
 from .process_group import WorkerGroup
+from .sample_share import SampleShare
 from .task_outputs import TaskOutputs
 from .training_backend import TrainingBackend
 
@@ -114,10 +116,11 @@ class TrainingStep:
         """
         least = self._train.accumulate if self._backend.forwards_meet else 1
         parts: list[Batch | NamedPart] = list(batch.parts(self._train.batch_size, least=least))
+        share = SampleShare(len(batch), self._group)
         logits, labels, losses = [], [], []
         for index, part in enumerate(parts):
             with self._silent_ddp() if index + 1 < len(parts) else contextlib.nullcontext():
-                part_logits, part_loss = self._forward_backward(part, len(part) / max(len(batch), 1))
+                part_logits, part_loss = self._forward_backward(part, len(part) / max(len(batch), 1), share)
             logits.append(part_logits)
             labels.append(part_logits if self._outputs.shown is None else part.label(self._outputs.shown.label))
             losses.append(part_loss)
@@ -158,7 +161,9 @@ class TrainingStep:
 
         return shown
 
-    def _forward_backward(self, part: Batch | NamedPart, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward_backward(
+        self, part: Batch | NamedPart, share: float, of_all: SampleShare
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         trace, amp = self._backend.trace, self._train.amp
         cast = (
             contextlib.nullcontext() if amp == "none" else torch.autocast(self._device.type, _AMP_DTYPES[amp])
@@ -169,6 +174,7 @@ class TrainingStep:
         outputs = self._outputs.of(out, len(part))
         loss = self._outputs.loss(outputs, part) * (share if len(part) else 1.0)
         value = loss.detach()
+        loss = of_all.weigh(loss)
         if value.device.type != "cpu":
             loss = loss * torch.where(torch.isfinite(value), 1.0, math.nan)  # without waiting for the device
         elif not math.isfinite(value):

@@ -1,0 +1,47 @@
+"""The weight of a worker's loss by its share of the samples of a step, where the gradients of workers are averaged.
+
+Batches differ at the end of an epoch, and wherever samples are left out: malformed ones, or negatives. The average over
+workers of means over batches would weigh a sample of a short batch more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..session.join import collective_device
+from .process_group import WorkerGroup
+
+
+class SampleShare:
+    """This worker's samples of a step times the number of workers, by the samples of all of them.
+
+    The exchange begins when this is made, before the forward, and ends when the weight is asked for, after it. Every
+    rank makes one in each step. A worker that meets no others has the weight 1.
+
+    Args:
+        count: the number of this worker's samples.
+        group: this worker and its peers.
+    """
+
+    def __init__(self, count: int, group: WorkerGroup) -> None:
+        self._count = count
+        self._total: torch.Tensor | None = None
+        self._work: Any = None
+        if not group.is_alone:
+            self._total = torch.tensor([count], dtype=torch.float32, device=collective_device())
+            self._work = dist.all_reduce(self._total, async_op=True)
+
+    def weigh(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns a loss times the weight, for which the host does not wait where the exchange is on a device.
+
+        The loss of a batch without samples is 0 and stays as it is.
+        """
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        if self._total is None or self._count == 0:
+            return loss
+        return loss * (self._count * dist.get_world_size() / self._total.to(loss.device)).squeeze(0)
