@@ -6,9 +6,20 @@ import xxhash
 
 from .errors import not_allowed
 
-FEATURES_TABLE = "features.json"  # of each namespace: what it keeps of features, as bytes in rows; no model reads it
+FEATURES_TABLE = "features.json"
+_BUFFERS = ".buffers.safetensors"
 NAME_FORM = "1-255 printable characters, no '/'"
 FILE_NAME_FORM = "a plain file name: 1-255 bytes of printable characters, no '/', neither '.' nor '..'"
+
+
+def buffers_table(dense: str) -> str:
+    """Returns the name of the table with the buffers of the model whose parameters are in table ``dense``."""
+    return f"{dense}{_BUFFERS}"
+
+
+def is_file_table(name: str) -> bool:
+    """Whether the rows of a table are the bytes of a file of its namespace, which no model looks up."""
+    return name == FEATURES_TABLE or name.endswith(_BUFFERS)
 
 
 def check_name(owner: str, name: str) -> None:

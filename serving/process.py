@@ -17,7 +17,7 @@ from ..proto.config.units import parse_bytes, parse_seconds
 from ..proto.control import ControlClient
 from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument, NotFound, not_allowed
-from ..proto.names import FEATURES_TABLE
+from ..proto.names import is_file_table
 from ..proto.published.model_names import parse_model
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
@@ -353,7 +353,7 @@ def _live(model: str, options: ServeOptions) -> LoadedVersion:
     assert options.namespace is not None
     with ControlClient(options.follow) as control:
         view = control.cluster()
-        schemas = [each for each in control.list_tables(options.namespace) if each.name != FEATURES_TABLE]
+        schemas = [each for each in control.list_tables(options.namespace) if not is_file_table(each.name)]
     if not schemas:
         raise NotFound(f"namespace {options.namespace!r} has no tables in the cluster at {options.follow}")
     tables = {schema.name: ServedTable(schema, schema.dtype) for schema in schemas}

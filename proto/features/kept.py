@@ -21,7 +21,7 @@ from .feature_set import FeatureSet
 from .kinds import BucketizedFeature, NumericFeature
 from .statistics import Statistics
 
-MOST_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20
 _ADVICE = (
     "rows of the namespace were trained with the former; allowed: what it was, or features_policy refit, by which they "
     "keep their values and mean something else"
@@ -129,7 +129,7 @@ def kept_of(data: bytes, where: str) -> KeptFeatures:
     Raises:
         DataLoss: it is no such document.
     """
-    return checked(_DOCUMENT, parse_json(data, where, MOST_BYTES), where)
+    return checked(_DOCUMENT, parse_json(data, where, _MOST_BYTES), where)
 
 
 def is_kept(features: FeatureSet, feature: Feature) -> bool:

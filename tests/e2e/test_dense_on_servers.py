@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +20,13 @@ import sparserow as sr
 from long_form import FULL
 from sparserow.worker.data import write_click_log
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[sr.LocalCluster]:
+    with sr.local_cluster(shards=2) as made:
+        yield made
+
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 
@@ -210,5 +218,95 @@ def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> Non
             first.kill()
 
 
+class Normal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.tower = nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.tower(self.norm(self.table(ids))).squeeze(1)
+
+
+def train_normal(session: sr.Session, steps: int) -> Normal:
+    torch.manual_seed(3)
+    model = sr.distribute(Normal(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+    for step in range(steps):
+        ids = torch.randint(0, 64, (32,), generator=torch.Generator().manual_seed(step))
+        ((model(ids) - 3) ** 2).mean().backward()
+        session.step()
+    return model
+
+
+def train_and_die(address: str) -> None:
+    """Rank 0 of a job, which is killed a second after its buffers changed."""
+    session = sr.connect(address, "normal", rank=0, world_size=2, staleness=8)
+    model = train_normal(session, 5)
+    print(" ".join(map(str, model.norm.running_mean.tolist())), flush=True)
+    time.sleep(1.1)
+    session.step(allow_empty=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_who_takes_the_place_of_another_has_its_buffers(tmp_path: Path) -> None:
+    with sr.local_cluster(shards=2, worker_lease="10s") as cluster:
+        path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+        first = subprocess.Popen(
+            [sys.executable, __file__, "normal", cluster.address], env=path, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            with sr.connect(cluster.address, "normal", rank=1, world_size=2, staleness=8) as other:
+                assert other.rank == 1
+                said = first.communicate(timeout=DEADLINE_SEC)[0].split()
+                assert first.returncode == -signal.SIGKILL
+                before = torch.tensor([float(each) for each in said])
+                assert before.abs().min() > 0
+                with sr.connect(cluster.address, "normal", rank=0, world_size=2, staleness=8) as session:
+                    model = train_normal(session, 0)
+                    torch.testing.assert_close(model.norm.running_mean, before, rtol=0, atol=0)
+                    assert int(model.norm.num_batches_tracked) == 5
+        finally:
+            first.kill()
+
+
+def test_buffers_go_on_with_the_rows_of_their_namespace(cluster: sr.LocalCluster, tmp_path: Path) -> None:
+    with sr.connect(cluster.address, "next", staleness=2) as session:
+        before = train_normal(session, 5).norm
+        sr.save(session, str(tmp_path / "saves"), wait=True)  # of the rows alone
+    with sr.connect(cluster.address, "next", staleness=2) as session:
+        model = train_normal(session, 0)
+        assert int(model.norm.num_batches_tracked) == 5
+        torch.testing.assert_close(model.norm.running_var, before.running_var, rtol=0, atol=0)
+        train_normal_more(model, session, 3)
+        assert int(model.norm.num_batches_tracked) == 8
+        sr.restore(session, str(tmp_path / "saves"))
+        assert int(model.norm.num_batches_tracked) == 5
+        torch.testing.assert_close(model.norm.running_var, before.running_var, rtol=0, atol=0)
+        version = sr.publish(session, "rows", root=str(tmp_path / "models"))
+        tables = json.loads((Path(version.url) / "manifest.json").read_text())["tables"]
+        assert sorted(table["schema"]["name"] for table in tables) == ["dense", "table"]
+
+
+def train_normal_more(model: nn.Module, session: sr.Session, steps: int) -> None:
+    model.train()
+    for _ in range(steps):
+        model(torch.arange(16)).sum().backward()
+        session.step()
+
+
+def test_buffers_that_are_not_there_are_refused_by_name(cluster: sr.LocalCluster) -> None:
+    with sr.connect(cluster.address, "lost", staleness=2) as session:
+        train_normal(session, 2)
+    with sr.connect(cluster.address, "lost", staleness=2) as session:
+        session.drop_table("dense.buffers.safetensors")
+        with pytest.raises(
+            sr.FailedPrecondition, match=r"not its buffers \(norm.running_mean, norm.running_var, .*anew"
+        ):
+            train_normal(session, 0)
+
+
 if __name__ == "__main__":
-    give_no_values(sys.argv[2]) if sys.argv[1] == "orphans" else work(*sys.argv[1:])
+    roles = {"orphans": give_no_values, "normal": train_and_die}
+    roles[sys.argv[1]](sys.argv[2]) if sys.argv[1] in roles else work(*sys.argv[1:])

@@ -200,7 +200,7 @@ def test_rows_of_two_documents_are_refused(cluster: sr.LocalCluster) -> None:
     first = kept_by(cluster, "torn", features(), [prices()])
     with sr.connect(cluster.address, namespace="torn") as session:
         session.table(FEATURES_TABLE).delete([0])
-        with pytest.raises(sr.DataLoss, match=r"table torn/features\.json: its rows are of different documents"):
+        with pytest.raises(sr.DataLoss, match=r"table torn/features\.json: its rows are of different contents"):
             features().fit(unread(), session=session)
         again = features().fit([prices()], session=session, features_policy="refit")
     assert dict(again.set.statistics) == first

@@ -155,6 +155,7 @@ def restore(
     where = f"{url}/{manifest.name}"
     session.core.origins.append(f"{manifest.cluster_id:016x}")
     dense = _Dense(Folder(url) / manifest.name, model, optimizer, full)
+    has_model = model is not None
     if first is not None and TREE in first:
         with restoring_rows():
             dense.load_parts(first[TREE])
@@ -172,7 +173,7 @@ def restore(
             raise no_state(where, what, session.rank)
         with restoring_rows():
             loads(tree[what])
-    session.core.accept_restored_dense()
+    session.core.accept_restored_dense(has_model=has_model)
     everyone = _load_reader(reader, states, session.rank, where)
     session.core.set_learning_rates((mine or first or {}).get("rates", {}))
     if mine is not None:

@@ -173,6 +173,7 @@ def save(
     if reader is not None:
         stateful(reader, "save.reader")
     session.flush()
+    session.core.write_dense_buffers()
     session.core.native.check_usable()
     if session.core.native.staged_calls:
         raise FailedPrecondition("save: the session is within a step; call it after session.step or session.discard")

@@ -30,6 +30,7 @@ from ..session.compiled_module import plain_path
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
 from ..session.table import TableRows
+from .shared_buffers import SharedBuffers
 
 ROW_WIDTH = 64
 MARKER_KEY = 2**63 - 1
@@ -71,10 +72,11 @@ def dense_on_servers(
 
     Call it on every worker after :func:`distribute`, instead of ``DistributedDataParallel`` and a local optimizer; no
     process group is needed. From then on the first forward of a step in train mode reads the parameters under the
-    job's clock. A forward in eval mode reads the newest parameters. ``session.step()`` sends their gradients. Buffers
-    stay in each worker. A parameter that is frozen later sends none, and one that is frozen now stays in each worker:
-    a forward refuses to train it. A forward also refuses a parameter that something else has changed since the last
-    one, such as ``load_state_dict`` or a local optimizer, because its values are those of the servers.
+    job's clock. A forward in eval mode reads the newest parameters. ``session.step()`` sends their gradients. Each
+    worker moves its own buffers, as those of BatchNorm; it begins with those of rank 0, which writes them about once a
+    second to a file of the namespace. A parameter that is frozen later sends none, and one that is frozen now stays in
+    each worker: a forward refuses to train it. A forward also refuses a parameter that something else has changed since
+    the last one, such as ``load_state_dict`` or a local optimizer, because its values are those of the servers.
 
     Args:
         model: the model; its parameters must be float32 on the CPU.
@@ -91,7 +93,7 @@ def dense_on_servers(
     Raises:
         InvalidArgument: the model has no parameter, or a parameter that is not float32 on the CPU; the text names it.
         FailedPrecondition: the model is wrapped in DDP, its dense tensors are on the servers already, or the table
-            holds the parameters of another model.
+            holds the parameters of another model, or its buffers are not there.
         DeadlineExceeded: no worker has written the initial values within ``wait_sec``.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -145,6 +147,7 @@ class DenseRows:
         self._is_in_step = False  # whether a forward of the current step has read them
         self._session = session
         self._anchor = torch.zeros(1, requires_grad=True)
+        self._buffers = SharedBuffers(model, session, table)
         self._schema = session.core.catalog.create_table(
             TableSchema(session.namespace, table, ROW_WIDTH, optimizer, init=Constant(0.0))
         )
@@ -183,6 +186,7 @@ class DenseRows:
         gives = False
         while not (found := table.pull(marker)[0]).any():
             if gives:
+                self._buffers.write()
                 table.assign(self._ids.numpy(), self._flat_values())
                 table.assign(marker, self._layout[None])  # last: a worker that sees the marker finds all values
             elif (now := time.monotonic()) > deadline:
@@ -202,6 +206,7 @@ class DenseRows:
                 "or use another namespace"
             )
         self._set_values(torch.from_numpy(table.pull(self._ids.numpy())))
+        self._buffers.read()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -237,9 +242,19 @@ class DenseRows:
         self._is_pulled = train
         self._is_in_step |= train
 
-    def accept_restored(self) -> None:
-        """Takes the parameters as they are for those of the servers, after a restore has set both; the next forward
-        reads them."""
+    def write_buffers(self) -> None:
+        """Writes the model's buffers to their file."""
+        self._buffers.write()
+
+    def accept_restored(self, *, has_model: bool) -> None:
+        """Takes the parameters as they are for those of the servers, after a restore has set these; the next forward
+        reads them.
+
+        Args:
+            has_model: whether the restore has set the model as well; else its buffers are read here.
+        """
+        if not has_model:
+            self._buffers.read()
         for place in self._places:
             place.see()
         self._is_pulled = False
@@ -281,6 +296,7 @@ class DenseRows:
         self._is_pulled = self._is_in_step = False
         for place in self._places:
             place.parameter.grad = None
+        self._buffers.after_step()
 
     def _flat_values(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         values = torch.zeros(len(self._ids), ROW_WIDTH)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...proto.errors import InvalidArgument, NotFound, not_allowed
-from ...proto.names import FEATURES_TABLE
+from ...proto.names import is_file_table
 from ...proto.published.model_names import check_name
 from ...proto.schema import TableSchema
 
@@ -80,7 +80,7 @@ def checked_card(card: Any) -> dict[str, Any]:
 
 
 def without_tables(schemas: Iterable[TableSchema], without: Iterable[str], namespace: str) -> tuple[TableSchema, ...]:
-    """Returns the tables of a namespace that are published, which never include what it keeps of features.
+    """Returns the tables of a namespace that are published, which never include its files.
 
     Args:
         schemas: all tables of the namespace.
@@ -95,5 +95,4 @@ def without_tables(schemas: Iterable[TableSchema], without: Iterable[str], names
     if unknown:
         known = ", ".join(there) or "none"
         raise NotFound(f"without: table {unknown[0]!r} is not in namespace {namespace!r}; its tables: {known}")
-    left_out.add(FEATURES_TABLE)
-    return tuple(schema for name, schema in there.items() if name not in left_out)
+    return tuple(schema for name, schema in there.items() if name not in left_out and not is_file_table(name))

@@ -292,10 +292,15 @@ class SessionCore(SessionTables):
         """Sends these tensors' gradients with every commit from now on; ``dense_on_servers`` calls it."""
         self._dense_rows = dense_rows
 
-    def accept_restored_dense(self) -> None:
-        """Notes that a restore has set the dense tensors on the servers, and the model's parameters with them."""
+    def accept_restored_dense(self, *, has_model: bool) -> None:
+        """Notes that a restore has set the dense tensors on the servers, and with ``has_model`` the model's."""
         if self._dense_rows is not None:
-            self._dense_rows.accept_restored()
+            self._dense_rows.accept_restored(has_model=has_model)
+
+    def write_dense_buffers(self) -> None:
+        """Writes rank 0's buffers of a model whose dense tensors are on the servers, as before a save of their rows."""
+        if self._dense_rows is not None and self.placement.rank == 0:
+            self._dense_rows.write_buffers()
 
     def read_dense_rows(self) -> str | None:
         """Copies the newest dense tensors into the model when the servers hold them.

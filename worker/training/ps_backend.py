@@ -14,7 +14,7 @@ from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
-from ...proto.names import FEATURES_TABLE
+from ...proto.names import is_file_table
 from ..data import Batch, StepBatch
 from ..data.batch_tensors import description
 from ..layers.deferred import deferred
@@ -289,7 +289,7 @@ class PsBackend:
             usage.rows
             for shard in shards
             for usage in shard.tables
-            if usage.name.startswith(own) and usage.name != f"{own}{FEATURES_TABLE}"
+            if usage.name.startswith(own) and not is_file_table(usage.name)
         )
         return on_servers + (0 if there is None else there.rows)
 

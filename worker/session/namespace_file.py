@@ -1,0 +1,122 @@
+"""A file of a namespace, as rows of a table of its own: it is saved, restored, moved and dropped with the others.
+
+A row has 256 bytes of the file, each as one number: every dtype of the wire has these exactly. The row of
+``_HEAD_KEY`` is written last and has the length and the digest of the whole, so that no reader takes a part for it. Two
+contents alternate between two ranges of keys, and the former one's rows are deleted: nothing grows.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from ...proto.errors import DataLoss, InvalidArgument
+from ...proto.optimizers import SGD
+from ...proto.row_keys import KeyArray
+from ...proto.schema import Constant, TableSchema
+from .table import TableRows
+
+if TYPE_CHECKING:
+    from .session_core import SessionCore
+
+MOST_BYTES = 64 << 20
+_ROW_BYTES = 256
+_ROWS_AT_ONCE = 16384
+_HEAD_KEY = 2**63 - 1
+_HEAD = struct.Struct("<4sIQ16s")  # magic, the range of keys, the length, the digest
+_MAGIC = b"SPRF"
+_RANGE = 1 << 32
+_TRIES = 5
+_POLL_SEC = 0.2
+
+
+class NamespaceFile:
+    """A file of at most 64 MiB. Its table is hidden: no model reads it, and no version publishes it.
+
+    Args:
+        core: a session of the namespace.
+        name: the name of the file, which ``is_file_table`` knows.
+
+    Attributes:
+        where: the place of the file, for error texts.
+    """
+
+    def __init__(self, core: SessionCore, name: str) -> None:
+        self._core, self._name = core, name
+        self.where = f"table {core.namespace}/{name}"
+
+    def read(self) -> bytes | None:
+        """Returns the contents; None: there is no such file.
+
+        Raises:
+            DataLoss: the rows are those of no file, as after a shard came back from an older checkpoint.
+        """
+        if all(schema.name != self._name for schema in self._core.catalog.list_tables(self._core.namespace)):
+            return None
+        table = self._core.table(self._name)
+        for _ in range(_TRIES):
+            head = self._head(table)
+            if head is None:
+                return None
+            place, length, digest = head
+            data = _bytes_of(table, place, length)
+            if xxh3_128_digest(data) == digest:
+                return data
+            time.sleep(_POLL_SEC)  # another worker is writing the next contents
+        raise DataLoss(
+            f"{self.where}: its rows are of different contents, as after a shard came back from an older checkpoint; "
+            "restore a checkpoint, or drop the table"
+        )
+
+    def write(self, data: bytes) -> None:
+        """Keeps these contents in place of those before. One worker writes a file at a time.
+
+        Raises:
+            InvalidArgument: they are larger than a file may be.
+        """
+        if len(data) > MOST_BYTES:
+            raise InvalidArgument(f"{self.where}: {len(data):,} bytes are too many; allowed: at most {MOST_BYTES:,}")
+        schema = TableSchema(self._core.namespace, self._name, _ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))
+        rows = self._core.create_table(schema)
+        former = self._head(rows)
+        place = 0 if former is None else 1 - former[0]
+        values = np.zeros((math.ceil(len(data) / _ROW_BYTES), _ROW_BYTES), dtype=np.float32)
+        values.reshape(-1)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        for begin in range(0, len(values), _ROWS_AT_ONCE):
+            some = values[begin : begin + _ROWS_AT_ONCE]
+            rows.assign(_keys(place, begin, begin + len(some)), some)
+        head = np.zeros((1, _ROW_BYTES), dtype=np.float32)
+        packed = _HEAD.pack(_MAGIC, place, len(data), xxh3_128_digest(data))
+        head[0, : _HEAD.size] = np.frombuffer(packed, dtype=np.uint8)
+        rows.assign([_HEAD_KEY], head)
+        if former is not None:
+            count = math.ceil(former[1] / _ROW_BYTES)
+            for begin in range(0, count, _ROWS_AT_ONCE):
+                rows.delete(_keys(former[0], begin, min(count, begin + _ROWS_AT_ONCE)))
+
+    def _head(self, table: TableRows) -> tuple[int, int, bytes] | None:
+        row = table.pull([_HEAD_KEY])[0]
+        if not row.any():
+            return None
+        magic, place, length, digest = _HEAD.unpack(row.astype(np.uint8).tobytes()[: _HEAD.size])
+        if magic != _MAGIC or place > 1 or length > MOST_BYTES:
+            raise DataLoss(f"{self.where}: its first row is that of no file; drop the table")
+        return place, length, digest
+
+
+def _keys(place: int, begin: int, end: int) -> KeyArray:
+    return np.arange(place * _RANGE + begin, place * _RANGE + end, dtype=np.uint64)
+
+
+def _bytes_of(table: TableRows, place: int, length: int) -> bytes:
+    count = math.ceil(length / _ROW_BYTES)
+    parts = [
+        table.pull(_keys(place, begin, min(count, begin + _ROWS_AT_ONCE))).astype(np.uint8).tobytes()
+        for begin in range(0, count, _ROWS_AT_ONCE)
+    ]
+    return b"".join(parts)[:length]
