@@ -201,7 +201,9 @@ class ControlClient(Closing):
             raise FailedPrecondition("quorum: this coordinator runs an earlier build, which knows no quorum")
         return WorkerIdentity.of_reply(reply)
 
-    def heartbeat_worker(self, identity: WorkerIdentity, *, step: int | None = None) -> pb.WorkerHeartbeatReply:
+    def heartbeat_worker(
+        self, identity: WorkerIdentity, *, step: int | None = None, busy: bool = False
+    ) -> pb.WorkerHeartbeatReply:
         """Renews the lease of a worker; it has to be called at least every third of ``lease_sec``.
 
         The deadline of the call is a third of the lease, so that another heartbeat can follow a lost one in time.
@@ -209,15 +211,21 @@ class ControlClient(Closing):
         Args:
             identity: the worker.
             step: the worker's step, which ``sparserow status`` shows; None leaves it unchanged.
+            busy: whether it is at work on what it does alone, so that the others of its job wait for its steps.
 
         Returns:
-            Whether a shard is being restored, and how many have been restored.
+            Whether a shard is being restored, how many have been restored, and whether another worker is busy.
 
         Raises:
             Fenced: the lease has ended or the rank has registered again; the worker must register anew.
         """
         request = pb.WorkerHeartbeatRequest(
-            job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, step=step, proof=identity.proof
+            job_id=identity.job_id,
+            worker_id=identity.worker_id,
+            epoch=identity.epoch,
+            step=step,
+            proof=identity.proof,
+            busy=busy,
         )
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply

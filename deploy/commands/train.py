@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-NOT_PUBLISHED = 3  # the exit code of a run that has ended, and whose model could not be published
+# Exit codes of runs that have ended.
+NOT_PUBLISHED = 3  # the model could not be published
+WORKERS_LOST = 4  # workers were killed, and what they had still to train on was left out
 
 
 def train(
@@ -88,3 +90,5 @@ def train(
             if result.problem:
                 typer.echo(f"sparserow: {result.problem}", err=True)
                 raise typer.Exit(NOT_PUBLISHED)
+            if result.workers_lost:
+                raise typer.Exit(WORKERS_LOST)

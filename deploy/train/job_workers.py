@@ -115,7 +115,10 @@ def run_job_workers(
     if errors:
         raise _most_telling(errors)
     results = [_result(answer["result"]) for answer in answers]
-    return results[0] if job.train.dense == "ddp" else merged(results)
+    if job.train.dense == "ddp":
+        return results[0]
+    # With leases another worker has what one that was lost left.
+    return merged(results, workers_lost=workers - len(results) if elastic is None else 0)
 
 
 class _Replacements:

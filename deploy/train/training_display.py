@@ -143,6 +143,9 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     if result.quorum:
         refused, missed = result.quorum["refused_steps"], result.quorum["missed_steps"]
         rows.append(("steps without a worker", f"{refused:,} refused, {missed:,} missed"))
+    if result.workers_lost:
+        left = "what they had still to train on was left out"
+        rows.append(("workers lost", f"{result.workers_lost} of {result.workers + result.workers_lost}; {left}"))
     if result.shard_restores:
         lost = f"{result.commits_lost:,} commits of a worker to a shard were lost"
         rows.append(("shards that came back", f"{result.shard_restores}; {lost}"))

@@ -227,17 +227,19 @@ class CoordinatorService:
         """Renews a worker's lease."""
         ticket = self._ticket_of(request)
         step = request.step if request.HasField("step") else None
-        self._cluster.jobs.heartbeat(ticket, step, self._clock())
+        self._cluster.jobs.heartbeat(ticket, step, self._clock(), busy=request.busy)
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.heard(key, time.time() + self._cluster.jobs.lease_sec / 3)
         shards, now = self._cluster.shards.shards, self._clock()
-        is_synchronous = self._cluster.jobs.check(ticket).terms.staleness == 0
+        job = self._cluster.jobs.check(ticket)
+        is_synchronous = job.terms.staleness == 0
         return pb.WorkerHeartbeatReply(
             lease_sec=self._cluster.jobs.lease_sec,
             restoring=any(shard.is_coming_back(now) for shard in shards) and not self.recoveries.problem(),
             shard_restores=self.recoveries.done,
             shard_processes=self._cluster.shards.processes(),
             over=self._cluster.shards.replaced(now) if is_synchronous else "",
+            peer_busy=any(member.busy for rank, member in job.members.items() if rank != ticket.rank),
         )
 
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:

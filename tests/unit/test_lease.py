@@ -25,11 +25,15 @@ class Coordinator(pb_grpc.CoordinatorServicer):
 
     def __init__(self) -> None:
         self.heartbeats = 0
-        self.is_ready = False
+        self.is_ready = self.has_busy = False
+        self.told_busy: list[bool] = []
 
-    def WorkerHeartbeat(self, *_: Any) -> pb.WorkerHeartbeatReply:
+    def WorkerHeartbeat(self, request: pb.WorkerHeartbeatRequest, _: Any) -> pb.WorkerHeartbeatReply:
         self.heartbeats += 1
-        return pb.WorkerHeartbeatReply(lease_sec=LEASE_SEC, restoring=not self.is_ready, shard_processes=7)
+        self.told_busy.append(request.busy)
+        return pb.WorkerHeartbeatReply(
+            lease_sec=LEASE_SEC, restoring=not self.is_ready, shard_processes=7, peer_busy=self.has_busy
+        )
 
     def GetCluster(self, _: pb.GetClusterRequest, context: Any) -> pb.GetClusterReply:
         if not self.is_ready:
@@ -52,10 +56,11 @@ class Native:
 class Client:
     def __init__(self) -> None:
         self.moves: list[tuple[int, str, int]] = []
-        self.touches = 0
+        self.touches = self.extensions = 0
 
     def extend(self, *, grace_ms: int) -> None:
         assert grace_ms > 0
+        self.extensions += 1
 
     def move(self, shard: int, host: str, port: int) -> None:
         self.moves.append((shard, host, port))
@@ -99,3 +104,28 @@ def test_a_shard_that_is_away_is_not_told_as_the_coordinator(caplog: pytest.LogC
     server.stop(None)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("a shard cannot be reached: shard 1: its process sends no heartbeat")
+
+
+def test_calls_wait_for_a_busy_worker_as_long_as_it_moves() -> None:
+    coordinator, client = Coordinator(), Client()
+    coordinator.is_ready = True
+    server = grpc.server(ThreadPoolExecutor(4))
+    pb_grpc.add_CoordinatorServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    lease = Lease(ControlClient(f"127.0.0.1:{port}"), WorkerIdentity(1, 1, 1, LEASE_SEC, 0, 1))
+    lease.follow(Native(), client, 1.0)  # type: ignore[arg-type]
+    wait_until(lambda: coordinator.heartbeats >= 2, "heartbeats")
+    assert client.extensions == 0
+    coordinator.has_busy = True
+    wait_until(lambda: client.extensions >= 2, "the deadlines to be extended")
+    assert not any(coordinator.told_busy)
+    lease.note_work(True)
+    wait_until(lambda: coordinator.told_busy[-1], "that this one is busy")
+    wait_until(lambda: not coordinator.told_busy[-1], "that one that hangs is busy no more")
+    lease.note_work(True)
+    wait_until(lambda: coordinator.told_busy[-1], "that this one is busy")
+    lease.note_work(False)
+    wait_until(lambda: not coordinator.told_busy[-1], "the end of it")
+    lease.end()
+    server.stop(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 
 from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
@@ -35,6 +37,7 @@ class Lease:
         self._native: _client.NativeSession | None = None
         self._client: _client.Client | None = None
         self._deadline_sec = 0.0
+        self._worked_at = -math.inf  # when :meth:`note_work` was called last
         self._processes = 0  # a hash of the shards' processes to which the client is connected; 0: not known yet
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
@@ -43,7 +46,8 @@ class Lease:
     def follow(self, native: _client.NativeSession, client: _client.Client, deadline_sec: float) -> None:
         """Attaches a session, so that heartbeats report its step and their replies reach its client.
 
-        While a reply says that a shard is being restored, the deadlines of calls are extended. A shard that is back
+        While a reply says that a shard is being restored, or that another worker is busy, the deadlines of calls are
+        extended. A shard that is back
         gets the commits that the client keeps for it. When a reply says that the job cannot go on, calls end at once.
 
         Args:
@@ -53,6 +57,16 @@ class Lease:
         """
         self._deadline_sec, self._client = deadline_sec, client
         self._native = native
+
+    def note_work(self, is_on: bool) -> None:
+        """Has heartbeats say that this worker is busy, so that the others of its job wait for its steps.
+
+        They say it until the session's deadline has passed since the last call, so one that hangs is not waited for.
+
+        Args:
+            is_on: whether it is at work; False ends it.
+        """
+        self._worked_at = time.monotonic() if is_on else -math.inf
 
     def end(self, deadline_sec: float | None = None) -> None:
         """Stops the renewals, leaves the job and closes the connection.
@@ -83,7 +97,7 @@ class Lease:
             return
         if reply.over:
             client.end(f"{reply.over}; connect anew when the job has ended, and restore a checkpoint")
-        if reply.restoring:
+        if reply.restoring or reply.peer_busy:
             client.extend(grace_ms=round(1000 * (self._deadline_sec + self._identity.lease_sec)))
         if reply.shard_processes not in (0, self._processes):
             # A shard may be back on another machine. While other shards are away this raises, and heartbeats go on.
@@ -97,7 +111,8 @@ class Lease:
         while not self._ended.wait(self._identity.lease_sec / 3):
             try:
                 step = None if self._native is None else self._native.step
-                reply = self._control.heartbeat_worker(self._identity, step=step)
+                busy = time.monotonic() - self._worked_at < self._deadline_sec
+                reply = self._control.heartbeat_worker(self._identity, step=step, busy=busy)
             except SparserowError as error:
                 if not error.retryable and error.code == "Fenced":
                     _log.error("this worker has lost its place in the job: %s", error)

@@ -206,6 +206,7 @@ def _joined(
             placement,
             on_close=lease.end,
             on_fault=partial(report_fault, control, identity),
+            note_work=lease.note_work,
             reached=reached,
             ranks=ranks,
             identity=identity,

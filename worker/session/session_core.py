@@ -49,6 +49,7 @@ class SessionCore(SessionTables):
         ranks: returns the ranks of the workers that are in the job; None: this worker is the only one.
         identity: this worker's ids in the cluster; None: the shards are in this process.
         cluster_id: the id of the cluster; None: the shards are in this process.
+        note_work: says whether this worker is busy, so that the others of its job wait for its steps.
         found_tables: the number of rows of each table that the namespace had before the job, None where it is not
             known. ``distribute`` logs a line about these tables. None: it logs nothing.
 
@@ -77,6 +78,7 @@ class SessionCore(SessionTables):
         identity: WorkerIdentity | None = None,
         cluster_id: int | None = None,
         found_tables: Mapping[str, int | None] | None = None,
+        note_work: Callable[[bool], object] = bool,
     ) -> None:
         super().__init__(native, catalog, placement)
         self._process = os.getpid()
@@ -89,6 +91,7 @@ class SessionCore(SessionTables):
         self._trace: Trace = NoTrace()
         self._on_close = on_close
         self._on_fault = on_fault
+        self.note_work = note_work
         self._reached = reached
         self._ranks = ranks
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import cast
 
@@ -379,6 +381,24 @@ class Trainer:
             cache = self._job.train.cache
             raise out_of_memory(error, None if cache is None else cache.bytes) from error
 
+    @contextlib.contextmanager
+    def _work_alone(self) -> Iterator[Callable[[StepBatch], StepBatch]]:
+        """Gives what places the batches of an evaluation; workers that wait for this one's steps wait meanwhile."""
+        session = None if self._group.meets else self._backend.session
+        if session is None:
+            yield self._placement.placed
+            return
+
+        def placed(batch: StepBatch) -> StepBatch:
+            session.core.note_work(True)
+            return self._placement.placed(batch)
+
+        session.core.note_work(True)
+        try:
+            yield placed
+        finally:
+            session.core.note_work(False)
+
     def _end_epoch(self, epoch: int) -> EpochResult:
         """Evaluates the model after an epoch and returns the epoch's result."""
         self._backend.settle(is_end=epoch == self._job.train.epochs)
@@ -401,13 +421,14 @@ class Trainer:
         if not self._group.meets and self._group.rank != 0:
             return EpochResult(epoch, loss, total, rate, math.nan, math.nan)
         self._observer.evaluating(epoch)
-        tested = evaluate(
-            self._bare,
-            self._test_reader,
-            self._group,
-            self._outputs,
-            self._job.metrics,
-            self._placement.placed,
-            forwards_meet=self._backend.forwards_meet,
-        )
+        with self._work_alone() as placed:
+            tested = evaluate(
+                self._bare,
+                self._test_reader,
+                self._group,
+                self._outputs,
+                self._job.metrics,
+                placed,
+                forwards_meet=self._backend.forwards_meet,
+            )
         return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss, dict(tested.metrics))

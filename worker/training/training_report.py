@@ -64,6 +64,8 @@ class TrainResult:
         shard_restores: how often a shard of the cluster ended and was restored from a checkpoint while others went on.
         commits_lost: the number of commits that such shards had applied and no worker could send again. A commit is one
             worker's step on one shard.
+        workers_lost: the number of workers that were killed and that no other one replaced: what they had still to
+            train on was left out.
         kept: the places that hold the trained model, one line each; () when its rows and its tower are gone.
         commands: shell commands that publish and serve the kept model, under the keys ``publish`` and ``serve``.
         best_epoch: with ``metrics.best``, the epoch whose model is kept or published; else None.
@@ -99,6 +101,7 @@ class TrainResult:
     quorum: dict[str, int] = field(default_factory=dict)
     device: str = "cpu"
     problem: str = ""
+    workers_lost: int = 0
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -111,11 +114,15 @@ class TrainResult:
         return asdict(self)
 
 
-def merged(results: Sequence[TrainResult]) -> TrainResult:
+def merged(results: Sequence[TrainResult], *, workers_lost: int = 0) -> TrainResult:
     """Merges the results of workers without a process group into one result.
 
     Counts and rates are summed. The evaluation is that of the first worker, which is the only one that tests. A worker
     that joined late has no results of earlier epochs. With leased data, the history of worker 0 counts for all.
+
+    Args:
+        results: the results of the workers that have ended well, the first one's first.
+        workers_lost: the number of the others.
     """
     first = results[0]
     by_epoch: dict[int, list[EpochResult]] = {}
@@ -133,6 +140,7 @@ def merged(results: Sequence[TrainResult]) -> TrainResult:
         first,
         samples_per_sec=sum(result.samples_per_sec for result in results),
         workers=len(results),
+        workers_lost=workers_lost,
         bad_lines=sum(result.bad_lines for result in results),
         first_bad_line=next((result.first_bad_line for result in results if result.first_bad_line), None),
         refused_steps=sum(result.refused_steps for result in results),

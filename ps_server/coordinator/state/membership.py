@@ -65,6 +65,7 @@ class Member:
     step: int = 0  # the step that it last reported
     admitted: bool = False
     joins: bool = False  # whether the job was running already when it registered
+    busy: bool = False  # whether it said in its last heartbeat that it is at work on what it does alone
 
 
 @dataclass
@@ -241,14 +242,15 @@ class Membership:
             member.step = max(reached + 1, *(other.step for other in job.members.values()))
         return member.step
 
-    def heartbeat(self, ticket: Ticket, step: int | None, now: float) -> None:
-        """Renews a lease, and notes the worker's step unless it is None.
+    def heartbeat(self, ticket: Ticket, step: int | None, now: float, *, busy: bool = False) -> None:
+        """Renews a lease, and notes whether the worker is busy, and its step unless it is None.
 
         Raises:
             Fenced: as for :meth:`check`.
         """
         member = self.check(ticket).members[ticket.rank]
         member.expires_at = now + self.lease_sec
+        member.busy = busy
         if step is not None:
             member.step = max(member.step, step)
 
