@@ -121,6 +121,9 @@ class Client:
     def extend(self, grace_ms: int) -> None:
         """A shard is being restored: calls that wait go on waiting for so long from now, whatever their deadline."""
 
+    def acknowledged_commits(self) -> list[int]:
+        """How many commits and writes with a sequence each shard has acknowledged since the clock began, by shard."""
+
     def touch(self, *, deadline_ms: int) -> None:
         """Asks every shard for a sign of life; one that came back gets what is held for it.
 

@@ -230,17 +230,24 @@ class ControlClient(Closing):
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply
 
-    def deregister_worker(self, identity: WorkerIdentity, *, deadline_sec: float | None = None) -> None:
+    def deregister_worker(
+        self, identity: WorkerIdentity, *, acknowledged: Sequence[int] = (), deadline_sec: float | None = None
+    ) -> None:
         """Leaves the job; the call is harmless when the worker has left already.
 
         The job's clock no longer waits for this worker; the steps that it has committed count.
 
         Args:
             identity: the worker.
+            acknowledged: how many commits and writes by key each shard has acknowledged; (): it is not known.
             deadline_sec: the deadline in seconds; None means the client's deadline.
         """
         request = pb.DeregisterWorkerRequest(
-            job_id=identity.job_id, worker_id=identity.worker_id, epoch=identity.epoch, proof=identity.proof
+            job_id=identity.job_id,
+            worker_id=identity.worker_id,
+            epoch=identity.epoch,
+            proof=identity.proof,
+            acknowledged=acknowledged,
         )
         self._call("DeregisterWorker", request, deadline_sec)
 

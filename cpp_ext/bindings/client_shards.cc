@@ -323,6 +323,7 @@ void bind_shards(py::module_& module) {
             client.shards()->extend(std::chrono::milliseconds(grace_ms));
           },
           py::arg("grace_ms"))
+      .def("acknowledged_commits", [](KeyedClient& client) { return client.shards()->acknowledged_commits(); })
       .def(
           "touch",
           [](KeyedClient& client, std::int64_t deadline_ms) {

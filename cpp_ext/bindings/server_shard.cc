@@ -110,9 +110,11 @@ void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::o
   raise_if_error(status);
 }
 
-std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t>> freeze_job(
-    rpc::Server& server, std::uint32_t job_id, std::uint64_t operation, const std::vector<rpc::WorkerKey>& fence,
-    std::uint32_t lease_ms) {
+using ReportTuple =
+    std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+std::vector<ReportTuple> freeze_job(rpc::Server& server, std::uint32_t job_id, std::uint64_t operation,
+                                    const std::vector<rpc::WorkerKey>& fence, std::uint32_t lease_ms) {
   std::optional<std::chrono::milliseconds> lease;
   if (lease_ms != 0) lease = std::chrono::milliseconds(lease_ms);
   const auto reports = [&] {
@@ -120,10 +122,10 @@ std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t
     return server.freeze_job(job_id, operation, fence, lease);
   }();
   raise_if_error(reports.status());
-  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t>> out;
+  std::vector<ReportTuple> out;
   for (const rpc::WorkerReport& report : reports.value()) {
     out.emplace_back(report.worker_id, report.epoch, report.committed_sequence, report.committed_step,
-                     report.prepared_sequence);
+                     report.prepared_sequence, report.steps_taken, report.writes_taken);
   }
   return out;
 }

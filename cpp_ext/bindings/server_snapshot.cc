@@ -202,6 +202,8 @@ py::dict dict_of(const rpc::JobImage& job) {
     out["answers"] = window.answers;
     out["aborted"] = window.aborted;
     out["steps_ahead"] = window.steps_ahead;
+    out["steps_taken"] = window.steps_taken;
+    out["writes_taken"] = window.writes_taken;
     workers.append(out);
   }
   py::dict out;
@@ -227,7 +229,9 @@ rpc::JobImage image_of(const py::dict& job) {
                               .done_step = worker["done_step"].cast<std::int64_t>(),
                               .answers = worker["answers"].cast<std::vector<std::pair<std::uint64_t, std::uint64_t>>>(),
                               .aborted = worker["aborted"].cast<std::vector<std::uint64_t>>(),
-                              .steps_ahead = worker["steps_ahead"].cast<std::vector<std::int64_t>>()}});
+                              .steps_ahead = worker["steps_ahead"].cast<std::vector<std::int64_t>>(),
+                              .steps_taken = worker["steps_taken"].cast<std::uint64_t>(),
+                              .writes_taken = worker["writes_taken"].cast<std::uint64_t>()}});
   }
   return image;
 }

@@ -33,6 +33,8 @@ struct WindowImage {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> answers;  // (sequence, rows)
   std::vector<std::uint64_t> aborted;                            // sequences
   std::vector<std::int64_t> steps_ahead;                         // done beyond done_step
+  std::uint64_t steps_taken = 0;                                 // commits of steps that were taken, of this clock
+  std::uint64_t writes_taken = 0;                                // and writes without a step
 };
 
 struct WorkerImage {

@@ -89,6 +89,8 @@ struct WorkerReport {
   std::uint64_t committed_sequence = 0;  // highest taken; 0: none
   std::int64_t committed_step = kNoStep;
   std::uint64_t prepared_sequence = 0;  // in doubt; 0: none
+  std::uint64_t steps_taken = 0;        // as JobWindow counts them
+  std::uint64_t writes_taken = 0;
 };
 
 struct CommitLogStats {

@@ -126,7 +126,9 @@ WindowImage JobWindow::image() const {
                     .done_step = done_step_,
                     .answers = {},
                     .aborted = {},
-                    .steps_ahead = {ahead_.begin(), ahead_.end()}};
+                    .steps_ahead = {ahead_.begin(), ahead_.end()},
+                    .steps_taken = counted_steps_,
+                    .writes_taken = counted_writes_};
   for (const auto& [sequence, answer] : answers_) {
     if (answer.end == End::kCommitted) image.answers.emplace_back(sequence, answer.rows);
     if (answer.end == End::kAborted) image.aborted.push_back(sequence);
@@ -140,7 +142,9 @@ JobWindow::JobWindow(const WindowImage& image)
       committed_step_(image.committed_step),
       done_step_(image.done_step),
       taken_steps_(image.steps_ahead.begin(), image.steps_ahead.end()),
-      ahead_(image.steps_ahead.begin(), image.steps_ahead.end()) {
+      ahead_(image.steps_ahead.begin(), image.steps_ahead.end()),
+      counted_steps_(image.steps_taken),
+      counted_writes_(image.writes_taken) {
   for (const auto& [sequence, rows] : image.answers) answers_[sequence] = {End::kCommitted, rows};
   for (const std::uint64_t sequence : image.aborted) answers_[sequence] = {End::kAborted, 0};
 }

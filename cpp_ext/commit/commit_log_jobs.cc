@@ -83,7 +83,7 @@ Result<std::vector<WorkerReport>> CommitLog::freeze(std::uint32_t job_id, std::u
     }
     for (const auto& [key, worker] : job.workers) {
       reports.push_back({key.first, key.second, worker.window.committed_sequence(), worker.window.committed_step(),
-                         worker.window.prepared_sequence()});
+                         worker.window.prepared_sequence(), worker.window.steps_taken(), worker.window.writes_taken()});
     }
     unpark_gone(job, outcomes);
   }

@@ -29,6 +29,7 @@ void JobWindow::end(std::uint64_t sequence, Answer answer) {
 
 void JobWindow::finish(std::uint64_t sequence, std::int64_t step, std::uint64_t rows) {
   end(sequence, {End::kCommitted, rows});
+  ++(step == kNoStep ? counted_writes_ : counted_steps_);
   if (step == kNoStep) return;
   ahead_.insert(step);
   start_at(done_step_ + 1);

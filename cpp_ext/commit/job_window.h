@@ -67,6 +67,11 @@ class JobWindow {
   [[nodiscard]] std::uint64_t committed_sequence() const noexcept { return committed_sequence_; }
   [[nodiscard]] std::int64_t committed_step() const noexcept { return committed_step_; }
 
+  // How many commits of steps, and how many writes without one, were taken. They are counted from the clock's
+  // beginning, over the processes of a shard that follow each other.
+  [[nodiscard]] std::uint64_t steps_taken() const noexcept { return counted_steps_; }
+  [[nodiscard]] std::uint64_t writes_taken() const noexcept { return counted_writes_; }
+
   // What PREPARE brought and no COMMIT took. A later sequence supersedes the earlier ones.
   [[nodiscard]] std::uint64_t prepared_sequence() const noexcept;  // 0: nothing
   [[nodiscard]] std::int64_t prepared_step() const noexcept;       // kNoStep: nothing, or what has no step
@@ -86,6 +91,8 @@ class JobWindow {
   std::int64_t done_step_ = -1;
   std::set<std::int64_t> taken_steps_;  // beyond done_step_, some of them being applied
   std::set<std::int64_t> ahead_;        // of those, the ones that are done
+  std::uint64_t counted_steps_ = 0;
+  std::uint64_t counted_writes_ = 0;
   std::optional<Kept> prepared_;
 };
 

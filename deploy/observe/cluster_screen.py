@@ -108,10 +108,16 @@ def _shards(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
             _memory(each),
             str(each.connections),
             f"{each.requests:,}",
-            *((str(each.restores), f"{each.commits_lost:,} commits") if came_back else ()),
+            *((str(each.restores), _lost(each)) if came_back else ()),
             *((each.problem,) if problems else ()),
         )
     return table
+
+
+def _lost(shard: ShardView) -> str:
+    unknown = f", unknown of {shard.losses_unknown} workers" if shard.losses_unknown else ""
+    torn = f"; rows of {', '.join(shard.torn_namespaces)} are older here" if shard.torn_namespaces else ""
+    return f"{shard.commits_lost:,} commits{unknown}{torn}"
 
 
 def _load(view: ClusterStatus) -> WholeCells:

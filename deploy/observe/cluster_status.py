@@ -62,6 +62,8 @@ class ShardView:
     followers: int
     restores: int
     commits_lost: int
+    losses_unknown: int
+    torn_namespaces: tuple[str, ...]
     times: tuple[Times, ...]
 
     def p99(self, *kinds: str) -> float | None:
@@ -286,6 +288,8 @@ def _shard(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: float) -
         followers=now.load.followers,
         restores=now.restores,
         commits_lost=now.commits_lost,
+        losses_unknown=now.losses_unknown,
+        torn_namespaces=tuple(now.torn_namespaces),
         times=tuple(_times(before if is_same else None, now, seconds)),
     )
 

@@ -34,6 +34,21 @@ class CoordinatorMetrics(Collector):
         for shard in cluster.shards.shards:
             restores.add_metric([str(shard.index)], shard.restores)
         yield restores
+        lost = CounterMetricFamily(
+            "sparserow_shard_commits_lost",
+            "Commits and writes by key that a shard lacks since it came back from a checkpoint (count).",
+            labels=["shard"],
+        )
+        unknown = CounterMetricFamily(
+            "sparserow_shard_losses_unknown",
+            "Workers that have left, of whose commits nobody can tell how many a shard lacks (count).",
+            labels=["shard"],
+        )
+        for shard in cluster.shards.shards:
+            lost.add_metric([str(shard.index)], cluster.lost.count(shard.index))
+            unknown.add_metric([str(shard.index)], cluster.lost.unknown(shard.index))
+        yield lost
+        yield unknown
         ready = 0 if cluster.shards.problem() or cluster.damage is not None else 1
         words = "Whether every shard serves, and every table has its rows (0 or 1)."
         yield GaugeMetricFamily("sparserow_cluster_ready", words, ready)

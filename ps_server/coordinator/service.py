@@ -268,6 +268,11 @@ class CoordinatorService:
         except Fenced:
             return pb.DeregisterWorkerReply()
         self._cluster.jobs.leave_in_order(ticket)
+        roster = self._cluster.rosters.get(ticket.job_id)
+        is_known = roster is not None and (ticket.worker_id, ticket.epoch) in roster.spans
+        if is_known and len(request.acknowledged) == len(self._cluster.shards.shards):
+            key = ticket.job_id, ticket.worker_id, ticket.epoch
+            self._cluster.leaving[key] = tuple(request.acknowledged)
         await self._registrations.after_leaving(ticket.job_id)
         return pb.DeregisterWorkerReply()
 

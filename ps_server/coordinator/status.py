@@ -73,6 +73,8 @@ async def _shard_status(
     if shard.data is not None:
         status.data.host, status.data.port = shard.data
     status.commits_lost = cluster.lost.count(shard.index)
+    status.losses_unknown = cluster.lost.unknown(shard.index)
+    status.torn_namespaces.extend(cluster.lost.torn(shard.index))
     if not shard.is_live:
         return status
     try:

@@ -254,8 +254,15 @@ class ShardEngine:
         """
         fence = [(worker.worker_id, worker.epoch) for worker in request.fence]
         windows = [
-            pb.WorkerWindow(worker_id=worker_id, epoch=epoch, committed_sequence=sequence, committed_step=step)
-            for worker_id, epoch, sequence, step, _ in self._server.freeze_job(
+            pb.WorkerWindow(
+                worker_id=worker_id,
+                epoch=epoch,
+                committed_sequence=sequence,
+                committed_step=step,
+                steps_taken=steps,
+                writes_taken=writes,
+            )
+            for worker_id, epoch, sequence, step, _, steps, writes in self._server.freeze_job(
                 request.job_id, request.operation, fence, request.lease_ms
             )
         ]

@@ -49,11 +49,6 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
         "Commits refused because their step had its quorum without the worker (count).",
     ),
     ("commits_fenced", "sparserow_ps_commits_fenced", "Commits refused because their epoch is over (count)."),
-    (
-        "commits_lost",
-        "sparserow_ps_commits_lost",
-        "Commits that were taken before the shard was restored and that no worker sent again (count).",
-    ),
     ("steps_reduced", "sparserow_ps_steps_reduced", "Steps whose commits were summed and applied once (count)."),
     ("pulls_clocked", "sparserow_ps_pulls_clocked", "Pulls that named a step (count)."),
     ("pulls_parked", "sparserow_ps_pulls_parked", "Pulls that had to wait for the clock (count)."),

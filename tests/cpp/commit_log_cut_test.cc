@@ -196,3 +196,33 @@ TEST_CASE("a log with the windows of a cut answers again what is in it, and take
   CHECK(fresh.commit(1, 2, 1).is_ok());
   CHECK(fresh.row() == 2.0f);
 }
+
+TEST_CASE("what was taken of a worker is counted once, and goes on from a cut") {
+  Fixture fixture(std::nullopt);
+  for (std::uint64_t sequence = 1; sequence <= 5; ++sequence) {
+    REQUIRE(fixture.commit(1, sequence, static_cast<std::int64_t>(sequence) - 1).is_ok());
+  }
+  REQUIRE(fixture.commit(1, 5, 4).is_ok());  // a repeat
+  const auto write = [] { return Result<std::uint64_t>(1); };
+  REQUIRE(fixture.log.write_once({1, 1}, 1, 6, write).is_ok());
+  REQUIRE(fixture.log.write_once({1, 1}, 1, 6, write).is_ok());
+  REQUIRE(fixture.log.abort(1, 1, 1, 7).is_ok());
+  const auto reports = fixture.log.freeze(1, 9, {}, std::nullopt);
+  REQUIRE(reports.is_ok());
+  for (const WorkerReport& report : reports.value()) {
+    CHECK(report.steps_taken == (report.worker_id == 1 ? 5 : 0));
+    CHECK(report.writes_taken == (report.worker_id == 1 ? 1 : 0));
+  }
+  JobWindow window;
+  window.begin(1, 0);
+  window.finish(1, 0, 1);
+  window.begin_write(2);
+  window.finish(2, kNoStep, 1);
+  window.begin(3, 1);
+  window.take_back(3, 1);
+  JobWindow again(window.image());
+  again.begin(4, 1);
+  again.finish(4, 1, 1);
+  CHECK(again.steps_taken() == 2);
+  CHECK(again.writes_taken() == 1);
+}

@@ -85,7 +85,7 @@ class Replay:
         reports = []
         for server in self.servers:
             windows = server.freeze_job(JOB, self.operation, fence)
-            reports.append({(worker, epoch): CommitWindow(seq, step) for worker, epoch, seq, step, _ in windows})
+            reports.append({(worker, epoch): CommitWindow(seq, step) for worker, epoch, seq, step, *_ in windows})
         live = [worker for worker in self.live() if worker not in gone]
         if live and self.rng.random() < 0.5:  # a commit of the time between; one that changes nothing if it is late
             with pytest.raises(errors.Unavailable, match="members of job 'members' are being changed"):

@@ -87,7 +87,7 @@ class Replay:
         reports = []
         for server in self.servers:
             windows = server.freeze_job(JOB, self.operation, fence)
-            reports.append({(worker, epoch): CommitWindow(seq, step) for worker, epoch, seq, step, _ in windows})
+            reports.append({(worker, epoch): CommitWindow(seq, step) for worker, epoch, seq, step, *_ in windows})
         self.live = [worker for worker in self.live if worker not in gone]
         self.roster.decide(self.operation, fence, reports, [worker.ticket for worker in self.live] + newcomers)
         spans = [

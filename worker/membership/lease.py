@@ -80,7 +80,8 @@ class Lease:
         patience_sec = self._identity.lease_sec
         self._thread.join(timeout=patience_sec if deadline_sec is None else min(patience_sec, deadline_sec))
         try:
-            self._control.deregister_worker(self._identity, deadline_sec=deadline_sec)
+            acknowledged = () if self._client is None else self._client.acknowledged_commits()
+            self._control.deregister_worker(self._identity, acknowledged=acknowledged, deadline_sec=deadline_sec)
         except SparserowError as error:
             _log.warning("leaving the job: %s", error)
         finally:

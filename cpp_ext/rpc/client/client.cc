@@ -15,6 +15,7 @@ Client::Impl::Impl(const ClientOptions& options)
     : options_(options), pid_(::getpid()), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   channels_.reserve(options_.shards.size());
   hint_paces_.resize(options_.shards.size());
+  acknowledged_.resize(options_.shards.size());
   for (std::uint32_t shard = 0; shard < shards(); ++shard) {
     channels_.emplace_back(shard, options_, stats_, grace_);
   }
@@ -256,6 +257,8 @@ Status Client::move(std::uint32_t shard, Endpoint endpoint) { return impl_->move
 void Client::end(std::string reason) { impl_->end(std::move(reason)); }
 void Client::forget_buffered() {
   impl_->change_replay_buffers([](ReplayBuffer& buffer) { buffer.clear(); });
+  impl_->forget_acknowledged();
 }
+std::vector<std::uint64_t> Client::acknowledged_commits() const { return impl_->acknowledged_commits(); }
 
 }  // namespace sparserow::rpc

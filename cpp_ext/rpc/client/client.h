@@ -112,6 +112,8 @@ class Client final : public Shards {
   // No call can succeed any more: those that wait, and all later ones, end as Unavailable with this reason.
   void end(std::string reason);
   void forget_buffered() override;
+  // By shard: how many commits and writes with a sequence it has acknowledged since the clock began.
+  [[nodiscard]] std::vector<std::uint64_t> acknowledged_commits() const;
 
  private:
   class Impl;

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -70,6 +71,11 @@ class Client::Impl {
   void end(std::string reason);
   void extend(std::chrono::milliseconds grace) { grace_.store((Clock::now() + grace).time_since_epoch().count()); }
   [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
+  [[nodiscard]] std::vector<std::uint64_t> acknowledged_commits() const;
+  void forget_acknowledged() {
+    const Lock lock(mutex_);
+    std::ranges::fill(acknowledged_, 0);
+  }
   template <class Change>
   void change_replay_buffers(Change change) {
     const Lock lock(mutex_);
@@ -112,6 +118,7 @@ class Client::Impl {
   bool takes_hint(std::uint32_t shard);
   void buffer_for_replay(const Call& call, bool decided);
   void drop_refused(const Call& call);
+  void count_acknowledged(const Call& call);
   void drop_held(std::uint64_t sequence) {
     change_replay_buffers([sequence](ReplayBuffer& buffer) { buffer.drop(sequence); });
   }
@@ -128,7 +135,8 @@ class Client::Impl {
 
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Channel> channels_;
-  std::vector<HintPace> hint_paces_;  // by shard
+  std::vector<HintPace> hint_paces_;         // by shard
+  std::vector<std::uint64_t> acknowledged_;  // by shard: commits and writes of this clock
   std::list<Call*> calls_;
   bool leading_ = false;
   Status over_;  // why no call can succeed any more; Ok: calls may

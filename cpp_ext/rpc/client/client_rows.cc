@@ -230,10 +230,23 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
   const bool has_content = type == FrameType::kPrepare || (type == FrameType::kCommit && (flags & kFramePrepared) == 0);
   if (options_.replay_bytes > 0 && (has_content || is_by_key)) buffer_for_replay(call, type != FrameType::kPrepare);
   Status status = run(call);
+  if (type == FrameType::kCommit || is_by_key) count_acknowledged(call);
   tell_outcome(call, status, options);
   if (is_by_key && !status.is_ok()) drop_held(options.sequence);
   if (type == FrameType::kCommit && has_content && !status.is_ok()) drop_refused(call);
   return status;
+}
+
+void Client::Impl::count_acknowledged(const Call& call) {
+  const Lock lock(mutex_);
+  for (const Outgoing& out : call.requests) {
+    if (out.request.done && out.request.status.is_ok()) ++acknowledged_[out.request.shard];
+  }
+}
+
+std::vector<std::uint64_t> Client::Impl::acknowledged_commits() const {
+  const Lock lock(mutex_);
+  return acknowledged_;
 }
 
 // Writes what the options ask for: whether a commit that failed may be applied, and the step that a quorum left open.
@@ -335,7 +348,9 @@ Result<std::uint64_t> Client::Impl::erase(std::uint32_t table_id, std::span<cons
     name_rows(out, table_id, keys.subspan(begin, n));
   }
   if (options_.replay_bytes > 0 && options.sequence != 0) buffer_for_replay(call, true);
-  if (Status status = run(call); !status.is_ok()) {
+  const Status status = run(call);
+  if (options.sequence != 0) count_acknowledged(call);
+  if (!status.is_ok()) {
     drop_held(options.sequence);
     return status;
   }

@@ -285,6 +285,9 @@ class CheckpointRestores:
                 cluster.has_rows_in(folder.url, manifest)
             else:
                 cluster.restored_from(folder.url, manifest.name, plan.tables)
+                if request.namespace and not request.tables:
+                    cluster.departed.restored(request.namespace)
+                    cluster.lost.restored(request.namespace)
             try:
                 self._save()
             except SparserowError:

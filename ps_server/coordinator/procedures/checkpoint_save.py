@@ -235,7 +235,7 @@ class CheckpointSaves:
             await asyncio.to_thread(_put_manifest, save.folder / save.name, manifest)
             is_of_now = self._cluster.loads == loads
             if is_of_now:
-                self._cluster.has_rows_in(save.folder.url, manifest)
+                self._cluster.has_rows_in(save.folder.url, manifest, save.mark)
                 self._note()
             await self._shard_calls.state_is_written()
             save.phase = SavePhase.SAVED
@@ -307,6 +307,7 @@ class CheckpointSaves:
             await asyncio.sleep(_GATHER_POLL_SEC)
 
     async def _cut(self, save: Save, points: list[CutPoint]) -> tuple[list[CutPoint], list[pb.CutReply]]:
+        save.mark = self._cluster.operations
         save.data = self._cluster.data.at_cut({point.job_id: point.steps for point in points})
         request = pb.CutRequest(
             save=save.key,

@@ -73,6 +73,8 @@ def _windows(point: CutPoint, generation: int, first_step: int) -> dict[str, Any
             "answers": [],
             "aborted": [],
             "steps_ahead": [],
+            "steps_taken": 0,
+            "writes_taken": 0,
         }
         for (worker_id, epoch), sequence in point.sequences.items()
     ]
@@ -255,6 +257,7 @@ class JobOperations:
         for key in gone:
             last_step = max((report.get(key, CommitWindow()).committed_step for report in reports), default=-1)
             self._cluster.data.left(job_id, key, last_step)
+            self._cluster.note_left(job_id, key, [report.get(key, CommitWindow()) for report in reports])
         self._save()
         await self._shard_calls.tell_job(job_id, roster)
         for worker_id, epoch in gone:

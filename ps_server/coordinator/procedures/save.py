@@ -48,6 +48,7 @@ class Save:
     rows: int = 0
     bytes: int = 0
     step: int = -1
+    mark: int = 0  # the number of the newest operation on a job when it was cut
     key: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies the save to the shards
     is_cut: asyncio.Event = field(default_factory=asyncio.Event)  # also set when the save has failed
     is_over: asyncio.Event = field(default_factory=asyncio.Event)

@@ -161,7 +161,9 @@ class ShardCalls:
         replies = await self._tell_all(lambda link: link.call("HoldJob", request))
         return [
             {
-                (window.worker_id, window.epoch): CommitWindow(window.committed_sequence, window.committed_step)
+                (window.worker_id, window.epoch): CommitWindow(
+                    window.committed_sequence, window.committed_step, window.steps_taken, window.writes_taken
+                )
                 for window in reply.windows
             }
             for reply in replies

@@ -21,6 +21,7 @@ from ....proto.errors import DeadlineExceeded, FailedPrecondition, SparserowErro
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
 from ..state.cluster import Cluster
+from ..state.departed_workers import DepartedWorker
 from ..state.row_sources import RowSource
 from ..state.shards import Shard
 from .restore_plan import rows_differ
@@ -131,6 +132,7 @@ class ShardRecoveries:
             # Saved before the shard serves: a restarted coordinator must not restore it a second time.
             shard.restoring = False
             shard.restores += 1
+            cluster.note_returned(shard.index, lambda worker: _taken(checkpoints, shard.index, worker))
             self._save()
             await self._shard_calls.catch_up(shard)
         log.warning(
@@ -232,6 +234,18 @@ class _Checkpoint:
 
     def __str__(self) -> str:
         return f"{self.folder.url}/{self.manifest.name}, which was begun {_age_of(self.manifest)} s before"
+
+
+def _taken(checkpoints: list[_Checkpoint], shard: int, worker: DepartedWorker) -> int:
+    """Returns how many commits and writes of a worker the newest checkpoint of its clock has for a shard."""
+    for checkpoint in checkpoints:
+        for job in checkpoint.manifest.jobs:
+            if (job.job_id, job.generation) != (worker.job_id, worker.generation) or shard >= len(job.windows):
+                continue
+            for window in job.windows[shard]["workers"]:
+                if (window["worker_id"], window["epoch"]) == (worker.worker_id, worker.epoch):
+                    return int(window["steps_taken"]) + int(window["writes_taken"])
+    return 0
 
 
 def _without_checkpoint(cluster: Cluster) -> str:

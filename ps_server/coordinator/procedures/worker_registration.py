@@ -87,6 +87,7 @@ class WorkerRegistrations:
             await self._operations.settle(ticket.job_id)
             self._cluster.jobs.check(ticket)
             span = self._cluster.rosters[ticket.job_id].spans[ticket.worker_id, ticket.epoch]
+            self._cluster.note_joined(ticket.job_id, span.key)
             first_step = self._cluster.jobs.admit(ticket, self._clock(), reached=span.first_step - 1)
             self._save()
         except BaseException:  # also when the caller has gone

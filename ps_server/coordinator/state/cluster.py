@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -22,11 +22,12 @@ from ....proto.schema_message import message_of_schema, schema_of_message
 from .checkpoint_roots import CheckpointRoots
 from .damage import Damage
 from .data_leases import DataLeases, JobData
+from .departed_workers import UNKNOWN, DepartedWorker, DepartedWorkers
 from .faults import FaultBook
 from .lost_commits import LostCommits, Whose
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
-from .roster import Roster, Span
+from .roster import CommitWindow, Roster, Span
 from .row_sources import RowSource, of_document, to_document
 from .shards import Shard, ShardBook
 from .slots import SlotMap
@@ -91,6 +92,11 @@ class Cluster:
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)
     lost: LostCommits = field(default_factory=LostCommits)
+    departed: DepartedWorkers = field(default_factory=DepartedWorkers)
+    # What workers that are leaving said, by (job id, worker id, epoch): how many commits each shard has acknowledged.
+    leaving: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
+    # How often each shard had come back when a worker joined, by (job id, worker id, epoch). It is not saved.
+    restores_before: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     damage: Damage | None = None  # tables without all of their rows
     checkpoint_roots: CheckpointRoots = field(default_factory=CheckpointRoots)
     loads: int = 0  # number of restores that began to empty tables since this process started
@@ -155,11 +161,97 @@ class Cluster:
             source = RowSource(url, name, table.saved_table_id, table.without_state)
             self.row_sources[table.schema.id] = source
 
-    def has_rows_in(self, url: str, manifest: Manifest) -> None:
-        """Notes that the checkpoint in the folder at ``url`` has all present rows."""
+    def has_rows_in(self, url: str, manifest: Manifest, mark: int | None = None) -> None:
+        """Notes that the checkpoint in the folder at ``url`` has all present rows.
+
+        Args:
+            url: the URL of the folder.
+            manifest: the manifest of the checkpoint.
+            mark: the number of the newest operation when it was cut; None: the rows were restored from it.
+        """
+        if mark is None:
+            self.departed.restored(None)
+            self.lost.restored(None)
+        else:
+            self.departed.saved(mark)
         self.rows_checkpoint = (url, manifest.name)
         self.row_sources = {}
         self.saved_at = datetime.fromisoformat(manifest.created).timestamp()
+
+    def namespace_of(self, job_id: int) -> str:
+        """Returns the namespace of a job; "" for one that is not known any more."""
+        return self.jobs.names.get(job_id, "").partition("/")[0]
+
+    def note_joined(self, job_id: int, worker: tuple[int, int]) -> None:
+        """Notes how often each shard had come back when a worker, (id, epoch), joined."""
+        self.restores_before[(job_id, *worker)] = tuple(shard.restores for shard in self.shards.shards)
+
+    def note_left(self, job_id: int, worker: tuple[int, int], windows: Sequence[CommitWindow]) -> None:
+        """Keeps how many commits of a worker that has left each shard had, and counts what one has lost already.
+
+        A worker that left in order has said it. Of one that ended without a word a shard that came back meanwhile
+        cannot tell; the others do where it made steps alone, of which every shard gets a commit.
+
+        Args:
+            job_id: the id of the job.
+            worker: the worker, (id, epoch).
+            windows: what each shard has of it.
+        """
+        key = (job_id, *worker)
+        said = self.leaving.pop(key, ())
+        before = self.restores_before.pop(key, (0,) * len(windows))
+        steady = [
+            window
+            for window, shard, then in zip(windows, self.shards.shards, before, strict=True)
+            if shard.restores == then
+        ]
+        is_by_step = bool(steady) and not any(window.writes_taken for window in windows)
+        steps = max((window.steps_taken for window in steady), default=0)
+        counts = []
+        for shard, window in enumerate(windows):
+            if len(said) == len(windows):
+                count = max(said[shard], window.taken)
+            elif self.shards.shards[shard].restores == before[shard]:
+                count = window.taken
+            else:
+                count = max(steps, window.taken) if is_by_step else UNKNOWN
+            counts.append(count)
+            self._count_departed(shard, key, count, window.taken)
+        if any(counts):
+            generation = self.rosters[job_id].generation
+            namespace = self.namespace_of(job_id)
+            self.departed.add(DepartedWorker(namespace, *key, generation, self.operations, tuple(counts)))
+
+    def note_returned(self, shard: int, taken: Callable[[DepartedWorker], int]) -> None:
+        """Counts what a shard that came back from a checkpoint lacks of workers that have left since.
+
+        Args:
+            shard: the index of the shard.
+            taken: returns how many commits and writes of a worker the checkpoint has for this shard.
+        """
+        for worker in self.departed:
+            key = (worker.job_id, worker.worker_id, worker.epoch)
+            self._count_departed(shard, key, worker.counts[shard], taken(worker))
+        if self.departed.forgotten:
+            self.lost.add_unknown(shard, None, self.departed.forgotten)
+
+    def _count_departed(self, shard: int, key: tuple[int, int, int], count: int, taken: int) -> None:
+        if count == UNKNOWN:
+            self.lost.add_unknown(shard, key)
+            self.lost.tear(shard, self.namespace_of(key[0]))
+            log.warning("shard %d: how many commits of worker %d (epoch %d) it has lost is not known", shard, *key[1:])
+            return
+        added = self.lost.add_number((shard, *key), count - taken)
+        if added:
+            self.lost.tear(shard, self.namespace_of(key[0]))
+            log.warning(
+                "shard %d has lost %d commits of worker %d (epoch %d) of job %s, which has left",
+                shard,
+                added,
+                key[1],
+                key[2],
+                self.jobs.names.get(key[0], str(key[0])),
+            )
 
     def note_lost(self, shard: int, ranges: Iterable[pb.LostRange]) -> int:
         """Counts the commits that a shard reports as lost, and logs those that were not known.
@@ -177,6 +269,7 @@ class Cluster:
             added = self.lost.add(whose, told.first, told.last)
             new += added
             if added:
+                self.lost.tear(shard, self.namespace_of(told.job_id))
                 log.warning(
                     "shard %d has lost %d commits of worker %d (epoch %d) of job %s: %s %d to %d were neither saved "
                     "nor sent again",
@@ -223,6 +316,7 @@ class Cluster:
             "rosters": [[job_id, _roster_document(roster)] for job_id, roster in self.rosters.items()],
             "faults": self.faults.to_document(),
             "lost": self.lost.to_document(),
+            "departed": self.departed.to_document(),
             "damage": None if self.damage is None else self.damage.to_document(),
         }
 
@@ -293,6 +387,7 @@ class Cluster:
                 cluster.faults = FaultBook.of_document(document["faults"])
             if "lost" in document:  # the previous version saved none
                 cluster.lost = LostCommits.of_document(document["lost"])
+            cluster.departed = DepartedWorkers.of_document(document["departed"])
             if document.get("damage") is not None:
                 cluster.damage = Damage.of_document(document["damage"])
         except FailedPrecondition:

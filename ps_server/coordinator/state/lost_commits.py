@@ -2,15 +2,19 @@
 
 The process of a shard reports ranges of steps or sequences that it lacks and that were not sent again
 (commit/lost_commits.h). The process that replaces it may report the same ranges, or others; a commit that is reported
-twice counts once.
+twice counts once. Of a worker that has left the number alone is known (departed_workers.py), or nothing.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import Any, NamedTuple
+from collections import Counter
+from typing import Any, NamedTuple, TypeAlias
 
 MOST_RANGES = 65_536
+MOST_WORKERS = 16_384
+
+Worker: TypeAlias = tuple[int, int, int, int]  # shard, job, worker, epoch
 
 
 class Whose(NamedTuple):
@@ -24,18 +28,45 @@ class Whose(NamedTuple):
     epoch: int
     is_steps: bool
 
+    @property
+    def worker(self) -> Worker:
+        """The worker and the shard."""
+        return self[:4]
+
 
 class LostCommits:
-    """The ranges of lost commits, and the number that each shard has lost. Not thread-safe."""
+    """The lost commits of each shard: their ranges, their numbers, and of whom they are not known. Not thread-safe."""
 
     def __init__(self) -> None:
         self._ranges: dict[Whose, list[tuple[int, int]]] = {}  # (first, last) in ascending order; no two ranges touch
         self._kept = 0
+        self._sums: Counter[Worker] = Counter()  # of the ranges
+        self._told: dict[Worker, int] = {}  # the numbers of workers that have left
+        self._unknown: dict[int, set[tuple[int, int, int]]] = {}  # by shard: workers whose losses are not known
+        self._unknown_more: Counter[int] = Counter()  # by shard: how many more there are
         self._counts: dict[int, int] = {}
+        self._torn: dict[int, set[str]] = {}  # by shard: namespaces
 
     def count(self, shard: int) -> int:
-        """Returns the number of commits that a shard has lost."""
+        """Returns the number of commits that a shard has lost, of those that are known."""
         return self._counts.get(shard, 0)
+
+    def unknown(self, shard: int) -> int:
+        """Returns the number of workers of which nobody can tell how many commits a shard has lost."""
+        return len(self._unknown.get(shard, ())) + self._unknown_more[shard]
+
+    def torn(self, shard: int) -> list[str]:
+        """Returns the namespaces whose tables have rows of an older instant on this shard than on others."""
+        return sorted(self._torn.get(shard, ()))
+
+    def tear(self, shard: int, namespace: str) -> None:
+        """Notes that a shard lacks commits to the tables of a namespace."""
+        self._torn.setdefault(shard, set()).add(namespace)
+
+    def restored(self, namespace: str | None) -> None:
+        """Notes that the rows of a namespace, or of all (None), are of one instant again. Counts stay."""
+        for torn in self._torn.values():
+            torn.clear() if namespace is None else torn.discard(namespace)
 
     def add(self, whose: Whose, first: int, last: int) -> int:
         """Adds the lost commits [first, last] and returns how many of them were not counted before.
@@ -56,7 +87,34 @@ class LostCommits:
             return 0
         self._kept += 1 - (end - begin)
         self._ranges[whose] = [*ranges[:begin], merged, *ranges[end:]]
-        self._counts[whose.shard] = self.count(whose.shard) + new
+        before = self._of(whose.worker)
+        self._sums[whose.worker] += new
+        return self._count(whose.worker, before)
+
+    def add_number(self, worker: Worker, lost: int) -> int:
+        """Notes how many commits of a worker that has left a shard lacks, and returns how many were not counted before.
+
+        Those that the worker or the shard named as ranges are among them. Beyond ``MOST_WORKERS`` none is added.
+        """
+        if lost <= 0 or (worker not in self._told and len(self._told) >= MOST_WORKERS):
+            return 0
+        before = self._of(worker)
+        self._told[worker] = max(lost, self._told.get(worker, 0))
+        return self._count(worker, before)
+
+    def add_unknown(self, shard: int, worker: tuple[int, int, int] | None, more: int = 0) -> None:
+        """Notes that nobody can tell how many commits of a worker a shard lacks, or of so many more workers."""
+        known = self._unknown.setdefault(shard, set())
+        if worker is not None and len(known) < MOST_WORKERS:
+            known.add(worker)
+        self._unknown_more[shard] = max(self._unknown_more[shard], more)
+
+    def _of(self, worker: Worker) -> int:
+        return max(self._sums[worker], self._told.get(worker, 0))
+
+    def _count(self, worker: Worker, before: int) -> int:
+        new = self._of(worker) - before
+        self._counts[worker[0]] = self.count(worker[0]) + new
         return new
 
     def to_document(self) -> dict[str, Any]:
@@ -64,6 +122,10 @@ class LostCommits:
         return {
             "counts": sorted(self._counts.items()),
             "ranges": [[*whose, ranges] for whose, ranges in sorted(self._ranges.items())],
+            "told": [[*worker, number] for worker, number in sorted(self._told.items())],
+            "unknown": [[shard, sorted(workers)] for shard, workers in sorted(self._unknown.items())],
+            "unknown_more": sorted(self._unknown_more.items()),
+            "torn": [[shard, sorted(names)] for shard, names in sorted(self._torn.items())],
         }
 
     @classmethod
@@ -72,8 +134,12 @@ class LostCommits:
         lost = cls()
         lost._counts = {int(shard): int(count) for shard, count in saved["counts"]}
         for shard, job_id, worker_id, epoch, is_steps, ranges in saved["ranges"]:
-            lost._ranges[Whose(shard, job_id, worker_id, epoch, bool(is_steps))] = [
-                (int(first), int(last)) for first, last in ranges
-            ]
+            whose = Whose(shard, job_id, worker_id, epoch, bool(is_steps))
+            lost._ranges[whose] = [(int(first), int(last)) for first, last in ranges]
+            lost._sums[whose.worker] += sum(int(last) - int(first) + 1 for first, last in ranges)
             lost._kept += len(ranges)
+        lost._told = {(shard, job, worker, epoch): number for shard, job, worker, epoch, number in saved["told"]}
+        lost._unknown = {shard: {(job, worker, epoch) for job, worker, epoch in of} for shard, of in saved["unknown"]}
+        lost._unknown_more = Counter(dict(saved["unknown_more"]))
+        lost._torn = {shard: set(names) for shard, names in saved["torn"]}
         return lost

@@ -48,10 +48,24 @@ class Span:
 
 @dataclass(frozen=True)
 class CommitWindow:
-    """The commits that one shard has of one worker; before the first, the sequence is 0 and the step is -1."""
+    """The commits that one shard has of one worker; before the first, the sequence is 0 and the step is -1.
+
+    Attributes:
+        committed_sequence: the highest sequence that was taken.
+        committed_step: the highest step that was taken.
+        steps_taken: the number of commits of steps of this clock.
+        writes_taken: the number of writes by key of this clock.
+    """
 
     committed_sequence: int = 0
     committed_step: int = -1
+    steps_taken: int = 0
+    writes_taken: int = 0
+
+    @property
+    def taken(self) -> int:
+        """The number of commits and writes of this clock."""
+        return self.steps_taken + self.writes_taken
 
 
 @dataclass
