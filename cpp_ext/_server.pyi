@@ -704,12 +704,13 @@ class Server:
 
     def freeze_job(
         self, job_id: int, operation: int, fence: Sequence[tuple[int, int]], lease_ms: int = 0
-    ) -> list[tuple[int, int, int, int, int]]:
+    ) -> list[tuple[int, int, int, int, int, int, int]]:
         """Takes no new commit of a job until it is set, or ``lease_ms`` (0: never) has passed, and ends the epochs in
         ``fence`` (worker id, epoch).
 
         Returns:
-            (worker id, epoch, highest sequence taken, highest step taken or -1, sequence in doubt or 0) per worker.
+            (worker id, epoch, highest sequence taken, highest step taken or -1, sequence in doubt or 0, number of
+            commits of steps that were taken, number of other writes) per worker.
 
         Raises:
             FailedPrecondition: the operation is not newer than what was set.

@@ -184,7 +184,8 @@ class Cluster:
 
     def note_joined(self, job_id: int, worker: tuple[int, int]) -> None:
         """Notes how often each shard had come back when a worker, (id, epoch), joined."""
-        self.restores_before[(job_id, *worker)] = tuple(shard.restores for shard in self.shards.shards)
+        key = (job_id, *worker)
+        self.restores_before[key] = tuple(shard.restores for shard in self.shards.shards)
 
     def note_left(self, job_id: int, worker: tuple[int, int], windows: Sequence[CommitWindow]) -> None:
         """Keeps how many commits of a worker that has left each shard had, and counts what one has lost already.

@@ -82,7 +82,7 @@ class DepartedWorkers:
     def of_document(cls, saved: dict[str, Any]) -> DepartedWorkers:
         """Returns the workers of a saved form."""
         made = cls()
-        for *names, counts in saved["workers"]:
-            made.add(DepartedWorker(*names, tuple(int(count) for count in counts)))
+        for namespace, job_id, worker_id, epoch, generation, mark, counts in saved["workers"]:
+            made.add(DepartedWorker(namespace, job_id, worker_id, epoch, generation, mark, tuple(map(int, counts))))
         made.forgotten = int(saved["forgotten"])
         return made
