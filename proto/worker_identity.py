@@ -22,6 +22,7 @@ class WorkerIdentity:
         found: the rows of each table of the namespace, by table name, when the job's generation began. The number is
             None where a shard could not be asked. At most 1,000 tables are listed, and none for a worker that joins a
             running job. The whole is None from a coordinator of the previous version, which does not count them.
+        generation: the number of the job's clock, as it was when the worker joined.
         saves_begun, restores_begun: the newest attempts of the job to save and to restore, when the worker joined.
     """
 
@@ -35,6 +36,7 @@ class WorkerIdentity:
     found: Mapping[str, int | None] | None = field(default=None, repr=False)
     saves_begun: int = 0
     restores_begun: int = 0
+    generation: int = 0
 
     @staticmethod
     def of_reply(reply: pb.RegisterWorkerReply) -> WorkerIdentity:
@@ -52,6 +54,7 @@ class WorkerIdentity:
             else None,
             saves_begun=reply.saves_begun,
             restores_begun=reply.restores_begun,
+            generation=reply.generation,
         )
 
 

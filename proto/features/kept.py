@@ -49,12 +49,12 @@ class KeptFeatures:
 
     Attributes:
         format: the version of the format.
-        run: the name of the run that wrote it; "": it has none.
+        clock: the name of the clock of the job that wrote it; "": it had none.
         features: what is kept, by the name of a feature.
     """
 
     format: Literal[1]
-    run: Text
+    clock: Text
     features: dict[Text, KeptFeature]
 
     def written(self) -> bytes:
@@ -63,7 +63,7 @@ class KeptFeatures:
             name: {"how": each.how, "statistics": each.statistics, "vocabulary": each.vocabulary}
             for name, each in self.features.items()
         }
-        return json.dumps({"format": self.format, "run": self.run, "features": features}).encode()
+        return json.dumps({"format": self.format, "clock": self.clock, "features": features}).encode()
 
     def statistics_for(self, features: FeatureSet, namespace: str) -> dict[str, Statistics]:
         """Returns the kept statistics of the features that lack their own.
@@ -100,19 +100,19 @@ class KeptFeatures:
         """Whether a feature that has statistics or a vocabulary is not in the document."""
         return any(is_kept(features, each) and each.name not in self.features for each in features.features)
 
-    def holding(self, features: FeatureSet, run: str) -> KeptFeatures:
+    def holding(self, features: FeatureSet, clock: str) -> KeptFeatures:
         """Returns the document with these features in place of those of the same names.
 
         Args:
             features: the features, which lack no statistics.
-            run: the name of the run.
+            clock: the name of the clock of the job.
         """
         added = {
             each.name: KeptFeature(how_of(each), features.statistics.get(each.name), digest_of(features, each.name))
             for each in features.features
             if is_kept(features, each)
         }
-        return KeptFeatures(1, run, {**self.features, **added})
+        return KeptFeatures(1, clock, {**self.features, **added})
 
 
 NOTHING_KEPT = KeptFeatures(1, "", {})

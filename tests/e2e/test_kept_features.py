@@ -79,6 +79,11 @@ def test_a_refit_takes_the_place_of_what_was_kept_and_nothing_grows(cluster: sr.
         assert made == dict(features().fit(data).set.statistics)
         with sr.connect(cluster.address, namespace=namespace, wire_dtype=wire) as session:
             counts.add(sum(len(keys) for keys, _ in session.table(FEATURES_TABLE).scan()))
+    with sr.connect(cluster.address, namespace=namespace, wire_dtype=wire) as session:  # days in one session
+        for day in range(2):
+            data = [prices(10.0**day)]
+            made = dict(features().fit(data, session=session, features_policy="refit").set.statistics)
+            assert made == dict(features().fit(data).set.statistics)
     assert max(counts) <= 1 + math.ceil(2000 / 256), counts
     assert kept_by(cluster, namespace, features(), unread(), connect={"wire_dtype": wire}) == made
 
@@ -152,8 +157,12 @@ def test_a_version_has_the_statistics_of_its_rows(cluster: sr.LocalCluster, tmp_
     assert [table["schema"]["name"] for table in json.loads(manifest.read_text())["tables"]] == ["buckets"]
 
 
-def test_one_of_several_workers_learns_them(cluster: sr.LocalCluster) -> None:
-    """As a file may grow meanwhile, each would learn its own."""
+@pytest.mark.parametrize("policy", ["keep", "refit"])
+def test_one_of_several_workers_learns_them(cluster: sr.LocalCluster, policy: str) -> None:
+    """As a file may grow meanwhile, each would learn its own; with refit also where the namespace has others."""
+    namespace = f"three {policy}"
+    if policy == "refit":
+        kept_by(cluster, namespace, features(), [prices(1000)], connect={"job": "before"})
     found: dict[int, dict[str, Any]] = {}
     reads: list[int] = []
 
@@ -163,7 +172,7 @@ def test_one_of_several_workers_learns_them(cluster: sr.LocalCluster) -> None:
 
     def work(rank: int) -> None:
         options = {"rank": rank, "world_size": 3, "staleness": 4}
-        found[rank] = kept_by(cluster, "three", features(), data_of(rank), connect=options)
+        found[rank] = kept_by(cluster, namespace, features(), data_of(rank), connect=options, features_policy=policy)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -175,25 +184,9 @@ def test_one_of_several_workers_learns_them(cluster: sr.LocalCluster) -> None:
     assert found == dict.fromkeys(range(3), learnt)
 
 
-def test_a_refit_without_a_way_to_agree_is_refused(cluster: sr.LocalCluster) -> None:
+def test_a_refit_without_a_session_is_refused() -> None:
     with pytest.raises(sr.InvalidArgument, match="features_policy: has no effect without session"):
         features().fit([prices()], features_policy="refit")
-    refused: list[str] = []
-
-    def work(rank: int) -> None:
-        with sr.connect(cluster.address, "two", rank=rank, world_size=2, staleness=4) as session:
-            try:
-                features().fit([prices()], session=session, features_policy="refit")
-            except sr.InvalidArgument as error:
-                refused.append(str(error))
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(refused) == 2
-    assert "refit is not possible in a job of several workers without a process group" in refused[0]
 
 
 def test_rows_of_two_documents_are_refused(cluster: sr.LocalCluster) -> None:

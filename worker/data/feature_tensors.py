@@ -77,7 +77,7 @@ class Features:
 
         Raises:
             InvalidArgument: a column is missing or does not fit, and the text names it; or ``features_policy`` has no
-                effect without ``session``, or is not possible.
+                effect without ``session``.
             FailedPrecondition: a feature differs from that which the namespace keeps; the text names it.
             DeadlineExceeded: the worker that learns the statistics was not done in 30 minutes.
         """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch.distributed as dist
 
-from ...proto.errors import DataLoss, DeadlineExceeded, InvalidArgument, SparserowError, not_allowed
+from ...proto.errors import DataLoss, DeadlineExceeded, SparserowError, not_allowed
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import NOTHING_KEPT, KeptFeatures, is_kept, kept_of
 from ...proto.names import FEATURES_TABLE
@@ -39,7 +39,7 @@ def kept_features(core: SessionCore) -> KeptFeatures:
 
 
 def agreed_features(
-    core: SessionCore, features: FeatureSet, fit: Fit, *, policy: FeaturesPolicy = "keep", run: str = ""
+    core: SessionCore, features: FeatureSet, fit: Fit, *, policy: FeaturesPolicy = "keep"
 ) -> FeatureSet:
     """Returns features with the statistics that their namespace keeps, on every worker of a job, which all call it.
 
@@ -50,27 +50,21 @@ def agreed_features(
         core: the session of this worker.
         features: the features, which may lack statistics.
         fit: returns the features that it is given with statistics; some of them may have theirs.
-        policy: "keep": features that differ from those of an earlier run are refused. "refit": they take their place.
-        run: a name that all workers of the run have alone, also those that join it later; "": there is none.
+        policy: "keep": features that differ from those of an earlier run are refused. "refit": they take their place,
+            with each call of the job's workers; a worker that joins a running job keeps what is there.
 
     Raises:
         FailedPrecondition: a feature differs from that of an earlier run, or of another worker; the text names it.
-        InvalidArgument: ``policy`` is none, or is "refit" in a job of several workers without a process group that has
-            no ``run``.
+        InvalidArgument: ``policy`` is none.
         DeadlineExceeded: another worker did not give the features in time.
         DataLoss: the namespace's document is damaged.
     """
     if policy not in ("keep", "refit"):
         raise not_allowed("features_policy", policy, "keep, refit")
-    meets = core.is_distributed and dist.is_available() and dist.is_initialized()
-    if policy == "refit" and not run and core.placement.world_size > 1 and not meets:
-        raise InvalidArgument(
-            "features_policy: refit is not possible in a job of several workers without a process group, as each would "
-            "learn its own; refit them in a session of one worker before; allowed: keep"
-        )
     if not any(is_kept(features, feature) for feature in features.features):
         return features
-    agreement = _Agreement(core, features, fit, is_refit=policy == "refit", run=run)
+    agreement = _Agreement(core, features, fit, is_refit=policy == "refit")
+    meets = core.is_distributed and dist.is_available() and dist.is_initialized()
     kept = _of_first_rank(agreement.made) if meets else agreement.alone()
     return features.with_statistics(kept.statistics_for(features, core.namespace))
 
@@ -116,20 +110,23 @@ def _of_first_rank(made: Callable[[], KeptFeatures]) -> KeptFeatures:
 class _Agreement:
     """What :func:`agreed_features` does on one worker."""
 
-    def __init__(self, core: SessionCore, features: FeatureSet, fit: Fit, *, is_refit: bool, run: str) -> None:
-        self._core, self._features, self._fit = core, features, fit
-        self._is_refit, self._run = is_refit, run
+    def __init__(self, core: SessionCore, features: FeatureSet, fit: Fit, *, is_refit: bool) -> None:
+        self._core, self._features, self._fit, self._is_refit = core, features, fit, is_refit
+        who = core.identity
+        core.refits_begun += is_refit
+        # Workers that began a clock together have its name and count alike; with stores of this process there is one.
+        self._clock = "" if who is None else f"{who.job_id}.{who.generation}.{core.refits_begun}"
+        self._joins = who is not None and who.first_step > 0
 
     def _read(self) -> tuple[KeptFeatures, bool]:
-        """Returns what the namespace keeps, and whether this run goes by it."""
+        """Returns what the namespace keeps, and whether this worker goes by it."""
         try:
             kept = kept_features(self._core)
         except DataLoss:
             if self._is_refit:
                 return NOTHING_KEPT, False
             raise
-        joins = self._core.identity is not None and self._core.identity.first_step > 0
-        return kept, not self._is_refit or joins or (self._run != "" and kept.run == self._run)
+        return kept, not self._is_refit or self._joins or (self._clock != "" and kept.clock == self._clock)
 
     def _found(self) -> KeptFeatures | None:
         """Returns what the namespace keeps where it has all that the run needs, or None."""
@@ -143,7 +140,7 @@ class _Agreement:
             _tell_of_earlier(self._core, self._features)
             return kept
         known = kept.statistics_for(self._features, self._core.namespace) if counts else {}
-        made = kept.holding(self._fit(self._features.with_statistics(known)), self._run)
+        made = kept.holding(self._fit(self._features.with_statistics(known)), self._clock)
         NamespaceFile(self._core, FEATURES_TABLE).write(made.written())
         return made
 

@@ -48,6 +48,7 @@ class NamespaceFile:
 
     def __init__(self, core: SessionCore, name: str) -> None:
         self._core, self._name = core, name
+        self._schema = TableSchema(core.namespace, name, _ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))
         self.where = f"table {core.namespace}/{name}"
 
     def read(self) -> bytes | None:
@@ -58,7 +59,7 @@ class NamespaceFile:
         """
         if all(schema.name != self._name for schema in self._core.catalog.list_tables(self._core.namespace)):
             return None
-        table = self._core.table(self._name)
+        table = self._core.create_table(self._schema)  # waits for the shards, where another worker has just made it
         for _ in range(_TRIES):
             head = self._head(table)
             if head is None:
@@ -81,8 +82,7 @@ class NamespaceFile:
         """
         if len(data) > MOST_BYTES:
             raise InvalidArgument(f"{self.where}: {len(data):,} bytes are too many; allowed: at most {MOST_BYTES:,}")
-        schema = TableSchema(self._core.namespace, self._name, _ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))
-        rows = self._core.create_table(schema)
+        rows = self._core.create_table(self._schema)
         former = self._head(rows)
         place = 0 if former is None else 1 - former[0]
         values = np.zeros((math.ceil(len(data) / _ROW_BYTES), _ROW_BYTES), dtype=np.float32)

@@ -86,6 +86,7 @@ class SessionCore(SessionTables):
         # The newest attempts of the job to save and to restore, which its workers make together and count alike.
         self.saves_begun = 0 if identity is None else identity.saves_begun
         self.restores_begun = 0 if identity is None else identity.restores_begun
+        self.refits_begun = 0  # as the workers of the job count them alike: each call to learn features anew
         self.origins = ["" if cluster_id is None else f"{cluster_id:016x}"]
         self.found_tables = found_tables
         self._trace: Trace = NoTrace()
@@ -252,11 +253,9 @@ class SessionCore(SessionTables):
         if reached is not None:
             self.native.skip_to(max(self.native.step, reached() + 1))
 
-    def agreed_features(
-        self, features: FeatureSet, fit: Fit, *, policy: FeaturesPolicy = "keep", run: str = ""
-    ) -> FeatureSet:
+    def agreed_features(self, features: FeatureSet, fit: Fit, *, policy: FeaturesPolicy = "keep") -> FeatureSet:
         """Returns features with the statistics that the namespace keeps; see :func:`agreed_features`."""
-        return agreed_features(self, features, fit, policy=policy, run=run)
+        return agreed_features(self, features, fit, policy=policy)
 
     def is_lowest_rank(self) -> bool:
         """Returns whether no worker of a lower rank is in the job now.

@@ -47,7 +47,6 @@ class JobReaders:
         session: Session | None = None,
         *,
         policy: FeaturesPolicy = "keep",
-        run: str = "",
     ) -> None:
         """Gives the readers the statistics of the features; every worker of the job calls it.
 
@@ -56,7 +55,6 @@ class JobReaders:
             group: this worker and its peers.
             session: keeps the statistics in its namespace; None: those of the training files are taken.
             policy: what happens where the namespace has statistics of an earlier run; see :func:`agreed_features`.
-            run: the name of the run.
 
         Raises:
             BadLine: a line or row that must be read for it is malformed, and such ones are not skipped.
@@ -72,7 +70,7 @@ class JobReaders:
             found = group.share(fitted(features).statistics if group.makes_shared else None)
             features = features.with_statistics(found or {})
         else:
-            features = agreed_features(session.core, features, fitted, policy=policy, run=run)
+            features = agreed_features(session.core, features, fitted, policy=policy)
         numbers = [each.name for each in (*self.spec.dense, *self.spec.buckets)]
         taken = {name: features.statistics[name] for name in numbers if name in features.statistics}
         for reader in (self.train, self.test):

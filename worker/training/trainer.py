@@ -83,7 +83,6 @@ class Trainer:
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         readers = open_readers(job, group)
         self._readers, self._train_reader, self._test_reader = readers, readers.train, readers.test
-        self._run_name = identity.name
         self._is_resumed = False
         self._run_config[ORDER] = order_of(job, readers.spec)
         torch.manual_seed(job.train.seed)
@@ -193,7 +192,7 @@ class Trainer:
     def _fit_features(self) -> None:
         """Gives the readers the statistics of the rows; a run that goes on never takes others."""
         policy = "keep" if self._is_resumed else self._job.train.features_policy
-        self._readers.fit(self._job, self._group, self._backend.session, policy=policy, run=self._run_name)
+        self._readers.fit(self._job, self._group, self._backend.session, policy=policy)
 
     def run(self) -> TrainResult:
         """Trains all epochs, and evaluates the model after each.

@@ -108,6 +108,7 @@ class WorkerRegistrations:
             quorum=request.quorum,
             saves_begun=job.saves_begun,
             restores_begun=job.restores_begun,
+            generation=job.generation,
         )
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:
