@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from torch import nn
 
 import sparserow as sr
 from sparserow.proto.names import FEATURES_TABLE
-from sparserow_process import Launcher
+from sparserow.worker.training.process_group import joined_group
+from sparserow_process import Launcher, run_ranks
 
 ROWS = 2000
 
@@ -245,3 +247,31 @@ def test_jobs_go_on_with_the_statistics_of_the_rows(
     with sr.local_cluster(shards=1) as fresh:
         resumed = run(fresh.address, "--resume", "auto", "--set", "train.features_policy=refit", epochs=2)
     assert resumed == other, "a run that goes on never takes others"
+
+
+def fit_in_group(rank: int, address: str, folder: str) -> None:
+    """One rank of a process group: learns features, and then from data that cannot be read."""
+    with (
+        joined_group(rank, 2, f"file://{folder}/meet"),
+        sr.connect(address, "group", rank=rank, world_size=2) as session,
+    ):
+        found = features().fit([prices()] if rank == 0 else unread(), session=session)
+        more = sr.Features([sr.NumericFeature("cost", column="price", scale="min_max")])
+        try:
+            more.fit(unread(), session=session)
+            said = "nothing"
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+    torch.save((dict(found.set.statistics), said), f"{folder}/rank{rank}.pt")
+
+
+def test_ranks_that_meet_have_those_of_rank_0_and_its_failure(cluster: sr.LocalCluster, tmp_path: Path) -> None:
+    run_ranks(__file__, 2, cluster.address, tmp_path)
+    (first, told), (second, heard) = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(2))
+    assert first == second == dict(features().fit([prices()]).set.statistics)
+    assert told == "AssertionError: the data were read"
+    assert heard == ("FailedPrecondition: features: rank 0 could not learn them: AssertionError: the data were read")
+
+
+if __name__ == "__main__":  # a rank of the last test
+    fit_in_group(int(sys.argv[1]), sys.argv[2], sys.argv[3])

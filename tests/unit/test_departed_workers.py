@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sparserow.ps_server.coordinator.state import departed_workers
+from sparserow.ps_server.coordinator.state import departed_workers, lost_commits
 from sparserow.ps_server.coordinator.state.departed_workers import DepartedWorker, DepartedWorkers
 from sparserow.ps_server.coordinator.state.lost_commits import LostCommits, Whose
 
@@ -71,3 +71,12 @@ def test_a_number_and_the_ranges_of_one_worker_count_once() -> None:
         assert each.torn(1) == ["ads"]
         each.restored(None)
         assert each.torn(1) == []
+
+
+def test_what_is_counted_is_bounded_and_then_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_commits, "MOST_WORKERS", 10)
+    lost = LostCommits()
+    for number in range(1000):
+        lost.add_number((0, 1, number, 1), 2)
+    assert (lost.count(0), lost.unknown(0)) == (20, 990)
+    assert len(json.dumps(lost.to_document())) < 1000

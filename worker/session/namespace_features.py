@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch.distributed as dist
 
-from ...proto.errors import DataLoss, DeadlineExceeded, SparserowError, not_allowed
+from ...proto.errors import DataLoss, DeadlineExceeded, FailedPrecondition, SparserowError, not_allowed
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import NOTHING_KEPT, KeptFeatures, is_kept, kept_of
 from ...proto.names import FEATURES_TABLE
@@ -94,13 +94,19 @@ def _tell_of_earlier(core: SessionCore, features: FeatureSet) -> None:
 
 def _of_first_rank(made: Callable[[], KeptFeatures]) -> KeptFeatures:
     box: list[KeptFeatures | SparserowError | None] = [None]
+    failure: Exception | None = None
     if dist.get_rank() == 0:
         try:
             box = [made()]
         except SparserowError as error:
             box = [error]
+        except Exception as error:  # of the data, say: the others must not wait for ever
+            failure = error
+            box = [FailedPrecondition(f"features: rank 0 could not learn them: {type(error).__name__}: {error}")]
     dist.broadcast_object_list(box, src=0)
     (result,) = box
+    if failure is not None:
+        raise failure
     if isinstance(result, SparserowError):
         raise result
     assert result is not None

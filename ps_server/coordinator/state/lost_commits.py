@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, NamedTuple, TypeAlias
 
 MOST_RANGES = 65_536
-MOST_WORKERS = 16_384
+MOST_WORKERS = 4_096
 
 Worker: TypeAlias = tuple[int, int, int, int]  # shard, job, worker, epoch
 
@@ -94,9 +94,13 @@ class LostCommits:
     def add_number(self, worker: Worker, lost: int) -> int:
         """Notes how many commits of a worker that has left a shard lacks, and returns how many were not counted before.
 
-        Those that the worker or the shard named as ranges are among them. Beyond ``MOST_WORKERS`` none is added.
+        Those that the worker or the shard named as ranges are among them. Beyond ``MOST_WORKERS`` a worker's losses are
+        unknown.
         """
-        if lost <= 0 or (worker not in self._told and len(self._told) >= MOST_WORKERS):
+        if lost <= 0:
+            return 0
+        if worker not in self._told and len(self._told) >= MOST_WORKERS:
+            self.add_unknown(worker[0], worker[1:])
             return 0
         before = self._of(worker)
         self._told[worker] = max(lost, self._told.get(worker, 0))
@@ -105,8 +109,11 @@ class LostCommits:
     def add_unknown(self, shard: int, worker: tuple[int, int, int] | None, more: int = 0) -> None:
         """Notes that nobody can tell how many commits of a worker a shard lacks, or of so many more workers."""
         known = self._unknown.setdefault(shard, set())
-        if worker is not None and len(known) < MOST_WORKERS:
-            known.add(worker)
+        if worker is not None and worker not in known:
+            if len(known) < MOST_WORKERS:
+                known.add(worker)
+            else:
+                more = self._unknown_more[shard] + 1
         self._unknown_more[shard] = max(self._unknown_more[shard], more)
 
     def _of(self, worker: Worker) -> int:
