@@ -61,7 +61,8 @@ def _checkpoint(view: ClusterStatus) -> str:
     if not view.checkpoint:
         return "no checkpoint has these rows"
     age = "of unknown age" if view.checkpoint_age_sec is None else f"{_duration(view.checkpoint_age_sec)} old"
-    return f"newest checkpoint {view.checkpoint}, {age}"
+    damaged = f"; damaged: {', '.join(view.damaged_checkpoints)}" if view.damaged_checkpoints else ""
+    return f"newest checkpoint {view.checkpoint}, {age}{damaged}"
 
 
 def _duration(seconds: float) -> str:

@@ -124,6 +124,7 @@ class ClusterStatus:
     skew: dict[str, float | None]
     checkpoint: str
     checkpoint_age_sec: float | None
+    damaged_checkpoints: tuple[str, ...]
     faults: tuple[FaultView, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -220,6 +221,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
             "rows pulled": skew(_measured(shard.rows_pulled_per_sec for shard in shards)),
         },
         checkpoint=now.checkpoint,
+        damaged_checkpoints=tuple(now.damaged_checkpoints),
         checkpoint_age_sec=now.checkpoint_age_sec if now.HasField("checkpoint_age_sec") else None,
         faults=fault_views(now.faults),
     )

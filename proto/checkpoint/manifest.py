@@ -309,6 +309,19 @@ def note_damaged(folder: Folder, name: str, *, is_damaged: bool = True) -> None:
         folder.put(DAMAGED_FILE, json.dumps({"names": changed[-_MOST_DAMAGED:]}).encode())
 
 
+def note_damage(folder: Folder, chain: Iterable[Manifest], error: DataLoss) -> None:
+    """Notes the checkpoint whose file an error names, so that no later save adds to it.
+
+    Args:
+        folder: the folder of the checkpoints.
+        chain: the checkpoint that was read, and those that it needs.
+        error: the error of a file.
+    """
+    for manifest in chain:
+        if f"/{manifest.name}/" in str(error):
+            note_damaged(folder, manifest.name)
+
+
 def damaged_in(folder: Folder) -> set[str]:
     """Returns the names of the checkpoints that were found damaged, of those that are there; none when the note is
     damaged."""

@@ -17,6 +17,7 @@ from ..process.access import caller_reaches, check_caller
 from .lease_messages import ask_of, lease_reply
 from .procedures.checkpoint_restore import CheckpointRestores
 from .procedures.checkpoint_save import CheckpointSaves
+from .procedures.damage_notes import DamageNotes
 from .procedures.membership_change import JobOperations
 from .procedures.periodic_save import PeriodicSaves
 from .procedures.shard_calls import ShardCalls
@@ -62,6 +63,7 @@ class CoordinatorService:
         self._saves = CheckpointSaves(cluster, shard_calls, self._operations, save)
         self._restores = CheckpointRestores(cluster, shard_calls, self._operations, save, self._tables.lock)
         self.recoveries = ShardRecoveries(cluster, shard_calls, self._tables.lock, save)
+        self._damage_notes = DamageNotes(cluster)
         self._row_saves = PeriodicSaves(cluster, self._saves, save)
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling: dict[
@@ -322,7 +324,10 @@ class CoordinatorService:
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
         """Returns everything that ``sparserow status`` shows."""
         failure = self.recoveries.failure
-        return await status_message(self._cluster, self._shard_calls, now=self._clock(), failure=failure)
+        damaged = await self._damage_notes.names()
+        return await status_message(
+            self._cluster, self._shard_calls, now=self._clock(), failure=failure, damaged=damaged
+        )
 
     # ---- leases
 

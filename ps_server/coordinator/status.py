@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from ...proto import control_pb2 as pb
@@ -17,7 +18,7 @@ from .state.shards import Shard
 
 
 async def status_message(
-    cluster: Cluster, shard_calls: ShardCalls, *, now: float, failure: str = ""
+    cluster: Cluster, shard_calls: ShardCalls, *, now: float, failure: str = "", damaged: Sequence[str] = ()
 ) -> pb.GetStatusReply:
     """Returns the whole status; a shard that does not answer appears with its problem.
 
@@ -25,6 +26,7 @@ async def status_message(
         cluster, shard_calls: the cluster that is shown.
         now: the present time on the clock of leases, in seconds.
         failure: why a shard cannot be recovered alone; empty when no recovery failed.
+        damaged: the names of checkpoints that were found damaged.
     """
     steps: dict[int, int] = {}  # the highest step, by job id
     shards = await asyncio.gather(
@@ -47,6 +49,7 @@ async def status_message(
             _job_status(job, steps.get(job.job_id), now)
             for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)
         ],
+        damaged_checkpoints=damaged,
         checkpoint="/".join(source) if source is not None else "",
         checkpoint_age_sec=None if source is None or saved_at is None else max(0.0, time.time() - saved_at),
         faults=[fault_message(replace(fault, traceback="")) for fault in cluster.faults.listed()],

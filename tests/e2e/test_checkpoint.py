@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.state_tree import decode_tree
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from sparserow_process import wait_until
 
 ROWS, DIM = 500, 4
 
@@ -557,6 +560,27 @@ def test_a_rank_that_comes_late_to_a_failed_save_gets_its_end_at_once(cluster, t
     assert list(files.list_names(Folder(url))) == [found[0]]
 
 
+def damaged_of(cluster) -> list[str]:
+    with ControlClient(cluster.address) as control:
+        return list(control.status().damaged_checkpoints)
+
+
+def test_a_shard_that_cannot_come_back_notes_the_damage(tmp_path):
+    folder = Folder(str(tmp_path))
+    with sr.local_cluster(shards=1, slot_count=64) as cluster:
+        with sr.connect(cluster.address, "rows", staleness=None) as session:
+            table = session.create_table("t", dim=DIM, optimizer=sr.SGD(lr=1.0))
+            table.push(np.arange(500, dtype=np.uint64), np.ones((500, DIM), np.float32))
+            sr.save(session, str(tmp_path), wait=True)
+        (part, *_) = files.read_manifest(folder).tables[0].parts
+        path = tmp_path / "save-000001" / part.file
+        data = path.read_bytes()
+        path.write_bytes(data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
+        with ControlClient(cluster.address) as control:
+            os.kill(control.status().shards[0].pid, signal.SIGKILL)
+        wait_until(lambda: files.damaged_in(folder) == {"save-000001"}, "the note of the damage")
+
+
 @pytest.mark.parametrize("found_by", ["verify", "restore"])
 def test_the_save_after_damage_was_found_holds_all_rows(cluster, tmp_path, found_by):
     url, keys = str(tmp_path / "damage"), np.arange(1, 2001, dtype=np.uint64)
@@ -581,6 +605,8 @@ def test_the_save_after_damage_was_found_holds_all_rows(cluster, tmp_path, found
         with pytest.raises(DataLoss, match="save-000001"):
             find[found_by]()
         assert files.damaged_in(folder) == {"save-000001"}
+        if found_by == "verify":
+            wait_until(lambda: damaged_of(cluster) == ["save-000001"], "the status to name it")
         assert save_some(10).base == "", "it needs nothing of what is damaged"
         assert save_some(10).base == "save-000003"
         files.verify(folder, files.read_chain(folder))

@@ -235,7 +235,7 @@ class CheckpointRestores:
         try:
             return await self._load_chain(restore, folder, chain)
         except DataLoss as error:
-            await asyncio.to_thread(_note_damage, folder, chain, error)
+            await asyncio.to_thread(files.note_damage, folder, chain, error)
             raise
 
     async def _load_chain(self, restore: _Restore, folder: Folder, chain: list[files.Manifest]) -> pb.RestoreReply:
@@ -396,13 +396,6 @@ class CheckpointRestores:
                 name,
                 error,
             )
-
-
-def _note_damage(folder: Folder, chain: list[files.Manifest], error: DataLoss) -> None:
-    """Notes the checkpoint whose file an error names, so that no later save adds to it."""
-    for manifest in chain:
-        if f"/{manifest.name}/" in str(error):
-            files.note_damaged(folder, manifest.name)
 
 
 def _waits_for_rows(shard: Shard) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint import manifest as files
 from ....proto.checkpoint.folder import Folder
-from ....proto.errors import DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
+from ....proto.errors import DataLoss, DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
 from ..state.cluster import Cluster
@@ -94,6 +95,8 @@ class ShardRecoveries:
         ) as error:  # the shard ended again, or is slow; its next heartbeat tries again
             log.warning("shard %d is not restored yet: %s", shard.index, error)
         except SparserowError as error:
+            if isinstance(error, DataLoss):
+                await asyncio.to_thread(self._note_damage, error)
             self.failure = f"shard {shard.index} cannot be restored: {error}"
             log.error("%s", self.failure)
         except Exception as error:
@@ -101,6 +104,12 @@ class ShardRecoveries:
             log.exception("shard %d", shard.index)
         finally:
             del self._tasks[instance]
+
+    def _note_damage(self, error: DataLoss) -> None:
+        with suppress(SparserowError):
+            for url, name in self._sources():
+                folder = Folder(self._cluster.checkpoint_roots.check(url))
+                files.note_damage(folder, files.read_chain(folder, name), error)
 
     async def _recover(self, shard: Shard, instance: int) -> None:
         cluster = self._cluster
