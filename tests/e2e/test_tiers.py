@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from sparserow.deploy.observe.ssd_inspection import inspect_folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
 from sparserow.ps_server.shard.metrics import ShardMetrics
+from sparserow.worker.session.table import TableRows
 from sparserow_process import Launcher
 
 DIM = 32
@@ -204,6 +207,42 @@ def test_weights_beyond_the_budget_are_carried_to_the_ssd(tmp_path) -> None:
         np.testing.assert_array_equal(session.table("big").pull(some), weight[some])
 
 
+def carry_and_die(address: str) -> None:
+    """A process that is killed when it has sent a third of a table's weights."""
+    assign, calls = TableRows.assign, []
+
+    def assign_or_die(self, keys, rows) -> None:
+        calls.append(len(keys))
+        if len(calls) == 4:  # the mark, and two chunks of three
+            os.kill(os.getpid(), signal.SIGKILL)
+        assign(self, keys, rows)
+
+    TableRows.assign = assign_or_die
+    session = sr.connect(address, namespace="killed")
+    sr.distribute(Wide(), session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["small"])
+
+
+def test_a_carry_that_a_kill_ends_is_made_anew(caplog) -> None:
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    with sr.local_cluster(shards=1, worker_lease="3s") as cluster:
+        ended = subprocess.run([sys.executable, __file__, cluster.address], env=path, check=False)
+        assert ended.returncode == -signal.SIGKILL
+        with sr.connect(cluster.address, namespace="killed", job="beside", staleness=None) as other:
+            assert 0 < sum(len(keys) for keys, _ in other.table("big").scan()) < 20_000
+            with (
+                sr.connect(cluster.address, namespace="killed") as session,
+                pytest.raises(sr.FailedPrecondition, match=r"killed/big' has a part of its weights alone.* 'beside'"),
+            ):
+                sr.distribute(Wide(), session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["small"])
+        with sr.connect(cluster.address, namespace="killed") as session:
+            model = Wide()
+            weight = model.big.weight.detach().clone()
+            sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["small"])
+            assert "table killed/big: a process ended while it sent its weights; they are sent again" in caplog.text
+            np.testing.assert_array_equal(session.table("big").pull(np.arange(20_000)), weight)
+            assert sum(len(keys) for keys, _ in session.table("big").scan()) == 20_000, "the mark is gone"
+
+
 def test_a_carry_that_fails_leaves_no_table_for_the_next_try_to_find(caplog) -> None:
     with sr.local_cluster(shards=1, memory_budget="16MiB") as cluster:
         for _ in range(2):
@@ -219,3 +258,7 @@ def test_a_carry_that_fails_leaves_no_table_for_the_next_try_to_find(caplog) -> 
             weight = model.small.weight.detach().clone()
             sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["big"])
             np.testing.assert_array_equal(session.table("small").pull(np.arange(100)), weight)
+
+
+if __name__ == "__main__":
+    carry_and_die(sys.argv[1])

@@ -23,7 +23,8 @@ from ..session.session import Session
 from .current_forward import joint_forward
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
 from .joint_plan import Lookup
-from .layer_swap import CARRY_CHUNK_BYTES, Swap, distributed_layer_of
+from .layer_swap import Swap, distributed_layer_of
+from .weight_carry import CARRY_CHUNK_BYTES
 
 _PLACE = "tables.placement 'device'"
 

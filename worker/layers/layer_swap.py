@@ -5,33 +5,29 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from rich.progress import Progress
 from torch import nn
 
-from ...proto.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, SparserowError, not_allowed
+from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ...proto.optimizers import starts_at_zero
 from ...proto.schema import Constant, Normal, RowPolicy, Table, TableSchema
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
-from ..session.table import TableRows
 from ..session.tensor_group import on_leader
 from .deferred import tied_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
+from .weight_carry import carry, drop_unfinished
 
 _log = logging.getLogger(__name__)
 Layer = nn.Embedding | nn.EmbeddingBag
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-CARRY_CHUNK_BYTES = 16 << 20
-_PROGRESS_FROM_BYTES = 256 << 20
 _MOST_NAMED = 5
 
 
@@ -323,6 +319,8 @@ def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[Tabl
     existing = {schema.name for schema in catalog.list_tables(session.namespace)}
     if not has_rows:
         return _tables_of(session, swaps)
+    carried = [each.schema for each in swaps if each.is_carried and each.schema.name in existing]
+    existing -= {schema.name for schema in carried if drop_unfinished(session, schema)}
     try:
         made = _tables_of(session, swaps)
         _tell_of_found(session, [schema.name for schema in made if schema.name in existing], len(made))
@@ -330,7 +328,7 @@ def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[Tabl
             if schema.name in existing:
                 continue
             if swap.is_carried:
-                _carry(session, swap)
+                carry(session, swap.schema.name, swap.layer.weight.detach())
             else:
                 _assign_padding(session, swap)
     except BaseException:
@@ -367,49 +365,3 @@ def _tell_of_found(session: Session, names: list[str], count: int) -> None:
         ", ".join(named),
         f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "",
     )
-
-
-def _carry(session: Session, swap: Swap) -> None:
-    rows = session.table(swap.schema.name)
-    weight = swap.layer.weight.detach()
-    step = max(1, CARRY_CHUNK_BYTES // (4 * weight.shape[1]))
-    most = step
-    for begin in _with_progress(weight.shape[0], step, f"sending {swap.schema.name}", 4 * weight.numel()):
-        part = weight[begin : begin + step].to("cpu", torch.float32).numpy()
-        most = _assign_within_budget(rows, begin, part, most)
-
-
-def _assign_within_budget(rows: TableRows, begin: int, part: np.ndarray[Any, np.dtype[np.float32]], most: int) -> int:
-    """Assigns rows by their number, at most ``most`` at a time, and fewer where the budget of a shard has no more room
-    at once; a shard with an SSD makes room meanwhile.
-
-    Returns:
-        The number of rows that a shard has taken at once.
-
-    Raises:
-        ResourceExhausted: a shard has no room for a single row.
-    """
-    at = 0
-    while at < len(part):
-        count = min(most, len(part) - at)
-        try:
-            rows.assign(np.arange(begin + at, begin + at + count, dtype=np.uint64), part[at : at + count])
-        except ResourceExhausted:
-            if count == 1:
-                raise
-            most = count // 2
-            continue
-        at += count
-    return most
-
-
-def _with_progress(total: int, step: int, title: str, total_bytes: int) -> Iterator[int]:
-    """Yields range(0, total, step), with a progress bar when there are many bytes to send."""
-    if total_bytes < _PROGRESS_FROM_BYTES:
-        yield from range(0, total, step)
-        return
-    with Progress(transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        for begin in range(0, total, step):
-            yield begin
-            progress.update(task, completed=min(total, begin + step))
