@@ -175,8 +175,8 @@ def start_job(launcher: Launcher, log: SyntheticLog, *sets: str, resume: str = "
     return launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--resume", resume, "--json", result)
 
 
-def result_of(run: Process, log: SyntheticLog) -> dict[str, Any]:
-    assert run.popen.wait(600) == 0, run.err
+def result_of(run: Process, log: SyntheticLog, *, code: int = 0) -> dict[str, Any]:
+    assert run.popen.wait(600) == code, run.err
     figures: dict[str, Any] = json.loads((log.train.parents[1] / "result.json").read_text())
     assert 0.6 < figures["test_auc"] < log.bayes_auc
     assert figures["refused_steps"] == 0, "that counts NaN and Inf"
@@ -198,8 +198,8 @@ def test_a_train_job_goes_on_without_a_worker_that_is_killed(launcher: Launcher,
     run = start_job(launcher, log, "cluster.worker_lease=3s")
     run.wait_for("epoch 1/2")
     max(launcher.by_role()["worker"], key=lambda process: process.pid).kill()
-    figures = result_of(run, log)
-    assert figures["workers"] == 2
+    figures = result_of(run, log, code=4)  # what it had still to train on was left out
+    assert (figures["workers"], figures["workers_lost"]) == (2, 1)
     assert "worker 2 ended by signal 9" in run.err
     assert "the other workers continue" in run.err
     assert not launcher.living()

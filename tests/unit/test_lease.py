@@ -27,6 +27,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         self.heartbeats = 0
         self.is_ready = self.has_busy = False
         self.told_busy: list[bool] = []
+        self.acknowledged: list[int] = []
 
     def WorkerHeartbeat(self, request: pb.WorkerHeartbeatRequest, _: Any) -> pb.WorkerHeartbeatReply:
         self.heartbeats += 1
@@ -45,7 +46,8 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             cluster_id=1, route=pb.Route(epoch=1, slot_count=2, runs=[pb.SlotRun(start=0, shard=0)]), shards=shards
         )
 
-    def DeregisterWorker(self, *_: Any) -> pb.DeregisterWorkerReply:
+    def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, _: Any) -> pb.DeregisterWorkerReply:
+        self.acknowledged = list(request.acknowledged)
         return pb.DeregisterWorkerReply()
 
 
@@ -64,6 +66,9 @@ class Client:
 
     def move(self, shard: int, host: str, port: int) -> None:
         self.moves.append((shard, host, port))
+
+    def acknowledged_commits(self) -> list[int]:
+        return [3]
 
     def touch(self, *, deadline_ms: int) -> None:
         assert deadline_ms > 0
@@ -85,6 +90,7 @@ def test_the_lease_is_renewed_while_one_shard_is_back_and_another_one_is_away() 
     wait_until(lambda: client.touches, "the shard to be asked at its address")
     assert client.moves == [(0, "127.0.0.1", 7)]
     lease.end()
+    assert coordinator.acknowledged == [3], "it says what the shards have of it"
     server.stop(None)
 
 

@@ -289,7 +289,7 @@ class PsBackend:
             usage.rows
             for shard in shards
             for usage in shard.tables
-            if usage.name.startswith(own) and not is_file_table(usage.name)
+            if usage.name.startswith(own) and not is_file_table(usage.name.removeprefix(own))
         )
         return on_servers + (0 if there is None else there.rows)
 
