@@ -16,6 +16,11 @@ import sparserow as sr
 from restart_scene import status_of
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from sparserow.proto.published.registry import ModelRegistry
+from sparserow.serving.client.shard_assignment import ShardAssignment
+from sparserow.serving.follow_options import FollowOptions
+from sparserow.serving.live_sync import Follower
+from sparserow.serving.loaded_version import load_version
 from sparserow_process import wait_until
 
 pytestmark = pytest.mark.started
@@ -172,3 +177,39 @@ def test_a_cluster_without_rows_is_restored_whole(scene, tmp_path: Path) -> None
             assert sr.restore(restoring, str(tmp_path)).rows == 2 * len(KEYS)
         for namespace in ("daily", "own"):
             assert values(sessions.enter_context(connected(fresh, namespace))) == [1]
+
+
+def test_a_follower_of_another_namespace_goes_on_as_if_nothing_were(scene, tmp_path: Path) -> None:
+    """No cursor is opened again and no slot is sent whole; the one of the restored namespace has its old rows."""
+    cluster, daily, own = scene
+    root = tmp_path / "models"
+    with ExitStack() as ends:
+        followers = {}
+        for name, session in (("daily", daily), ("own", own)):
+            sr.publish(session, name, root=str(root))
+            registry = ModelRegistry(str(root))
+            version = load_version(registry, registry.manifest(name, 1), ShardAssignment())
+            options = FollowOptions(cluster.address, f"test-{name}", retry_sec=0.01)
+            follower = Follower(version, ShardAssignment().owned(64), options)
+            ends.callback(follower.close)
+            followers[name] = (follower, version)
+        for follower, _ in followers.values():
+            wait_until(lambda follower=follower: follower.is_complete, "the first round")
+
+        def served(name: str) -> list[float]:
+            version = followers[name][1]
+            return np.unique(version.store.pull(version.tables["t"].schema.id, KEYS)[0]).tolist()
+
+        sr.save(daily, str(tmp_path / "saves"))
+        fill(daily, 3)
+        fill(own, 2)
+        wait_until(lambda: (served("daily"), served("own")) == ([3], [2]), "what was trained")
+        before = followers["own"][0].stats()
+        sr.restore(daily, str(tmp_path / "saves"))
+        wait_until(lambda: served("daily") == [1], "the rows of the restored namespace")
+        fill(own, 4)
+        wait_until(lambda: served("own") == [4], "what the other namespace trained on")
+        after = followers["own"][0].stats()
+        assert (after.reopened, after.erased, after.unchanged) == (before.reopened, before.erased, before.unchanged)
+        assert after.rows - before.rows == len(KEYS), "each row that changed came once"
+        assert (followers["own"][0].problem, followers["daily"][0].problem) == ("", "")
