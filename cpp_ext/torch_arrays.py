@@ -1,4 +1,4 @@
-"""Converts numpy arrays to tensors, also bfloat16, which numpy does not have."""
+"""Converts numpy arrays to tensors, also bfloat16, which numpy does not have, and names dtypes as safetensors does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+SAFETENSORS_NAMES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
 
 
 def tensor_of(values: NDArray[Any], is_bfloat16: bool = False) -> torch.Tensor:

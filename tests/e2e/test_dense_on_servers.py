@@ -19,6 +19,8 @@ from torch import Tensor, nn
 import sparserow as sr
 from long_form import FULL
 from sparserow.worker.data import write_click_log
+from sparserow.worker.layers import shared_buffers
+from sparserow.worker.session.namespace_file import NamespaceFile
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
 
@@ -345,6 +347,26 @@ def train_normal_more(model: nn.Module, session: sr.Session, steps: int) -> None
     for _ in range(steps):
         model(torch.arange(16)).sum().backward()
         session.step()
+
+
+def test_buffers_that_cannot_be_written_end_no_step(
+    cluster: sr.LocalCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while the coordinator is being restarted: the step is done, and they are written a second later."""
+    monkeypatch.setattr(shared_buffers, "_EVERY_SEC", 0.0)
+    with sr.connect(cluster.address, "away", staleness=2) as session:
+        model = train_normal(session, 1)
+        with monkeypatch.context() as away:
+            away.setattr(NamespaceFile, "write", lambda *_: (_ for _ in ()).throw(sr.Unavailable("it is away")))
+            train_normal_more(model, session, 2)
+        assert caplog.text.count("the newest buffers were not written: it is away") == 2
+        train_normal_more(model, session, 1)
+        session.drop_table(
+            "dense.buffers.safetensors"
+        )  # the write after the next makes it anew
+        train_normal_more(model, session, 2)
+    with sr.connect(cluster.address, "away", staleness=2) as session:
+        assert int(train_normal(session, 0).norm.num_batches_tracked) == 6
 
 
 def test_buffers_that_are_not_there_are_refused_by_name(cluster: sr.LocalCluster) -> None:

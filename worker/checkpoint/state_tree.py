@@ -9,22 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...cpp_ext.torch_arrays import SAFETENSORS_NAMES
 from ...proto.checkpoint.state_tree import FORMAT, FORMAT_KEY, TREE_KEY
 from ...proto.checkpoint.tensor_file import DTYPES, Encoded, Tensor, encode
 from ...proto.errors import InvalidArgument
 
-_OF_TORCH: dict[torch.dtype, str] = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
 _OF_NUMPY = {np.dtype(dtype): name for name, dtype in DTYPES.items() if name not in ("BF16", "F16")}
 _OF_NUMPY[np.dtype(np.float16)] = "F16"
 
@@ -78,7 +67,7 @@ def _free(path: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _add(value: torch.Tensor, path: str, tensors: dict[str, Tensor]) -> str:
     on_host = value.detach().to("cpu").contiguous()
-    if on_host.dtype not in _OF_TORCH or on_host.layout is not torch.strided:
+    if on_host.dtype not in SAFETENSORS_NAMES or on_host.layout is not torch.strided:
         raise InvalidArgument(
             f"save: {path} is a tensor of {on_host.dtype} and {on_host.layout}; allowed: dense, of real numbers"
         )
@@ -86,5 +75,5 @@ def _add(value: torch.Tensor, path: str, tensors: dict[str, Tensor]) -> str:
     values = on_host.view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else on_host.numpy()
     if on_host.data_ptr() == value.data_ptr():
         values = values.copy()  # as training changes the tensor while the file is written
-    tensors[name := _free(path, tensors)] = Tensor(_OF_TORCH[on_host.dtype], values)
+    tensors[name := _free(path, tensors)] = Tensor(SAFETENSORS_NAMES[on_host.dtype], values)
     return name

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...cpp_ext.torch_arrays import SAFETENSORS_NAMES
 from ...proto.checkpoint.folder import bytes_of
 from ...proto.checkpoint.tensor_file import Tensor as FileTensor, decode, encode
 from ...proto.errors import FailedPrecondition, SparserowError
@@ -26,17 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _EVERY_SEC = 1.0
-_NAMES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
+# numpy, by which they are written, has no bfloat16.
+_NAMES = {dtype: name for dtype, name in SAFETENSORS_NAMES.items() if dtype is not torch.bfloat16}
 
 
 class SharedBuffers:
@@ -95,16 +87,20 @@ class SharedBuffers:
 
     def after_step(self) -> None:
         """Writes the buffers of rank 0 where the last time is a second ago."""
-        if self._buffers and self._session.rank == 0 and time.monotonic() - self._written_at >= _EVERY_SEC:
-            self.write()
+        if time.monotonic() - self._written_at >= _EVERY_SEC:
+            self.close()
 
     def close(self) -> None:
-        """Writes the buffers of rank 0 before its session is closed; where it cannot, a line says so."""
-        if self._session.rank != 0:
+        """Writes the buffers of rank 0, as before its session is closed; where it cannot, a line says so.
+
+        The step is done by then, so it does not fail for them.
+        """
+        if not self._buffers or self._session.rank != 0:
             return
         try:
             self.write()
         except SparserowError as error:
+            self._written_at = time.monotonic()  # tried again in a second
             _log.warning("dense_on_servers: the newest buffers were not written: %s", error)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from ...proto.errors import DataLoss, InvalidArgument
+from ...proto.errors import DataLoss, InvalidArgument, NotFound
 from ...proto.optimizers import SGD
 from ...proto.row_keys import KeyArray
 from ...proto.schema import Constant, TableSchema
@@ -48,6 +48,7 @@ class NamespaceFile:
 
     def __init__(self, core: SessionCore, name: str) -> None:
         self._core, self._name = core, name
+        self._rows: TableRows | None = None  # of the writer
         self._schema = TableSchema(core.namespace, name, _ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))
         self.where = f"table {core.namespace}/{name}"
 
@@ -82,7 +83,15 @@ class NamespaceFile:
         """
         if len(data) > MOST_BYTES:
             raise InvalidArgument(f"{self.where}: {len(data):,} bytes are too many; allowed: at most {MOST_BYTES:,}")
-        rows = self._core.create_table(self._schema)
+        if self._rows is None:
+            self._rows = self._core.create_table(self._schema)
+        try:
+            self._write(self._rows, data)
+        except NotFound:  # it was dropped since
+            self._rows = None
+            raise
+
+    def _write(self, rows: TableRows, data: bytes) -> None:
         former = self._head(rows)
         place = 0 if former is None else 1 - former[0]
         values = np.zeros((math.ceil(len(data) / _ROW_BYTES), _ROW_BYTES), dtype=np.float32)
