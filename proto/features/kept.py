@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 from xxhash import xxh3_64_hexdigest
@@ -20,6 +20,8 @@ from .base import Feature
 from .feature_set import FeatureSet
 from .kinds import BucketizedFeature, NumericFeature
 from .statistics import Statistics
+
+FeaturesPolicy: TypeAlias = Literal["keep", "refit"]
 
 _MOST_BYTES = 64 << 20
 _ADVICE = (
@@ -59,11 +61,7 @@ class KeptFeatures:
 
     def written(self) -> bytes:
         """Returns the document as JSON."""
-        features = {
-            name: {"how": each.how, "statistics": each.statistics, "vocabulary": each.vocabulary}
-            for name, each in self.features.items()
-        }
-        return json.dumps({"format": self.format, "clock": self.clock, "features": features}).encode()
+        return json.dumps(asdict(self)).encode()
 
     def statistics_for(self, features: FeatureSet, namespace: str) -> dict[str, Statistics]:
         """Returns the kept statistics of the features that lack their own.

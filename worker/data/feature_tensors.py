@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from ...proto.features.cells import Columns
 from ...proto.features.compute import Array
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.jagged import Jagged
+from ...proto.features.kept import FeaturesPolicy
 from ...proto.features.vocabulary import MOST_BYTES
 
 Tensors: TypeAlias = "dict[str, Tensor | tuple[Tensor, ...]]"
@@ -25,7 +26,7 @@ Tensors: TypeAlias = "dict[str, Tensor | tuple[Tensor, ...]]"
 
 class _Keeper(Protocol):
     def agreed_features(
-        self, features: FeatureSet, fit: Callable[[FeatureSet], FeatureSet], *, policy: Literal["keep", "refit"]
+        self, features: FeatureSet, fit: Callable[[FeatureSet], FeatureSet], *, policy: FeaturesPolicy
     ) -> FeatureSet: ...
 
 
@@ -60,13 +61,13 @@ class Features:
         training: Iterable[Columns],
         *,
         session: _InNamespace | None = None,
-        features_policy: Literal["keep", "refit"] = "keep",
+        features_policy: FeaturesPolicy = "keep",
     ) -> Features:
         """Returns the features with the statistics of the training data: means, ranges, quantiles.
 
-        With a session, on every worker, they are those of the namespace's rows: what an earlier run has kept there is
-        used, and what it lacks is learnt by one worker and kept, with the digests of vocabularies. Checkpoints of the
-        namespace have all of it.
+        With a session the statistics are those of the namespace's rows, and every worker of the job makes the call.
+        Statistics that an earlier run has kept in the namespace are used. One worker learns those that are missing, and
+        keeps them there with the digests of vocabularies. Checkpoints of the namespace have all of it.
 
         Args:
             training: the data, as tables, record batches or mappings, which are read once. They are not read when no

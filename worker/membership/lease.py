@@ -47,8 +47,8 @@ class Lease:
         """Attaches a session, so that heartbeats report its step and their replies reach its client.
 
         While a reply says that a shard is being restored, or that another worker is busy, the deadlines of calls are
-        extended. A shard that is back
-        gets the commits that the client keeps for it. When a reply says that the job cannot go on, calls end at once.
+        extended. A shard that is back gets the commits that the client keeps for it. When a reply says that the job
+        cannot go on, calls end at once.
 
         Args:
             native: the session whose step heartbeats report.

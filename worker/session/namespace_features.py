@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch.distributed as dist
 
 from ...proto.errors import DataLoss, DeadlineExceeded, FailedPrecondition, SparserowError, not_allowed
 from ...proto.features.feature_set import FeatureSet
-from ...proto.features.kept import NOTHING_KEPT, KeptFeatures, is_kept, kept_of
+from ...proto.features.kept import NOTHING_KEPT, FeaturesPolicy, KeptFeatures, is_kept, kept_of
 from ...proto.names import FEATURES_TABLE
 from .namespace_file import NamespaceFile
 
 if TYPE_CHECKING:
     from .session_core import SessionCore
 
-FeaturesPolicy: TypeAlias = Literal["keep", "refit"]
 Fit: TypeAlias = Callable[[FeatureSet], FeatureSet]
 
 _log = logging.getLogger(__name__)
@@ -134,11 +133,6 @@ class _Agreement:
             raise
         return kept, not self._is_refit or self._joins or (self._clock != "" and kept.clock == self._clock)
 
-    def _found(self) -> KeptFeatures | None:
-        """Returns what the namespace keeps where it has all that the run needs, or None."""
-        kept, counts = self._read()
-        return kept if counts and not kept.lacks(self._features) else None
-
     def made(self) -> KeptFeatures:
         """Returns what the namespace keeps, after features that it did not keep were learnt here."""
         kept, counts = self._read()
@@ -153,15 +147,14 @@ class _Agreement:
     def alone(self) -> KeptFeatures:
         """Returns what the namespace keeps, which is made here or by a lower rank."""
         deadline = time.monotonic() + _WAIT_SEC
-        if self._core.is_lowest_rank():
-            return self.made()
-        while (found := self._found()) is None:
-            if self._core.is_lowest_rank():
-                return self.made()
+        while not self._core.is_lowest_rank():
+            kept, counts = self._read()
+            if counts and not kept.lacks(self._features):
+                return kept
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"features: no rank before rank {self._core.placement.rank} has given namespace "
                     f"{self._core.namespace!r} its statistics in {_WAIT_SEC:g} s"
                 )
             time.sleep(_POLL_SEC)
-        return found
+        return self.made()

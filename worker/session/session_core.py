@@ -15,6 +15,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.features.feature_set import FeatureSet
+from ...proto.features.kept import FeaturesPolicy
 from ...proto.worker_identity import WorkerIdentity
 from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
@@ -22,7 +23,7 @@ from .close_at_exit import close_at_exit, forget_at_exit
 from .dense_step import check_gradients
 from .join import check_place_in_join
 from .loss_scale import LossScale
-from .namespace_features import FeaturesPolicy, Fit, agreed_features
+from .namespace_features import Fit, agreed_features
 from .quorum import check_step
 from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats

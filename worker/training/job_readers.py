@@ -12,12 +12,13 @@ import numpy as np
 
 from ...proto.config.job import JobConfig
 from ...proto.features.feature_set import FeatureSet
+from ...proto.features.kept import FeaturesPolicy
 from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, PlannedFile, ReadOptions, StepBatch
 from ..data.candidates import CandidateSampler, ItemTable
 from ..data.negatives import NegativeSampling
 from ..data.sources import features_of, fit_features, item_table, open_reader, plan_files, spec_of
 from ..data.sources.feature_columns import feature_set
-from ..session.namespace_features import FeaturesPolicy, agreed_features
+from ..session.namespace_features import agreed_features
 from ..session.session import Session
 from .build_model import input_names
 from .process_group import WorkerGroup
@@ -85,7 +86,9 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file cannot be read, or lacks a column.
     """
     train = _shared(group, plan_files(job.data, "train") if group.makes_shared else ())
-    features = FittedFeatures(spec_of(job.data, train))
+    spec = group.share(spec_of(job.data, train) if group.makes_shared else None)
+    assert spec is not None
+    features = FittedFeatures(spec)
     test = _shared(group, plan_files(job.data, "test") if group.makes_shared else ())
     made = _made_by(job, features, size=job.train.batch_size, least=job.train.accumulate)
     tested = _made_by(job, features, size=_TEST_BATCH, least=1)
@@ -111,7 +114,7 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
     return JobReaders(
         open_reader(job.data, "train", features, training, train, made),
         open_reader(job.data, "test", features, testing, test, tested),
-        features.spec,
+        spec,
     )
 
 

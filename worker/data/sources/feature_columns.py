@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from xxhash import xxh3_64_hexdigest
 
 from ....cpp_ext import _client
 from ....proto.config.data_config import SampleColumns
@@ -20,6 +19,7 @@ from ....proto.features.cells import Cells, RefusedRow
 from ....proto.features.compute import Array, computed, numbers_before_statistics
 from ....proto.features.feature_set import FeatureSet
 from ....proto.features.jagged import Jagged
+from ....proto.features.kept import digest_of
 from ....proto.features.kinds import BucketizedFeature, IdFeature, ListOfKeys, NumericFeature, TimeFeature
 from ....proto.features.translation import features_of_columns
 from ..bad_line import BadLine, BadLinePolicy
@@ -117,8 +117,9 @@ def _expected(feature: Feature, kind: CellKind) -> str:
 def _options(feature: Feature, features: FeatureSet) -> str:
     """Returns the options of a feature as JSON, with a digest of its vocabulary in place of the file's path."""
     options = feature.model_dump(mode="json", exclude_unset=True)
-    if feature.name in features.vocabularies:
-        options["vocabulary"] = xxh3_64_hexdigest(features.vocabularies[feature.name].data)
+    digest = digest_of(features, feature.name)
+    if digest is not None:
+        options["vocabulary"] = digest
     return json.dumps(options, sort_keys=True)
 
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from ....proto.config.data_config import DataConfig
+from ....proto.config.data_config import DataConfig, SampleColumns
 from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument, not_allowed
 from ....proto.features.feature_set import FeatureSet
@@ -123,8 +123,7 @@ def features_of(config: DataConfig, plan: Sequence[PlannedFile]) -> FeatureSet:
         config: the job's data section.
         plan: the training files.
     """
-    samples = config.samples if config.csv is None else with_names(config.csv, plan[0].path)
-    return feature_set(config.features or translated(samples))
+    return _columns_and_features(config, plan[0].path)[1]
 
 
 def spec_of(config: DataConfig, plan: Sequence[PlannedFile]) -> FeatureSpec:
@@ -236,8 +235,7 @@ def _of_each(paths: Sequence[str], call: Callable[[str], Value]) -> list[Value]:
 
 def _sources(config: DataConfig, paths: Sequence[str]) -> Callable[[], Source]:
     """Returns what makes sources of some files, one for each thread; the first file shows the names of columns."""
-    samples = config.samples if config.csv is None else with_names(config.csv, paths[0])
-    features = feature_set(config.features or translated(samples))
+    samples, features = _columns_and_features(config, paths[0])
     roles = roles_of(samples, features, is_translated=not config.features)
     decoder = FeatureDecoder(roles, features, config.on_bad_line, is_text=config.columns is None)
     if config.columns is None:
@@ -245,6 +243,12 @@ def _sources(config: DataConfig, paths: Sequence[str]) -> Callable[[], Source]:
     where = None if config.where is None else parse_where(config.where)
     partitions = Partitions(paths)
     return lambda: TableSource(_table_format(config), decoder, where, partitions, config.on_bad_line)
+
+
+def _columns_and_features(config: DataConfig, path: str) -> tuple[SampleColumns, FeatureSet]:
+    """Returns the section that names columns, as a file has them, and the features that it or the job gives."""
+    samples = config.samples if config.csv is None else with_names(config.csv, path)
+    return samples, feature_set(config.features or translated(samples))
 
 
 def _line_format(config: DataConfig, roles: ColumnRoles) -> Callable[[str], FileFormat]:
