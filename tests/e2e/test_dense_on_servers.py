@@ -361,9 +361,7 @@ def test_buffers_that_cannot_be_written_end_no_step(
             train_normal_more(model, session, 2)
         assert caplog.text.count("the newest buffers were not written: it is away") == 2
         train_normal_more(model, session, 1)
-        session.drop_table(
-            "dense.buffers.safetensors"
-        )  # the write after the next makes it anew
+        session.drop_table("dense.buffers.safetensors")  # the write after the next makes it anew
         train_normal_more(model, session, 2)
     with sr.connect(cluster.address, "away", staleness=2) as session:
         assert int(train_normal(session, 0).norm.num_batches_tracked) == 6
