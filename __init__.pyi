@@ -11,6 +11,7 @@ from .proto.errors import (
     InvalidArgument as InvalidArgument,
     NotFound as NotFound,
     OutsideQuorum as OutsideQuorum,
+    PermissionDenied as PermissionDenied,
     ResourceExhausted as ResourceExhausted,
     SparserowError as SparserowError,
     StaleRoute as StaleRoute,

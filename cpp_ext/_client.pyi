@@ -136,6 +136,14 @@ class Client:
         Harmless when it is where it was.
         """
 
+    def show(self, *, tls: tuple[str, str, str] | None, token: str) -> None:
+        """Shows these certificates and this token from now on: connections are made anew, and whatever has no answer
+        yet is asked there.
+
+        Raises:
+            InvalidArgument: a text is not a certificate or key; nothing changes.
+        """
+
     def end(self, reason: str) -> None:
         """No call can succeed any more: those that wait, and all later ones, raise Unavailable with this reason."""
 

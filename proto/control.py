@@ -18,7 +18,8 @@ from .errors import FailedPrecondition, not_allowed
 from .job_terms import GradScaleName, check_terms
 from .schema import TableSchema
 from .schema_message import message_of_schema, schema_of_message
-from .security.security import Security, process_security
+from .security.fresh_security import FreshSecurity, fresh
+from .security.security import Security
 from .worker_identity import WorkerIdentity, caller_of
 
 _MAY_BE_REPEATED = frozenset(
@@ -32,7 +33,7 @@ class ControlClient(Closing):
     Args:
         address: ``HOST:PORT``; with several coordinators the addresses of all, with commas.
         deadline_sec: the deadline in seconds of every call that has none of its own.
-        security: the certificates and token to use; None stands for those of the process.
+        security: the certificates and token to use, which follow their files; None stands for those of the process.
         patience_sec: how long a call that may be repeated waits for a coordinator that is away or not ready; with 0 it
             fails at once.
     """
@@ -42,23 +43,23 @@ class ControlClient(Closing):
         address: str,
         *,
         deadline_sec: float = 10.0,
-        security: Security | None = None,
+        security: FreshSecurity | Security | None = None,
         patience_sec: float = 0.0,
     ) -> None:
         if not deadline_sec > 0:
             raise not_allowed("ControlClient.deadline_sec", deadline_sec, "> 0")
         self.address = address
         self._deadline_sec = deadline_sec
-        self._security = security
+        self.identity = fresh(security)
         self.patience_sec = patience_sec
-        self._channel = CoordinatorChannel(address, security)
+        self._channel = CoordinatorChannel(address, self.identity)
 
     @property
     def security(self) -> Security:
         """The certificates and token that this client shows to the coordinator, and that its user
         shows to the shards.
         """
-        return process_security() if self._security is None else self._security
+        return self.identity.now
 
     def close(self) -> None:
         """Closes the connection; a later call fails."""

@@ -10,8 +10,8 @@ import grpc
 from . import control_pb2_grpc as pb_grpc
 from .errors import InvalidArgument, not_allowed
 from .grpc_status import error_of_status, leader_of_status
-from .security.channels import open_channel
-from .security.security import Security
+from .security.channels import SecureChannel
+from .security.fresh_security import FreshSecurity
 
 ELECTION_SEC = 20.0  # time in which several coordinators elect a leader
 SILENCE_SEC = 3.0  # time without an answer after which another coordinator is asked
@@ -88,15 +88,15 @@ class CoordinatorChannel:
 
     Args:
         address: ``HOST:PORT``, or several of them with commas.
-        security: the certificates and token to use; None stands for those of the process.
+        security: the certificates and token to use.
 
     Raises:
         InvalidArgument: ``address`` does not have that form.
     """
 
-    def __init__(self, address: str, security: Security | None) -> None:
+    def __init__(self, address: str, security: FreshSecurity) -> None:
         self._addresses = Addresses(address)
-        self._channels = {each: open_channel(each, security) for each in self._addresses.all}
+        self._channels = {each: SecureChannel(each, security) for each in self._addresses.all}
         self._stubs: dict[str, Any] = {each: pb_grpc.CoordinatorStub(it) for each, it in self._channels.items()}
 
     def close(self) -> None:

@@ -102,6 +102,12 @@ class OutsideQuorum(SparserowError, RuntimeError):  # noqa: N818
     code, number = "OutsideQuorum", 11
 
 
+class PermissionDenied(SparserowError, PermissionError):  # noqa: N818
+    """The token is missing, is not one that the server knows, or does not permit the request; nothing was applied."""
+
+    code, number = "PermissionDenied", 12
+
+
 def not_allowed(field: str, value: object, allowed: str | Iterable[str]) -> InvalidArgument:
     """Returns the error for a value that a field cannot have.
 
@@ -128,6 +134,7 @@ _BY_NUMBER: dict[int, type[SparserowError]] = {
         DataLoss,
         Internal,
         OutsideQuorum,
+        PermissionDenied,
     )
 }
 

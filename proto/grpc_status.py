@@ -19,6 +19,7 @@ _SILENCE_MS = 10_000
 # Connections have no maximum age, because Load and Dump are streams of hours.
 _HANDSHAKE_MS = 5_000
 _IDLE_MS = 600_000
+_STREAMS = 1024  # calls at once on one connection
 # Replies about all tables of a cluster grow with the tables: gRPC's default of 4 MiB is reached at some thousands.
 _MESSAGE_BYTES = 256 << 20
 CHANNEL_OPTIONS = (
@@ -38,7 +39,7 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_timeout_ms", _SILENCE_MS),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", _STREAMS),
 )
 
 _STATUS: dict[str, grpc.StatusCode] = {
@@ -53,6 +54,7 @@ _STATUS: dict[str, grpc.StatusCode] = {
     "DataLoss": grpc.StatusCode.DATA_LOSS,
     "Internal": grpc.StatusCode.INTERNAL,
     "OutsideQuorum": grpc.StatusCode.ABORTED,
+    "PermissionDenied": grpc.StatusCode.PERMISSION_DENIED,
 }
 
 

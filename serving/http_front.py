@@ -22,14 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.config.http_limits import HttpLimits
-from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
+from ..proto.errors import InvalidArgument, PermissionDenied, SparserowError, not_allowed
 from ..proto.fair_memory import FairMemory
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json
 from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .versions import ServedModels
 
-_STATUS = {"InvalidArgument": 400, "NotFound": 404, "FailedPrecondition": 409, "Unavailable": 503}
+_STATUS = {
+    "InvalidArgument": 400,
+    "PermissionDenied": 403,
+    "NotFound": 404,
+    "FailedPrecondition": 409,
+    "Unavailable": 503,
+}
 _KNOWN = {"model", "tables", "routing_key", "deadline_ms"}
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 _VALUE_BYTES = 25  # the longest text of a weight, with its comma
@@ -101,8 +107,8 @@ class HttpFront:
         try:
             try:
                 grant = process_security().grant_of(token)
-            except FailedPrecondition:
-                await self._answer_stranger(exchange, ends=has_body)
+            except PermissionDenied as refusal:
+                await self._answer_stranger(exchange, refusal, ends=has_body)
                 return
             if (exchange.method, exchange.path) == ("GET", "/v1/health"):
                 problems = {**self._models.problems(), **self._models.sync_problems()}
@@ -121,7 +127,7 @@ class HttpFront:
     def _served(self) -> str:
         return ", ".join(f"{verb} {path}" for verb, path in (("GET", "/v1/health"), *self._routes))
 
-    async def _answer_stranger(self, exchange: HttpRequest, *, ends: bool) -> None:
+    async def _answer_stranger(self, exchange: HttpRequest, refusal: PermissionDenied, *, ends: bool) -> None:
         """Answers a peer without a valid token.
 
         Such a peer learns whether the process is ready, for probes, but no names and no paths.
@@ -129,8 +135,7 @@ class HttpFront:
         if (exchange.method, exchange.path) == ("GET", "/v1/health"):
             await self._answer_health(exchange)
         elif (exchange.method, exchange.path) in self._routes:
-            error = FailedPrecondition("token: it is missing, or not one that this server knows")
-            await _send(exchange, _STATUS[error.code], {"error": str(error), "code": error.code}, ends=ends)
+            await _send(exchange, 401, {"error": str(refusal), "code": refusal.code}, ends=ends)
         else:
             await _send(exchange, 404, {"error": "this path is not served"}, ends=ends)
 

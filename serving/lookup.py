@@ -120,7 +120,7 @@ class LocalLookup:
             deadline_sec: how long peers may take, in seconds.
 
         Raises:
-            FailedPrecondition: this process does not accept ``token``, or the token does not reach the model's
+            PermissionDenied: this process does not accept ``token``, or the token does not reach the model's
                 namespace.
             NotFound: the model, alias or table is not served; the text lists what is.
             InvalidArgument: ``model`` does not have that form.

@@ -17,7 +17,7 @@ from ..proto.change_replies import METHOD, read_reply
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, Unavailable
 from ..proto.grpc_status import CHANNEL_OPTIONS, error_of_status
-from ..proto.security.channels import open_channel
+from ..proto.security.channels import SecureChannel
 from .follow_options import FollowOptions
 from .loaded_version import LoadedVersion
 
@@ -81,7 +81,7 @@ class ShardStream:
             raise Unavailable(f"shard {shard} has not registered with the coordinator yet")
         address = f"{control_of[shard].host}:{control_of[shard].port}"
         self._peer = f"shard {shard} at {address}"
-        self._channel = open_channel(address, options=_MESSAGE_OPTIONS)
+        self._channel = SecureChannel(address, options=_MESSAGE_OPTIONS)
         self._stub: Any = pb_grpc.ChangesStub(self._channel)
         self._read: Any = self._channel.unary_unary(METHOD, pb.ReadChangesRequest.SerializeToString)
         self._begin = 0

@@ -342,6 +342,12 @@ void bind_shards(py::module_& module) {
           },
           py::arg("shard"), py::arg("host"), py::arg("port"))
       .def(
+          "show",
+          [](KeyedClient& client, const TlsTuple& tls, std::string token) {
+            client.shards()->show(tls_of<rpc::TlsContext::for_client>(tls), std::move(token));
+          },
+          py::kw_only(), py::arg("tls"), py::arg("token"))
+      .def(
           "end",
           [](KeyedClient& client, std::string reason) {
             const py::gil_scoped_release unlocked;

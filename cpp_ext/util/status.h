@@ -27,13 +27,15 @@ enum class Code : std::uint16_t {
   kDataLoss = 9,            // a checksum failed
   kInternal = 10,           // a bug of ours
   kOutsideQuorum = 11,      // the step has its quorum without this worker; go on with a later step
+  kPermissionDenied = 12,   // the token is missing or unknown, or does not allow this; nothing was applied
 };
 
 // Returns the stable name used in messages and metrics ("ResourceExhausted").
 [[nodiscard]] constexpr std::string_view code_name(Code code) noexcept {
   constexpr std::string_view kNames[] = {
-      "Ok",          "InvalidArgument",  "NotFound",          "FailedPrecondition", "StaleRoute", "Fenced",
-      "Unavailable", "DeadlineExceeded", "ResourceExhausted", "DataLoss",           "Internal",   "OutsideQuorum"};
+      "Ok",       "InvalidArgument", "NotFound",         "FailedPrecondition", "StaleRoute",
+      "Fenced",   "Unavailable",     "DeadlineExceeded", "ResourceExhausted",  "DataLoss",
+      "Internal", "OutsideQuorum",   "PermissionDenied"};
   const auto index = static_cast<std::size_t>(code);
   return index < std::size(kNames) ? kNames[index] : "Unknown";
 }

@@ -28,7 +28,7 @@ from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.optimizers import Adagrad
 from ...proto.schema import Constant, RowPolicy, TableSchema
-from ...proto.security.channels import open_channel
+from ...proto.security.channels import SecureChannel
 from ...worker.membership.lease import Lease
 from ...worker.membership.shard_client import shard_client
 from ..launch.local_cluster import LocalCluster, local_cluster
@@ -195,7 +195,7 @@ def _crowd(size: Size) -> Iterator[Figure]:
 
 
 def _slot_map(name: str, address: str) -> Iterator[Figure]:
-    with open_channel(address) as channel:
+    with SecureChannel(address) as channel:
         stub: Any = pb_grpc.CoordinatorStub(channel)
         seconds = []
         for _ in range(50):

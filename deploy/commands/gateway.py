@@ -44,7 +44,7 @@ def gateway(
     from ...proto.control import ControlClient
     from ...proto.errors import not_allowed
     from ...proto.security.fresh_security import fresh_security
-    from ...ps_server.process.control_server import ControlServer
+    from ...ps_server.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
     from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.listen import check_host, check_port_free
     from ...ps_server.process.logs import start_log
@@ -74,6 +74,7 @@ def gateway(
             lambda grpc_server: pb_grpc.add_RowsServicer_to_server(service, grpc_server),
             host=host,
             port=port,
+            message_bytes=ROWS_MESSAGE_BYTES,
         )
         await server.start()
         await server.set_serving(True)

@@ -91,7 +91,7 @@ def serve(
     from ...proto.errors import InvalidArgument, not_allowed
     from ...proto.security.security import process_security
     from ...ps_server.process.advertise import Advertised, advertised
-    from ...ps_server.process.control_server import ControlServer
+    from ...ps_server.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
     from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.http_server import HttpServer
     from ...ps_server.process.listen import check_host, check_port_free
@@ -159,7 +159,9 @@ def serve(
         await run_serve(
             config,
             StopRequest(),
-            lambda service, add: ControlServer(service, add, host=host, port=port, health_port=health_port),
+            lambda service, add: ControlServer(
+                service, add, host=host, port=port, message_bytes=ROWS_MESSAGE_BYTES, health_port=health_port
+            ),
             pb_grpc.add_ServingServicer_to_server,
             lambda at, answer: HttpServer(host, at, answer, limits.http, client_connections=limits.client_connections),
             lambda collector: serve_metrics(collector, host=host, port=metrics_port),

@@ -12,7 +12,7 @@ import numpy as np
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, Unavailable
-from ...proto.security.channels import open_channel
+from ...proto.security.channels import SecureChannel
 from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
 from ...worker.membership.shard_client import shard_client
@@ -165,7 +165,7 @@ class ServingDemo:
 def _describe(serving: LocalServing) -> list[pb.DescribeReply]:
     replies = []
     for address in serving.addresses:
-        with open_channel(address) as channel:
+        with SecureChannel(address) as channel:
             replies.append(pb_grpc.ServingStub(channel).Describe(pb.DescribeRequest(), timeout=10))
     return replies
 

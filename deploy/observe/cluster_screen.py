@@ -37,6 +37,8 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> Rende
     """
     state = Text("ready", "green") if view.ready else Text(f"not ready: {view.problem}", "red")
     parts: list[RenderableType] = [Text(f"cluster {view.cluster_id} at {address}: ").append_text(state)]
+    if view.security_problem:
+        parts.append(Text(f"security: the coordinator keeps the previous files: {view.security_problem}", "red"))
     parts.append(f"{view.slots} slots, route epoch {view.route_epoch}; {_checkpoint(view)}")
     parts.append(_shards(reply, view))
     if view.over_sec:

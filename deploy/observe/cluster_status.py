@@ -115,6 +115,7 @@ class ClusterStatus:
     cluster_id: str
     ready: bool
     problem: str
+    security_problem: str
     slots: int
     route_epoch: int
     over_sec: float
@@ -208,6 +209,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
         cluster_id=f"{now.cluster_id:016x}",
         ready=now.ready,
         problem=now.problem,
+        security_problem=now.security_problem,
         slots=now.slot_count,
         route_epoch=now.route_epoch,
         over_sec=seconds,

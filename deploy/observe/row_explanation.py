@@ -14,7 +14,7 @@ from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import NotFound, not_allowed
 from ...proto.grpc_status import error_of_status
-from ...proto.security.channels import open_channel
+from ...proto.security.channels import SecureChannel
 from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
 from ...serving.client.replica_map import describe_all
@@ -117,7 +117,7 @@ def _facts_of_shard(coordinator: str, shard: int, cluster_id: int, table_id: int
     with ControlClient(coordinator) as control:
         entry = next(entry for entry in control.status().shards if entry.shard == shard)
     address = f"{entry.control.host}:{entry.control.port}"
-    with open_channel(address) as channel:
+    with SecureChannel(address) as channel:
         stub: Any = pb_grpc.ChangesStub(channel)
         try:
             row = stub.GetRow(

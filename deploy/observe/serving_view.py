@@ -12,7 +12,7 @@ from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.coordinators import parse_address
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import error_of_status
-from ...proto.security.channels import open_channel
+from ...proto.security.channels import SecureChannel
 from .cluster_status import quantile
 
 
@@ -51,7 +51,7 @@ def describe_serving(addresses: Sequence[str], *, deadline_sec: float = 5.0) -> 
     views: list[ServedReplica] = []
     for address in addresses:
         parse_address(address, what="--serving")
-        channel = open_channel(address, None)
+        channel = SecureChannel(address)
         try:
             stub: Any = pb_grpc.ServingStub(channel)
             reply = stub.Describe(pb.DescribeRequest(), timeout=deadline_sec)

@@ -19,6 +19,7 @@ from ...cpp_ext import _server
 from ...proto.errors import Unavailable
 from ...ps_server.coordinator.metrics import CoordinatorMetrics
 from ...ps_server.coordinator.state.cluster import Cluster, ClusterOptions
+from ...ps_server.process.metrics import SecurityMetrics
 from ...ps_server.shard.coordinator_link import Registration
 from ...ps_server.shard.engine import EngineOptions, ShardEngine
 from ...ps_server.shard.metrics import ShardMetrics
@@ -94,6 +95,7 @@ def _collectors() -> Iterator[dict[str, Collector]]:
         with gateway.call("Pull", 0):
             pass
         yield {
+            "Every process with a page": SecurityMetrics(),
             "Coordinator": CoordinatorMetrics(Cluster.create(ClusterOptions(1, 16))),
             "Parameter server": ShardMetrics(engine, 0),
             "Serving process": ServingMetrics(ServedModels(None, server, ModelsOptions((), ShardAssignment())), server),

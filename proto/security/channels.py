@@ -1,96 +1,157 @@
-"""Channels of gRPC that show the token and the certificate of an identity to the server."""
+"""Channels of gRPC that show the token and the certificate of an identity to the server, as its files have them now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from ..grpc_status import CHANNEL_OPTIONS
-from .security import TOKEN_HEADER, Security, process_security
+from .fresh_security import FreshSecurity, fresh
+from .security import TOKEN_HEADER, Security
 
 
-def channel_credentials(security: Security) -> grpc.ChannelCredentials:
-    """Returns credentials of a channel that trusts ``security.authorities``."""
-    return grpc.ssl_channel_credentials(
-        root_certificates=security.authorities.encode(),
-        private_key=security.key.encode() or None,
-        certificate_chain=security.certificate.encode() or None,
-    )
+class _Channel:
+    """A channel that opens its connection anew when the certificates of its identity have changed.
 
-
-def open_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> grpc.Channel:
-    """Returns a channel to ``HOST:PORT`` that shows the caller's token or certificate.
+    gRPC's own channels keep the certificates of their beginning. Calls under way stay on the connection that they were
+    made on, which is closed with the channel, or when its successor is replaced.
 
     Args:
         address: the address of the server, ``HOST:PORT``.
-        security: the identity to show; None stands for that of the process, whose token is read at each call.
+        security: the identity to show; None stands for that of the process.
         options: the channel options of gRPC.
+        has_token: whether calls show the token of the identity.
+        is_tls: whether the connection is one of TLS; None: where the identity has authorities to trust.
     """
-    shown = security if security is not None else process_security()
-    if shown.authorities:
-        channel = grpc.secure_channel(address, channel_credentials(shown), options=options)
-    else:
-        channel = grpc.insecure_channel(address, options=options)
-    return grpc.intercept_channel(channel, _ShowsToken(_token_source(security)))
+
+    _kind: Any = grpc  # the module with insecure_channel and secure_channel
+
+    def __init__(
+        self,
+        address: str,
+        security: FreshSecurity | Security | None = None,
+        *,
+        options: Any = CHANNEL_OPTIONS,
+        has_token: bool = True,
+        is_tls: bool | None = None,
+    ) -> None:
+        self._address = address
+        self._security = fresh(security)
+        self._options = options
+        self._has_token = has_token
+        self._is_tls = is_tls
+        self._lock = threading.Lock()
+        self._shown = self._to_show()
+        self._inner = self._open(self._shown)
+        self._former: Any = None
+
+    def _to_show(self) -> tuple[str, str, str]:
+        security = self._security.now
+        return security.authorities, security.key, security.certificate
+
+    def _open(self, shown: tuple[str, str, str]) -> Any:
+        if not (shown[0] if self._is_tls is None else self._is_tls):
+            return self._kind.insecure_channel(self._address, options=self._options)
+        authorities, key, certificate = (text.encode() or None for text in shown)
+        credentials = grpc.ssl_channel_credentials(authorities, key, certificate)
+        return self._kind.secure_channel(self._address, credentials, options=self._options)
+
+    def now(self) -> Any:
+        """Returns the channel of gRPC with the present certificates."""
+        with self._lock:
+            shown = self._to_show()
+            if shown != self._shown:
+                if self._former is not None:
+                    self._close(self._former)
+                self._former, self._inner, self._shown = self._inner, self._open(shown), shown
+            return self._inner
+
+    def metadata(self, given: Sequence[tuple[str, str]] | None) -> tuple[tuple[str, str], ...]:
+        """Returns the metadata of a call, with the present token."""
+        token = self._security.now.token if self._has_token else ""
+        return (*(given or ()), *(((TOKEN_HEADER, f"Bearer {token}"),) if token else ()))
+
+    def look(self) -> None:
+        """Reads the files of the identity again when they have changed."""
+
+    def _close(self, inner: Any) -> None:
+        inner.close()
+
+    # What generated stubs ask a channel for.
+
+    def unary_unary(self, *method: Any, **more: Any) -> _Method:
+        return _Method(self, "unary_unary", method, more)
+
+    def unary_stream(self, *method: Any, **more: Any) -> _Method:
+        return _Method(self, "unary_stream", method, more)
+
+    def stream_stream(self, *method: Any, **more: Any) -> _Method:
+        return _Method(self, "stream_stream", method, more)
 
 
-def open_aio_channel(address: str, security: Security | None = None, *, options: Any = CHANNEL_OPTIONS) -> Any:
-    """Returns a channel of asyncio, with the arguments of :func:`open_channel`."""
-    shown = security if security is not None else process_security()
-    token = _token_source(security)
-    interceptors = [_ShowsTokenInUnary(token), _ShowsTokenInStream(token)]
-    if shown.authorities:
-        return grpc.aio.secure_channel(address, channel_credentials(shown), options=options, interceptors=interceptors)
-    return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+class _Method:
+    """One method of the server; a call has the arguments and the result of gRPC's own."""
+
+    def __init__(self, channel: _Channel, kind: str, method: tuple[Any, ...], more: dict[str, Any]) -> None:
+        self._channel = channel
+        self._kind = kind
+        self._method = (method, more)
+        self._made: tuple[Any, Any] = (None, None)  # of a channel of gRPC, that channel's callable
+
+    def _call(self) -> Any:
+        self._channel.look()
+        inner, (made_of, call) = self._channel.now(), self._made
+        if inner is not made_of:
+            method, more = self._method
+            call = getattr(inner, self._kind)(*method, **more)
+            self._made = (inner, call)
+        return call
+
+    def __call__(self, request: Any, timeout: float | None = None, metadata: Any = None, **more: Any) -> Any:
+        return self._call()(request, timeout=timeout, metadata=self._channel.metadata(metadata), **more)
+
+    def future(self, request: Any, timeout: float | None = None, metadata: Any = None, **more: Any) -> Any:
+        return self._call().future(request, timeout=timeout, metadata=self._channel.metadata(metadata), **more)
 
 
-def _token_source(security: Security | None) -> Callable[[], str]:
-    return (lambda: process_security().token) if security is None else (lambda: security.token)
+class SecureChannel(_Channel):
+    """A synchronous channel; see :class:`_Channel`. It has to be closed, or used in a ``with`` statement.
+
+    Each call looks at the files of the identity.
+    """
+
+    def look(self) -> None:
+        self._security.look()
+
+    def close(self) -> None:
+        """Closes the connection; later calls raise ValueError, and those under way are cancelled."""
+        for inner in filter(None, (self._former, self._inner)):
+            inner.close()
+
+    def __enter__(self) -> SecureChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class _CallDetails(grpc.ClientCallDetails):  # type: ignore[misc]
-    """The details of another call, with the token added."""
+class AioSecureChannel(_Channel):
+    """A channel of asyncio; see :class:`_Channel`.
 
-    def __init__(self, details: Any, token: str) -> None:
-        self.method = details.method
-        self.timeout = details.timeout
-        self.credentials = details.credentials
-        self.wait_for_ready = details.wait_for_ready
-        self.compression = getattr(details, "compression", None)
-        self.metadata = [*(details.metadata or ()), (TOKEN_HEADER, f"Bearer {token}")]
+    It reads no files: a process with an event loop follows those of its identity beside it (``fresh_security``).
+    """
 
+    _kind = grpc.aio
+    _closing: asyncio.Task[None] | None = None  # the reference keeps the task alive
 
-class _ShowsToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    def __init__(self, token: Callable[[], str]) -> None:
-        self._token = token
+    def _close(self, inner: Any) -> None:
+        self._closing = asyncio.get_running_loop().create_task(inner.close())
 
-    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        token = self._token()
-        return continuation(_CallDetails(details, token) if token else details, request)
-
-    intercept_unary_stream = intercept_unary_unary
-
-
-class _AioInterceptor:
-    def __init__(self, token: Callable[[], str]) -> None:
-        self._token = token
-
-    def shown(self, details: Any) -> Any:
-        token = self._token()
-        if token:
-            metadata = grpc.aio.Metadata(*(details.metadata or ()))
-            metadata.add(TOKEN_HEADER, f"Bearer {token}")
-            return details._replace(metadata=metadata)
-        return details
-
-
-class _ShowsTokenInUnary(_AioInterceptor, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
-    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(self.shown(details), request)
-
-
-class _ShowsTokenInStream(_AioInterceptor, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
-    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(self.shown(details), request)
+    async def close(self) -> None:
+        """Closes the connection, and cancels the calls under way."""
+        for inner in filter(None, (self._former, self._inner)):
+            await inner.close()

@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 
 from ..config.config import Bytes, FromList, StrictModel, load_config
 from ..config.http_limits import HttpLimits
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import InvalidArgument, PermissionDenied
 from .signing_keys import signing_key, verification_keys
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]
@@ -139,7 +139,8 @@ class TokenEntry(StrictModel):
 class TokensFile(StrictModel):
     """The tokens that a server accepts."""
 
-    tokens: Annotated[tuple[TokenEntry, ...], FromList] = Field((), description="One entry for each token.")
+    # There is no default, because a file that is empty for a moment would take back every token.
+    tokens: Annotated[tuple[TokenEntry, ...], FromList] = Field(description="One entry for each token; []: none.")
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class Security:
         """Returns what a token permits on this server.
 
         Raises:
-            FailedPrecondition: the server does not accept the token.
+            PermissionDenied: the server does not accept the token.
         """
         if self.tokens is None:
             return TokenEntry(name="anyone", sha256="0" * 64, role="admin")
@@ -257,7 +258,7 @@ class Security:
         for entry in self.tokens:
             if hmac.compare_digest(entry.sha256, digest):
                 return entry
-        raise FailedPrecondition("token: the token is missing, or not one that this server knows")
+        raise PermissionDenied("token: the token is missing, or not one that this server knows")
 
 
 def reaches_namespace(grant: TokenEntry, namespace: str) -> bool:
@@ -269,10 +270,10 @@ def check_namespace(grant: TokenEntry, namespace: str) -> None:
     """Refuses a namespace that the token does not reach.
 
     Raises:
-        FailedPrecondition: the token does not reach the namespace; the text names it.
+        PermissionDenied: the token does not reach the namespace; the text names it.
     """
     if not reaches_namespace(grant, namespace):
-        raise FailedPrecondition(f"token: the token does not reach namespace {namespace!r}")
+        raise PermissionDenied(f"token: the token does not reach namespace {namespace!r}")
 
 
 def digest_of(token: str) -> str:

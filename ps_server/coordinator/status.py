@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from ...proto import control_pb2 as pb
 from ...proto.errors import SparserowError
 from ...proto.schema_message import message_of_schema
+from ...proto.security.fresh_security import fresh
 from .procedures.shard_calls import ShardCalls
 from .state.cluster import Cluster
 from .state.faults import Fault
@@ -43,6 +44,7 @@ async def status_message(
         ready=not problem,
         problem=problem,
         damage=damage,
+        security_problem=fresh().problem,
         shards=shards,
         tables=[message_of_schema(schema) for schema in cluster.registry.tables()],
         jobs=[
@@ -85,6 +87,8 @@ async def _shard_status(
     except SparserowError as error:
         status.problem = str(error)
         return status
+    if stats.security_problem:
+        status.problem = f"security: the previous files stay in force: {stats.security_problem}"
     status.used_bytes, status.memory_budget_bytes = stats.used_bytes, stats.memory_budget_bytes
     status.reserved_bytes = stats.reserved_bytes
     status.requests, status.connections = stats.requests, stats.connections

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from ...proto.errors import FailedPrecondition
+from ...proto.errors import PermissionDenied
 from ...proto.security.security import (
     ROLES,
     Role,
@@ -49,17 +49,16 @@ _OF_ALL_NAMESPACES = frozenset(
 _caller: ContextVar[TokenEntry | None] = ContextVar("caller", default=None)  # None: the server asks for no tokens
 
 
-def check_call(security: Security, method: str, request: Any, metadata: Any) -> None:
-    """Refuses a call of the control plane that its token does not allow.
+def check_call(security: Security, method: str, metadata: Any) -> None:
+    """Refuses a call of the control plane that its token does not allow, before its message is read.
 
     Args:
         security: the security of the server.
         method: the full name, such as ``/sparserow.v1.Coordinator/GetCluster``.
-        request: the message of the call; the token must reach the namespace that it names.
         metadata: the metadata of the call.
 
     Raises:
-        FailedPrecondition: the token does not allow the call; the text says what is missing.
+        PermissionDenied: the token does not allow the call; the text says what is missing.
     """
     _caller.set(None)
     if security.tokens is None:
@@ -69,14 +68,22 @@ def check_call(security: Security, method: str, request: Any, metadata: Any) -> 
     name = method.removeprefix(_PREFIX)
     needed = _ROLES.get(name, "admin")
     if ROLES.index(grant.role) < ROLES.index(needed):
-        raise FailedPrecondition(f"token: its role {grant.role} does not allow {name}; {needed} does")
-    if not grant.namespaces:
-        return
-    if name in _OF_ALL_NAMESPACES:
-        raise FailedPrecondition(f"token: {name} needs a token that reaches all namespaces")
+        raise PermissionDenied(f"token: its role {grant.role} does not allow {name}; {needed} does")
+    if grant.namespaces and name in _OF_ALL_NAMESPACES:
+        raise PermissionDenied(f"token: {name} needs a token that reaches all namespaces")
+
+
+def check_request(request: Any) -> None:
+    """Refuses a message that names a namespace which the token of its call does not reach.
+
+    It has to be called in the task in which :func:`check_call` was called.
+
+    Raises:
+        PermissionDenied: the token does not reach the namespace.
+    """
     namespace = _namespace_of(request)
     if namespace is not None:
-        check_namespace(grant, namespace)
+        check_caller(namespace)
 
 
 def check_caller(namespace: str) -> None:
@@ -85,7 +92,7 @@ def check_caller(namespace: str) -> None:
     It has to be called in the task in which :func:`check_call` was called.
 
     Raises:
-        FailedPrecondition: as for :func:`check_call`.
+        PermissionDenied: as for :func:`check_call`.
     """
     grant = _caller.get()
     if grant is not None:

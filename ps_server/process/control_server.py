@@ -7,6 +7,7 @@ answered as Internal.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -15,60 +16,152 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ...proto.errors import Internal, SparserowError, Unavailable, not_allowed
+from ...proto.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    SparserowError,
+    Unavailable,
+    not_allowed,
+)
+from ...proto.fair_memory import FairMemory
 from ...proto.grpc_status import SERVER_OPTIONS, status_of_error
 from ...proto.log_rate import RateLimit
 from ...proto.request_names import check_names
-from ...proto.security.security import process_security
-from .access import check_call, server_credentials
+from ...proto.security.security import bearer_token, process_security
+from ...proto.unary_replies import account_of
+from .access import check_call, check_request, server_credentials
 from .listen import check_port_free
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimit())  # peers cause these lines
 
+ROWS_MESSAGE_BYTES = 64 << 20  # of a message with rows or keys
+_READ_SEC = 30.0  # for a message to come
+_MESSAGES_AT_ONCE = 16  # of the longest kind may be on their way
+_LEAST_MEMORY_BYTES = 256 << 20  # for the messages of all calls
+_CALLS_AT_ONCE = 4096
+_PROBE_BYTES = 4 << 10
+_PROBES_AT_ONCE = 256
+
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls that their token does not allow, and turns errors of the methods into statuses."""
+    """Refuses calls that their token does not allow, bounds what they hold, and turns errors into statuses.
 
-    def __init__(self, services: Sequence[str]) -> None:
+    Every method is served as one that reads a stream of messages, because grpc.aio takes the message of another one
+    before any of our code runs. So the token is looked at first, and the message is charged while it comes.
+
+    Args:
+        services: the full names of the services that need a token.
+        message_bytes: the most bytes of a message.
+    """
+
+    def __init__(self, services: Sequence[str], message_bytes: int) -> None:
         self._prefixes = tuple(f"/{service}/" for service in services)
+        self._message_bytes = message_bytes
+        self._memory = FairMemory(max(_LEAST_MEMORY_BYTES, _MESSAGES_AT_ONCE * message_bytes))
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(self._prefixes):
-            return handler
+        if handler is None:
+            return None
+        if method.startswith(f"/{health.SERVICE_NAME}/"):
+            received: Callable[[str, Any, Any], Any] = self._probed
+        elif method.startswith(f"/{reflection.SERVICE_NAME}/"):
+            return grpc.stream_stream_rpc_method_handler(self._reflecting(handler, method), **_coders(handler))
+        else:
+            assert method.startswith(self._prefixes), method
+            received = self._received
 
-        async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                check_call(process_security(), method, request, context.invocation_metadata())
-                check_names(request)
-                return await handler.unary_unary(request, context)
+                async with received(method, requests, context) as request:
+                    return await handler.unary_unary(request, context)
             except asyncio.CancelledError as given_up:
                 return await _abort(context, method, _unavailable(context, method, given_up))
             except Exception as error:
                 return await _abort(context, method, error)
 
-        async def answer_many(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def answer_many(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                check_call(process_security(), method, request, context.invocation_metadata())
-                check_names(request)
-                async for reply in handler.unary_stream(request, context):
-                    yield reply
+                async with received(method, requests, context) as request:
+                    async for reply in handler.unary_stream(request, context):
+                        yield reply
             except asyncio.CancelledError as given_up:
                 await _abort(context, method, _unavailable(context, method, given_up))
             except Exception as error:
                 await _abort(context, method, error)
 
-        coders = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(answer_many, **coders)
-        return grpc.unary_unary_rpc_method_handler(answer, **coders)
+            return grpc.stream_stream_rpc_method_handler(answer_many, **_coders(handler))
+        return grpc.stream_unary_rpc_method_handler(answer, **_coders(handler))
+
+    @contextlib.asynccontextmanager
+    async def _received(self, method: str, requests: Any, context: Any) -> AsyncIterator[Any]:
+        """Yields the message of a call, which is charged to its client for the duration of the block.
+
+        Raises:
+            PermissionDenied: the token does not allow the call; then nothing of the message was read.
+            InvalidArgument: there is no message, or a name in it is not allowed.
+            DeadlineExceeded: the message has not come in time.
+            Unavailable: there was no room for it.
+        """
+        check_call(process_security(), method, context.invocation_metadata())
+        async with self._read(requests, context) as request:
+            check_request(request)
+            check_names(request)
+            yield request
+
+    @contextlib.asynccontextmanager
+    async def _read(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        client = account_of(context)
+        await self._memory.take(client, self._message_bytes)  # its length is known when it is there
+        count = self._message_bytes
+        try:
+            request = await asyncio.wait_for(anext(aiter(requests), None), _READ_SEC)
+            if request is None:
+                raise InvalidArgument("the call has no message")
+            spare = max(0, count - request.ByteSize())
+            self._memory.give_back(client, spare)
+            count -= spare
+            yield request
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(f"the message of the call has not come within {_READ_SEC:.0f} s") from None
+        finally:
+            self._memory.give_back(client, count)
+
+    @contextlib.asynccontextmanager
+    async def _probed(self, _: str, requests: Any, context: Any) -> AsyncIterator[Any]:
+        """As :meth:`_received` for health: who shows no token is told of the whole process, and nothing is read."""
+        with contextlib.suppress(PermissionDenied):
+            process_security().grant_of(bearer_token(context.invocation_metadata()))
+            async with self._read(requests, context) as request:
+                yield request
+            return
+        yield health_pb2.HealthCheckRequest()
+
+    def _reflecting(self, handler: Any, method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                process_security().grant_of(bearer_token(context.invocation_metadata()))
+                async with self._memory.charged(account_of(context), self._message_bytes):
+                    async for reply in handler.stream_stream(requests, context):
+                        yield reply
+            except Exception as error:
+                await _abort(context, method, error)
+
+        return answer
+
+
+def _coders(handler: Any) -> dict[str, Any]:
+    return {
+        "request_deserializer": handler.request_deserializer,
+        "response_serializer": handler.response_serializer,
+    }
 
 
 def _unavailable(
@@ -102,6 +195,7 @@ class ControlServer:
         add_service: registers the servicer with a server, and the servicers of ``beside``.
         host, port: the address; port 0 lets the system choose, and the attribute ``port`` has the choice.
         beside: full names of other services that it registers.
+        message_bytes: the most bytes of a message that a client sends.
         health_port: the port of a second listener without TLS that has health alone, for probes that cannot show a
             certificate. 0 lets the system choose; None means no such listener.
 
@@ -118,11 +212,16 @@ class ControlServer:
         host: str,
         port: int,
         beside: Sequence[str] = (),
+        message_bytes: int = 4 << 20,
         health_port: int | None = None,
     ) -> None:
         check_port_free(host, port)
         self._service = service
-        self._server = grpc.aio.server(interceptors=(_Gate((service, *beside)),), options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=(_Gate((service, *beside), message_bytes),),
+            options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes)),
+            maximum_concurrent_rpcs=_CALLS_AT_ONCE,
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         add_service(self._server)
@@ -145,7 +244,11 @@ class ControlServer:
         if not 0 <= port <= 65535:
             raise not_allowed("--health-port", port, "[0, 65535]")
         check_port_free(host, port, option="--health-port")
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(
+            interceptors=(_Gate((), _PROBE_BYTES),),
+            options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", _PROBE_BYTES)),
+            maximum_concurrent_rpcs=_PROBES_AT_ONCE,
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
             bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

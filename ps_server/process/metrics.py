@@ -8,9 +8,11 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from ...proto.security.fresh_security import fresh
 from ...proto.security.security import process_security
 from .listen import check_port_free
 
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = 64
 _AT_ONCE = 4  # number of pages that are made or sent at once
+
+
+class SecurityMetrics(Collector):
+    """Collects what each process with a page tells of its security files."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the values at this moment."""
+        yield GaugeMetricFamily(
+            "sparserow_security_problem",
+            "Sets of security files that cannot be used as they are now, so that earlier ones are in force (count).",
+            value=float(bool(fresh().problem)),
+        )
 
 
 @contextlib.contextmanager
@@ -38,6 +52,7 @@ def serve_metrics(collector: Collector, *, host: str, port: int | None) -> Itera
     check_port_free(host, port, option="metrics port")
     registry = CollectorRegistry()
     registry.register(collector)
+    registry.register(SecurityMetrics())
     limits = process_security().limits
     server = HttpServer(
         host,

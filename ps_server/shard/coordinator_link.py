@@ -16,7 +16,7 @@ from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.coordinators import ELECTION_SEC, Addresses
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable
 from ...proto.grpc_status import error_of_status
-from ...proto.security.channels import open_aio_channel
+from ...proto.security.channels import AioSecureChannel
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,12 @@ class CoordinatorLink:
 
     Attributes:
         lost: returns the commits that this process lacks; the heartbeat after a change reports them.
+        tokens_refused: how many heartbeats the coordinator has refused for the sake of this process's token.
     """
 
     def __init__(self, coordinator: str, shard: int, control: tuple[str, int]) -> None:
         self.lost: Callable[[], list[pb.LostRange]] = list
+        self.tokens_refused = 0
         self._told_lost: list[pb.LostRange] = []
         self._addresses = Addresses(coordinator, what="--coordinator")
         self._shard = shard
@@ -64,7 +66,7 @@ class CoordinatorLink:
         self._place: Registration | None = None
         self._lease_sec = 10.0
         self._draining = False
-        self._channels = {each: open_aio_channel(each) for each in self._addresses.all}
+        self._channels = {each: AioSecureChannel(each) for each in self._addresses.all}
         self._stubs: dict[str, Any] = {each: pb_grpc.CoordinatorStub(it) for each, it in self._channels.items()}
 
     async def close(self) -> None:
@@ -169,8 +171,10 @@ class CoordinatorLink:
         self._lease_sec, self._told_lost = reply.lease_sec, lost
 
     async def keep_beating(self) -> None:
-        """Sends heartbeats until cancelled, also while the coordinator cannot be reached, because rows are worth more
-        than a lease.
+        """Sends heartbeats until cancelled, also while the coordinator cannot be reached, or refuses the token of this
+        process, because rows are worth more than a lease.
+
+        (While tokens change, each process reads the files at its own second.)
 
         Raises:
             FailedPrecondition, InvalidArgument: the coordinator refuses this process for good.
@@ -185,6 +189,7 @@ class CoordinatorLink:
             except SparserowError as error:
                 if error.code in ("FailedPrecondition", "InvalidArgument"):
                     raise
+                self.tokens_refused += error.code == "PermissionDenied"
                 if reached:
                     log.warning("%s; trying again until it is back", error)
                 reached = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -127,11 +127,18 @@ _TIER_GAUGES: tuple[tuple[str, str, str], ...] = (
 
 
 class ShardMetrics(Collector):
-    """Collects the metrics of an engine in the thread of the metrics server; the native counters are thread-safe."""
+    """Collects the metrics of an engine in the thread of the metrics server; the native counters are thread-safe.
 
-    def __init__(self, engine: ShardEngine, shard: int) -> None:
+    Args:
+        engine: the rows and the data plane.
+        shard: the number of the shard.
+        tokens_refused: returns how many heartbeats the coordinator has refused for the sake of their token.
+    """
+
+    def __init__(self, engine: ShardEngine, shard: int, tokens_refused: Callable[[], int] = int) -> None:
         self._engine = engine
         self._shard = str(shard)
+        self._tokens_refused = tokens_refused
 
     def collect(self) -> Iterator[Metric]:
         """Yields the values of all metrics at this moment, each with the label ``shard``."""
@@ -140,6 +147,13 @@ class ShardMetrics(Collector):
             counter = CounterMetricFamily(name, sentence, labels=["shard"])
             counter.add_metric([self._shard], stats[key])
             yield counter
+        refused = CounterMetricFamily(
+            "sparserow_ps_tokens_refused",
+            "Heartbeats that the coordinator refused because of this server's token (count).",
+            labels=["shard"],
+        )
+        refused.add_metric([self._shard], self._tokens_refused())
+        yield refused
         for key, name, sentence in _GAUGES:
             yield self._gauge(name, sentence, stats[key])
         yield self._gauge("sparserow_ps_used_bytes", "Memory of rows and indexes (bytes).", self._engine.used_bytes)

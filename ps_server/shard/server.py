@@ -34,6 +34,7 @@ SERVICE = "sparserow.v1.Shard"
 CHANGES_SERVICE = "sparserow.v1.Changes"
 T = TypeVar("T")
 _STOP_GRACE_SEC = 2.0
+_MESSAGE_BYTES = 32 << 20  # Load names each table of a checkpoint
 _IDLE_LOOK_SEC = 5.0
 
 
@@ -103,6 +104,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
             host=host,
             port=options.control_port,
             beside=(CHANGES_SERVICE,),
+            message_bytes=_MESSAGE_BYTES,
             health_port=options.health_port,
         )
         await server.start()
@@ -118,7 +120,8 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         link.lost = engine.lost_commits
         link.serve_at(told.host, told.port or engine.port)
         stack.callback(RequestReporter(engine.server, index, options.tracer).stop)
-        stack.enter_context(serve_metrics(ShardMetrics(engine, index), host=host, port=options.metrics_port))
+        metrics = ShardMetrics(engine, index, lambda: link.tokens_refused)
+        stack.enter_context(serve_metrics(metrics, host=host, port=options.metrics_port))
         await stack.enter_async_context(fresh_security(engine.set_security))
         await server.set_serving(True)
         log.info("rows are served at %s", told.address(engine.port))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...proto import control_pb2 as pb
 from ...proto.schema_message import schema_of_message
+from ...proto.security.fresh_security import fresh
 from .checkpoints import ShardCheckpoints, in_thread
 from .engine import ShardEngine
 from .loads import CheckpointLoads
@@ -83,7 +84,9 @@ class ShardService:
 
     async def Stats(self, request: pb.ShardStatsRequest, context: Any) -> pb.ShardStatsReply:
         """Returns rows, bytes and request counters."""
-        return await self._control.run(self._engine().stats_message)
+        reply = await self._control.run(self._engine().stats_message)
+        reply.security_problem = fresh().problem
+        return reply
 
     async def Cut(self, request: pb.CutRequest, context: Any) -> pb.CutReply:
         """Preserves the rows of one instant for Dump."""

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 from ...cpp_ext import _client, _server
 from ...proto.arguments import check_integer
 from ...proto.closing import Closing
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, error_of, not_allowed
+from ...proto.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    SparserowError,
+    error_of,
+    not_allowed,
+)
 from ...proto.published.model_names import handle_of, parse_model, routing_hash
 from ...proto.row_keys import Keys, as_keys
 from ...proto.security.security import Security, loaded_security
@@ -26,7 +34,7 @@ from .replica_map import ReplicaMap, TableShape
 from .replica_pool import Asked, ReplicaPool, ReplicaPoolOptions, split_addresses
 
 _NOT_FOUND = NotFound.number
-_INVALID = (InvalidArgument.number, FailedPrecondition.number)
+_INVALID = (InvalidArgument.number, FailedPrecondition.number, PermissionDenied.number)
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,6 @@ class ServingClient(Closing):
             security=None if security is None else loaded_security(security),
         )
         named = None if model is None else parse_model(model)
-        self._security = options.security
         self._lock = threading.Lock()
         self._version: int | None = None
         self._is_closed = False
@@ -125,7 +132,7 @@ class ServingClient(Closing):
     @property
     def security(self) -> Security:
         """The certificates and the token of this client, or those of this process."""
-        return loaded_security(self._security)
+        return self._pool.identity.now
 
     @property
     def version(self) -> int:

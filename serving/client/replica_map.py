@@ -20,8 +20,8 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.grpc_status import error_of_status
-from ...proto.security.channels import open_channel
-from ...proto.security.security import Security
+from ...proto.security.channels import SecureChannel
+from ...proto.security.fresh_security import FreshSecurity
 from .shard_assignment import ShardAssignment
 
 
@@ -94,7 +94,7 @@ class ReplicaMap:
 
 
 def fetch_view(
-    addresses: Sequence[str], *, local: bool, deadline_sec: float, security: Security | None = None
+    addresses: Sequence[str], *, local: bool, deadline_sec: float, security: FreshSecurity | None = None
 ) -> ReplicaMap:
     """Asks every process what it serves; processes that do not answer are left out.
 
@@ -141,7 +141,7 @@ def fetch_view(
 
 
 def describe_all(
-    addresses: Sequence[str], deadline_sec: float, security: Security | None = None
+    addresses: Sequence[str], deadline_sec: float, security: FreshSecurity | None = None
 ) -> tuple[list[pb.DescribeReply], SparserowError | None]:
     """Asks every process at once what it serves.
 
@@ -156,7 +156,7 @@ def describe_all(
     Raises:
         InvalidArgument: an address is not of the form HOST:PORT.
     """
-    channels = [open_channel(_checked(address), security) for address in addresses]
+    channels = [SecureChannel(_checked(address), security) for address in addresses]
     try:
         stubs: list[Any] = [pb_grpc.ServingStub(channel) for channel in channels]
         calls = [stub.Describe.future(pb.DescribeRequest(), timeout=deadline_sec) for stub in stubs]

@@ -21,17 +21,19 @@ from ...proto.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     SparserowError,
     not_allowed,
 )
-from ...proto.security.security import Security, loaded_security
+from ...proto.security.fresh_security import fresh
+from ...proto.security.security import Security
 from .replica_map import ReplicaMap, fetch_view
 
 _HEDGE_THREADS = 32
 _ASIDE_SEC = 1.0  # how long a replica that did not answer is asked only after the others
 _LEAST_SHARE_SEC = 0.002  # the least part of a deadline for one replica; one replica gets all when less is left
 # Errors that every replica would answer, since the request or its token is at fault.
-_SAME_EVERYWHERE = frozenset((InvalidArgument.number, FailedPrecondition.number))
+_SAME_EVERYWHERE = frozenset((InvalidArgument.number, FailedPrecondition.number, PermissionDenied.number))
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class ReplicaPoolOptions:
         local: whether to use the Unix sockets of processes that have one.
         refresh_sec: the pause between two requests for what is served, in seconds.
         deadline_sec: the deadline of these requests, in seconds.
-        security: the certificates and the token; None: the settings of this process.
+        security: the certificates and the token, which follow their files; None: the settings of this process.
 
     Raises:
         InvalidArgument: a value is out of range.
@@ -110,12 +112,14 @@ class ReplicaPool:
 
     def __init__(self, options: ReplicaPoolOptions) -> None:
         self._options = options
+        self.identity = fresh(options.security)
         self._turn = itertools.count(random.randrange(1 << 16))  # clients that start together begin with different ones
         self._aside: dict[int, float] = {}  # by rank of replica: until when it is asked last, in monotonic seconds
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._view = self._fetch()
-        self._clients = self._connect(self._view)
+        self._shown = self.identity.now.native_client()
+        self._clients = self._connect(self._view, self._shown)
         self._generation = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(_HEDGE_THREADS, thread_name_prefix="sparserow-lookup")
         self._thread = threading.Thread(target=self._keep_fresh, name="sparserow-serving-view", daemon=True)
@@ -135,7 +139,7 @@ class ReplicaPool:
 
     @property
     def generation(self) -> int:
-        """A number that rises when replicas come or go and the connections are made again."""
+        """A number that rises when the connections are made again, as replicas come or go, or secrets change."""
         with self._lock:
             return self._generation
 
@@ -150,19 +154,21 @@ class ReplicaPool:
         return clients[self._order(len(clients))[0]][0].shards(handle)
 
     def refresh(self) -> None:
-        """Asks the processes what they serve now, and connects again when processes came or went.
+        """Asks the processes what they serve now, and connects again when processes came or went, or secrets changed.
 
         Raises:
             Unavailable: no process answers for some shard; the former state stays.
         """
         view = self._fetch()
+        shown = self.identity.now.native_client()
         with self._lock:
             moved = view.endpoints != self._view.endpoints or view.route_epoch != self._view.route_epoch
-        clients = self._connect(view) if moved else None
+            moved |= shown != self._shown
+        clients = self._connect(view, shown) if moved else None
         with self._lock:
             self._view = view
             if clients is not None:
-                self._clients, self._aside = clients, {}
+                self._clients, self._aside, self._shown = clients, {}, shown
                 self._generation += 1
 
     def ask(self, asked: Asked) -> tuple[Any, Any]:
@@ -251,13 +257,12 @@ class ReplicaPool:
     def _fetch(self) -> ReplicaMap:
         options = self._options
         return fetch_view(
-            options.addresses, local=options.local, deadline_sec=options.deadline_sec, security=options.security
+            options.addresses, local=options.local, deadline_sec=options.deadline_sec, security=self.identity
         )
 
-    def _connect(self, view: ReplicaMap) -> list[list[_client.LookupClient]]:
+    def _connect(self, view: ReplicaMap, shown: dict[str, Any]) -> list[list[_client.LookupClient]]:
         """Returns the connections by rank of replica; a shard with fewer replicas repeats them."""
         most = max(len(replicas) for replicas in view.endpoints)
-        shown = loaded_security(self._options.security).native_client()
         return [
             [
                 _client.LookupClient(

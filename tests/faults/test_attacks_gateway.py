@@ -14,7 +14,7 @@ import sparserow as sr
 from sparserow.deploy.launch.security_files import Role, add_token, init_security
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
-from sparserow.proto.security.channels import open_channel
+from sparserow.proto.security.channels import SecureChannel
 from sparserow.proto.security.security import Security
 from sparserow_process import Launcher, Process
 
@@ -55,7 +55,7 @@ class Scene:
         self.launcher.environment["SPARSEROW_SECURITY"] = str(self.path)
         self.gateway = self.launcher.start("gateway", f"--coordinator={cluster.address}", "--port=0")
         where = self.gateway.wait_for(r"gateway ready at gRPC (\S+)")[1].rstrip(",")
-        self.stubs = {name: pb_grpc.RowsStub(open_channel(where, self.security(name))) for name in self.names}
+        self.stubs = {name: pb_grpc.RowsStub(SecureChannel(where, self.security(name))) for name in self.names}
 
     def push(self, token: str, namespace: str, client: str, sequence: int) -> pb.PushRowsReply:
         """Adds one to every weight of a namespace's table."""

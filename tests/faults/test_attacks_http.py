@@ -104,7 +104,7 @@ def test_a_body_is_not_read_before_the_token(served: Served) -> None:
     close_all(connections)
     with served.door.open() as connection:
         connection.sendall(request("POST", "/v1/lookup", b"", length=60 * MIB))
-        assert read_reply(connection).status == 409  # it came without a byte of the body
+        assert read_reply(connection).status == 401  # it came without a byte of the body
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_without_a_token_no_name_and_no_path_is_told(served: Served) -> None:
     ):
         for token in ("", "not a token"):
             reply = served.door.ask(method, path, body, token)
-            assert reply.status in (200, 404, 409), (path, reply.head)
+            assert reply.status in (200, 401, 404), (path, reply.head)
             told += reply.head.encode() + reply.body
     for name in (b"ctr", b"user", b"/v1/", b"ads", b"nope", b"aiohttp", b"Python"):
         assert name not in told, told

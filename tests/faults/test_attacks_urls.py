@@ -17,7 +17,7 @@ from sparserow.deploy.launch.security_files import add_token, init_security
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint.urls import check_url, is_inside
 from sparserow.proto.control import ControlClient
-from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
+from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from sparserow.proto.security.security import Security, use_security
 from sparserow.ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
 from sparserow_process import Launcher, Process, free_port, wait_until
@@ -212,7 +212,7 @@ def test_a_token_needs_roots(launcher: Launcher, tmp_path: Path) -> None:
     assert not (tmp_path / "ckpt").exists()
     with pytest.raises(NotFound, match=r"save 'save-000001' to .* is not under way"):
         cluster.call("GetSave", str(tmp_path / "ckpt"))
-    with pytest.raises(FailedPrecondition, match="GetSave needs a token that reaches all namespaces"):
+    with pytest.raises(PermissionDenied, match="GetSave needs a token that reaches all namespaces"):
         cluster.call("GetSave", str(tmp_path / "ckpt"), cluster.narrow)
 
 

@@ -13,6 +13,7 @@ from sparserow.proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import Unavailable
 from sparserow.proto.grpc_status import status_of_error
+from sparserow.proto.security.security import Security
 from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow.worker.membership.lease import Lease
 from sparserow_process import wait_until
@@ -83,7 +84,7 @@ def test_the_lease_is_renewed_while_one_shard_is_back_and_another_one_is_away() 
     server.start()
     control = ControlClient(f"127.0.0.1:{port}", patience_sec=60.0)
     lease = Lease(control, WorkerIdentity(1, 1, 1, lease_sec=LEASE_SEC, first_step=0, namespace_id=1))
-    lease.follow(Native(), client, 30.0)  # type: ignore[arg-type]
+    lease.follow(Native(), client, 30.0, Security())  # type: ignore[arg-type]
     wait_until(lambda: coordinator.heartbeats >= 5, "heartbeats")
     assert client.moves == []
     coordinator.is_ready = True
@@ -102,7 +103,7 @@ def test_a_shard_that_is_away_is_not_told_as_the_coordinator(caplog: pytest.LogC
     server.start()
     lease = Lease(ControlClient(f"127.0.0.1:{port}"), WorkerIdentity(1, 1, 1, LEASE_SEC, 0, 1))
     with caplog.at_level(logging.WARNING, "sparserow.worker.membership.lease"):
-        lease.follow(Native(), client, 30.0)  # type: ignore[arg-type]
+        lease.follow(Native(), client, 30.0, Security())  # type: ignore[arg-type]
         wait_until(lambda: coordinator.heartbeats >= 4, "heartbeats")
         coordinator.is_ready = True
         wait_until(lambda: client.touches, "the shard to be asked at its address")
@@ -120,7 +121,7 @@ def test_calls_wait_for_a_busy_worker_as_long_as_it_moves() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     lease = Lease(ControlClient(f"127.0.0.1:{port}"), WorkerIdentity(1, 1, 1, LEASE_SEC, 0, 1))
-    lease.follow(Native(), client, 1.0)  # type: ignore[arg-type]
+    lease.follow(Native(), client, 1.0, Security())  # type: ignore[arg-type]
     wait_until(lambda: coordinator.heartbeats >= 2, "heartbeats")
     assert client.extensions == 0
     coordinator.has_busy = True

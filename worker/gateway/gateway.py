@@ -96,7 +96,8 @@ class _Namespace:
             self._control.close()
             raise
         self._lease = Lease(self._control, identity)
-        self._client = shard_client(view, self._control.security, identity, replay_bytes=REPLAY_BYTES)
+        shown = self._control.security
+        self._client = shard_client(view, shown, identity, replay_bytes=REPLAY_BYTES)
         self._native = _client.NativeSession(
             self._client.shards,
             first_step=0,
@@ -105,7 +106,7 @@ class _Namespace:
             grad_sum=False,
             deadline_ms=_DEADLINE_MS,
         )
-        self._lease.follow(self._native, self._client, _DEADLINE_MS / 1000)
+        self._lease.follow(self._native, self._client, _DEADLINE_MS / 1000, shown)
         self.used_at = time.monotonic()
         self.users = 0
         self.is_over = False

@@ -6,11 +6,13 @@ import logging
 import math
 import threading
 import time
+from typing import Any
 
 from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
 from ...proto.errors import SparserowError
+from ...proto.security.security import Security
 from ...proto.worker_identity import WorkerIdentity
 
 _log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Lease:
         self._identity = identity
         self._native: _client.NativeSession | None = None
         self._client: _client.Client | None = None
+        self._shown: dict[str, Any] = {}  # the certificates and the token that the client shows
         self._deadline_sec = 0.0
         self._worked_at = -math.inf  # when :meth:`note_work` was called last
         self._processes = 0  # a hash of the shards' processes to which the client is connected; 0: not known yet
@@ -43,8 +46,13 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
         self._thread.start()
 
-    def follow(self, native: _client.NativeSession, client: _client.Client, deadline_sec: float) -> None:
+    def follow(
+        self, native: _client.NativeSession, client: _client.Client, deadline_sec: float, security: Security
+    ) -> None:
         """Attaches a session, so that heartbeats report its step and their replies reach its client.
+
+        The client shows the certificates and the token that the control plane's client has then, as it follows their
+        files.
 
         While a reply says that a shard is being restored, or that another worker is busy, the deadlines of calls are
         extended. A shard that is back gets the commits that the client keeps for it. When a reply says that the job
@@ -54,7 +62,9 @@ class Lease:
             native: the session whose step heartbeats report.
             client: the client of the shards.
             deadline_sec: the deadline of the session's calls, in seconds.
+            security: what the client shows now.
         """
+        self._shown = security.native_client()
         self._deadline_sec, self._client = deadline_sec, client
         self._native = native
 
@@ -87,6 +97,12 @@ class Lease:
         finally:
             self._control.close()
 
+    def _show_secrets(self) -> None:
+        shown = self._control.security.native_client()
+        if self._client is not None and shown != self._shown:
+            self._client.show(**shown)
+            self._shown = shown
+
     def _attend(self, reply: pb.WorkerHeartbeatReply) -> None:
         """Acts on the reply to a heartbeat: ends calls, extends their deadlines, or reconnects to shards.
 
@@ -113,6 +129,8 @@ class Lease:
             try:
                 step = None if self._native is None else self._native.step
                 busy = time.monotonic() - self._worked_at < self._deadline_sec
+                self._control.identity.look()
+                self._show_secrets()
                 reply = self._control.heartbeat_worker(self._identity, step=step, busy=busy)
             except SparserowError as error:
                 if not error.retryable and error.code == "Fenced":

@@ -25,7 +25,8 @@ def shard_client(
 
     Raises:
         Unavailable: a shard cannot be reached; the text names it.
-        FailedPrecondition: a shard is of another cluster, or refuses the token.
+        FailedPrecondition: a shard is of another cluster.
+        PermissionDenied: a shard refuses the token.
     """
     if identity is not None:
         options.update(

@@ -39,7 +39,7 @@ from ...proto.published.program_proof import make_proof
 from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
 from ...proto.schema import TableSchema
-from ...proto.security.channels import open_channel
+from ...proto.security.channels import SecureChannel
 from ...proto.security.security import loaded_security
 from ..membership.shard_client import shard_client
 from .asked_version import check_model, check_names, check_session, checked_card, without_tables
@@ -332,7 +332,7 @@ def _slot_versions(
     versions = np.zeros(view.slot_count, np.uint64)
     for shard in view.shards:
         address = f"{addresses[shard.index].host}:{addresses[shard.index].port}"
-        with open_channel(address, control.security) as channel:
+        with SecureChannel(address, control.identity) as channel:
             request = pb.GetVersionsRequest(
                 cluster_id=view.cluster_id,
                 cursor=cursor,

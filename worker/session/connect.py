@@ -91,7 +91,7 @@ def connect(
             are dropped and read again at the same clock. 128 MiB by default.
         no_grad_sec: the age in seconds at which such rows are dropped too. None: 10 s; at staleness 0, no age limit.
         security: certificates and token, or the path of their file (docs/security.md). None takes the settings of this
-            process.
+            process. The session follows the files as they change.
 
     Returns:
         The session, at the step that the job has reached.
@@ -170,8 +170,8 @@ def _joined(
     security: Security | str | Path | None,
 ) -> SessionCore:
     """Joins the job as one worker; :func:`connect` has the arguments and the errors."""
-    shown = None if security is None else loaded_security(security)
-    control = ControlClient(address, deadline_sec=deadline_sec, security=shown)
+    own = None if security is None else loaded_security(security)
+    control = ControlClient(address, deadline_sec=deadline_sec, security=own)
     try:
         identity = control.register_worker(
             namespace=placement.namespace,
@@ -195,8 +195,11 @@ def _joined(
         )
     control.patience_sec = _PATIENCE_SEC  # the coordinator has answered: if it goes away now, it is being restarted
     try:
-        cluster_id, client, native = _native_session(control, identity, placement, wire_dtype, deadline_sec, no_grad)
-        lease.follow(native, client, deadline_sec)
+        shown = control.security
+        cluster_id, client, native = _native_session(
+            control, shown, identity, placement, wire_dtype, deadline_sec, no_grad
+        )
+        lease.follow(native, client, deadline_sec, shown)
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
         ranks = partial(_ranks, control, identity.job_id)
@@ -269,6 +272,7 @@ def _placement(
 
 def _native_session(
     control: ControlClient,
+    security: Security,
     identity: WorkerIdentity,
     placement: Placement,
     wire_dtype: Dtype,
@@ -278,7 +282,7 @@ def _native_session(
     view = control.cluster()
     client = shard_client(
         view,
-        control.security,
+        security,
         identity,
         wire_dtype=wire_dtype,
         replay_bytes=0 if placement.staleness == 0 else REPLAY_BYTES,

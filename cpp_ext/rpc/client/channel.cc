@@ -56,10 +56,14 @@ void Channel::move(Endpoint endpoint) {
   if (endpoint.host == endpoint_.host && endpoint.port == endpoint_.port) return;
   endpoint_ = std::move(endpoint);
   name_ = name_of(index_, endpoint_);
-  last_error_ = "it listens elsewhere now";
+  renew("it listens elsewhere now");
+}
+
+void Channel::renew(std::string reason) {
+  last_error_ = std::move(reason);
   attempts_ = 0;
   retry_at_ = {};
-  failed_ = state_ != State::kDown;  // the leader closes the connection to the place before
+  failed_ = state_ != State::kDown;  // the leader closes the connection
 }
 
 bool Channel::submit(Request& request) {

@@ -66,6 +66,8 @@ class Channel {
 
   // The shard listens elsewhere now: whatever is not answered yet is asked there. The leader must be woken.
   void move(Endpoint endpoint);
+  // The connection is made anew, and whatever is not answered yet is asked there. The leader must be woken.
+  void renew(std::string reason);
   // The commits that a shard which comes back gets again. Without a budget it stays empty.
   [[nodiscard]] ReplayBuffer& replay_buffer() noexcept { return replay_.buffer(); }
 

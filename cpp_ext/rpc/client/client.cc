@@ -132,6 +132,16 @@ Status Client::Impl::move(std::uint32_t shard, Endpoint endpoint) {
   return Status::ok();
 }
 
+void Client::Impl::show(std::shared_ptr<const TlsContext> tls, std::string token) {
+  {
+    const Lock lock(mutex_);
+    options_.tls = std::move(tls);
+    options_.token = std::move(token);
+    for (Channel& channel : channels_) channel.renew("its secrets have changed");
+  }
+  wake_leader();
+}
+
 void Client::Impl::end(std::string reason) {
   const Lock lock(mutex_);
   if (over_.is_ok()) over_ = Status(Code::kUnavailable, std::move(reason));
@@ -254,6 +264,9 @@ void Client::extend(std::chrono::milliseconds grace) { impl_->extend(grace); }
 std::chrono::steady_clock::time_point Client::grace() const { return impl_->grace(); }
 Status Client::touch(std::chrono::milliseconds deadline) { return impl_->touch(deadline); }
 Status Client::move(std::uint32_t shard, Endpoint endpoint) { return impl_->move(shard, std::move(endpoint)); }
+void Client::show(std::shared_ptr<const TlsContext> tls, std::string token) {
+  impl_->show(std::move(tls), std::move(token));
+}
 void Client::end(std::string reason) { impl_->end(std::move(reason)); }
 void Client::forget_buffered() {
   impl_->change_replay_buffers([](ReplayBuffer& buffer) { buffer.clear(); });

@@ -109,6 +109,9 @@ class Client final : public Shards {
   // A shard listens elsewhere now, as one that came back may; harmless when it does not. InvalidArgument: no such
   // shard.
   Status move(std::uint32_t shard, Endpoint endpoint);
+  // From now on these certificates and this token are shown: connections are made anew, and what has no answer yet is
+  // asked there. Null: plain TCP.
+  void show(std::shared_ptr<const TlsContext> tls, std::string token);
   // No call can succeed any more: those that wait, and all later ones, end as Unavailable with this reason.
   void end(std::string reason);
   void forget_buffered() override;

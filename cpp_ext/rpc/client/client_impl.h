@@ -68,6 +68,7 @@ class Client::Impl {
   ClientStats stats() const;
   Status touch(std::chrono::milliseconds deadline);
   Status move(std::uint32_t shard, Endpoint endpoint);
+  void show(std::shared_ptr<const TlsContext> tls, std::string token);
   void end(std::string reason);
   void extend(std::chrono::milliseconds grace) { grace_.store((Clock::now() + grace).time_since_epoch().count()); }
   [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
@@ -128,7 +129,7 @@ class Client::Impl {
   void notify_finished();
   [[nodiscard]] std::uint32_t shards() const noexcept { return static_cast<std::uint32_t>(options_.shards.size()); }
 
-  const ClientOptions options_;
+  ClientOptions options_;  // fixed, but for `tls` and `token`, which mutex_ guards
   const pid_t pid_;
   const FileHandle wake_;
   std::atomic<Clock::rep> grace_{0};

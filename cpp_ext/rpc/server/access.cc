@@ -20,7 +20,7 @@ Status Grant::allows(const FrameHeader& header) const {
   const bool reads = type == FrameType::kPing || type == FrameType::kLookup || type == FrameType::kScan ||
                      (type == FrameType::kPull && header.step == kNoStep);
   if (reads) return Status::ok();
-  return Status(Code::kFailedPrecondition,
+  return Status(Code::kPermissionDenied,
                 "token: its role serve-read does not allow " + std::string(type_name(type)) + "; train does");
 }
 
@@ -28,7 +28,7 @@ Status Grant::allows_table(const std::string& name) const {
   if (namespaces.empty()) return Status::ok();
   const std::string_view owner = std::string_view(name).substr(0, name.find('/'));
   if (std::find(namespaces.begin(), namespaces.end(), owner) != namespaces.end()) return Status::ok();
-  return Status(Code::kFailedPrecondition,
+  return Status(Code::kPermissionDenied,
                 "token: it does not reach namespace '" + std::string(owner) + "' of '" + name + "'");
 }
 
@@ -49,7 +49,7 @@ Result<Grant> AccessList::find(const TokenDigest& digest) const {
   for (const Grant& grant : *grants_) {  // of secrets the digests are compared: time tells nothing of a token
     if (CRYPTO_memcmp(grant.digest.data(), digest.data(), digest.size()) == 0) return grant;
   }
-  return Status(Code::kFailedPrecondition, "token: it is missing, or not one that this server knows");
+  return Status(Code::kPermissionDenied, "token: it is missing, or not one that this server knows");
 }
 
 }  // namespace sparserow::rpc

@@ -33,7 +33,7 @@ struct Grant {
   Role role = Role::kServeRead;
   std::vector<std::string> namespaces;  // empty: all
 
-  // kFailedPrecondition names what is missing.
+  // kPermissionDenied names what is missing.
   [[nodiscard]] Status allows(const FrameHeader& header) const;
   [[nodiscard]] Status allows_table(const std::string& name) const;
 };
@@ -46,7 +46,7 @@ class AccessList {
   // Changes with every set().
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
   [[nodiscard]] bool is_open() const;
-  // The grant of a token; kFailedPrecondition when there is none. An open list grants everything.
+  // The grant of a token; kPermissionDenied when there is none. An open list grants everything.
   [[nodiscard]] Result<Grant> find(const TokenDigest& digest) const;
 
  private:

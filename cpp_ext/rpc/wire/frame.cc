@@ -274,7 +274,7 @@ Status parse_error(std::span<const std::byte> payload) {
   if (message.size() != error.value().message_bytes || error.value().reserved != 0 || code == 0) {
     return bad("ERROR section: malformed");
   }
-  const bool known = code <= static_cast<std::uint16_t>(Code::kOutsideQuorum);
+  const bool known = code <= static_cast<std::uint16_t>(Code::kPermissionDenied);
   return Status(known ? static_cast<Code>(code) : Code::kInternal,
                 std::string(reinterpret_cast<const char*>(message.data()), message.size()));
 }

@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 
 from ....proto import control_pb2_grpc as pb_grpc
+from ....proto.errors import SparserowError, Unavailable
 from ....proto.grpc_status import error_of_status
-from ....proto.security.channels import open_aio_channel
+from ....proto.security.channels import AioSecureChannel
 
 CALL_DEADLINE_SEC = 5.0
 
@@ -27,7 +28,7 @@ class ShardLink:
         self.instance = instance
         self.lock = asyncio.Lock()
         self._peer = f"shard {index} at {address[0]}:{address[1]}"
-        self._channel = open_aio_channel(f"{address[0]}:{address[1]}")
+        self._channel = AioSecureChannel(f"{address[0]}:{address[1]}")
         self._stub: Any = pb_grpc.ShardStub(self._channel)
 
     async def call(self, method: str, request: Any, deadline_sec: float | None = CALL_DEADLINE_SEC) -> Any:
@@ -41,7 +42,7 @@ class ShardLink:
         try:
             return await getattr(self._stub, method)(request, timeout=deadline_sec)
         except grpc.RpcError as error:
-            raise error_of_status(error, self._peer) from None
+            raise self._error_of(error) from None
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
         """Yields the replies of a call with many replies; the call ends with the shard, or when its reader stops."""
@@ -49,7 +50,13 @@ class ShardLink:
             async for reply in getattr(self._stub, method)(request):
                 yield reply
         except grpc.RpcError as error:
-            raise error_of_status(error, self._peer) from None
+            raise self._error_of(error) from None
+
+    def _error_of(self, error: grpc.RpcError) -> SparserowError:
+        failure = error_of_status(error, self._peer)
+        if failure.code == "PermissionDenied":  # while tokens change, each process reads the files at its own second
+            return Unavailable(f"{self._peer} refuses the token of this coordinator: {failure}")
+        return failure
 
     async def close(self) -> None:
         """Closes the connection."""

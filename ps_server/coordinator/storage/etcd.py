@@ -24,8 +24,8 @@ from ....proto.errors import (
     SparserowError,
     Unavailable,
 )
-from ....proto.grpc_status import CHANNEL_OPTIONS, NotLeader
-from ....proto.security.channels import channel_credentials
+from ....proto.grpc_status import NotLeader
+from ....proto.security.channels import SecureChannel
 from ....proto.security.security import process_security
 
 _CALL_SEC = 1.0
@@ -76,7 +76,7 @@ class EtcdSeat:
 
     def __init__(self, place: EtcdAddress, address: str, ttl_sec: int, on_change: Callable[[], None]) -> None:
         self._place, self._address, self._ttl_sec, self._on_change = place, address, ttl_sec, on_change
-        self._channels = [_channel(place, endpoint) for endpoint in place.endpoints]
+        self._channels = [SecureChannel(each, has_token=False, is_tls=place.is_tls) for each in place.endpoints]
         self._at = 0
         self._term = 0  # create revision of the own leader key; 0: another coordinator leads, or none
         self._until = 0.0  # monotonic; this coordinator leads until then, whatever happens
@@ -233,9 +233,3 @@ class EtcdSeat:
                     raise ResourceExhausted(f"--state {self._place.url}: {error.details()}") from None
                 problem = f"etcd at {self._place.endpoints[at]}: {error.code().name}: {error.details()}"
         raise Unavailable(problem)
-
-
-def _channel(place: EtcdAddress, endpoint: str) -> grpc.Channel:
-    if place.is_tls:
-        return grpc.secure_channel(endpoint, channel_credentials(process_security()), options=CHANNEL_OPTIONS)
-    return grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
