@@ -28,6 +28,7 @@ from ...proto.errors import (
 from ...proto.fair_memory import FairMemory
 from ...proto.grpc_status import SERVER_OPTIONS, status_of_error
 from ...proto.log_rate import RateLimit
+from ...proto.request_bounds import PARSED_BYTES, parse
 from ...proto.request_names import check_names
 from ...proto.security.security import bearer_token, process_security
 from ...proto.unary_replies import account_of
@@ -37,9 +38,9 @@ from .listen import check_port_free
 log = logging.getLogger(__name__)
 log.addFilter(RateLimit())  # peers cause these lines
 
-ROWS_MESSAGE_BYTES = 64 << 20  # of a message with rows or keys
+ROWS_MESSAGE_BYTES = 16 << 20  # of a message with rows or keys
 _READ_SEC = 30.0  # for a message to come
-_MESSAGES_AT_ONCE = 16  # of the longest kind may be on their way
+_MESSAGES_AT_ONCE = 32  # of the longest kind may be on their way
 _LEAST_MEMORY_BYTES = 256 << 20  # for the messages of all calls
 _CALLS_AT_ONCE = 4096
 _PROBE_BYTES = 4 << 10
@@ -70,16 +71,18 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         if method.startswith(f"/{health.SERVICE_NAME}/"):
-            received: Callable[[str, Any, Any], Any] = self._probed
+            received: Callable[[str, Any, Any, Any], Any] = self._probed
         elif method.startswith(f"/{reflection.SERVICE_NAME}/"):
-            return grpc.stream_stream_rpc_method_handler(self._reflecting(handler, method), **_coders(handler))
+            return grpc.stream_stream_rpc_method_handler(
+                self._reflecting(handler, method), handler.request_deserializer, handler.response_serializer
+            )
         else:
             assert method.startswith(self._prefixes), method
             received = self._received
 
         async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                async with received(method, requests, context) as request:
+                async with received(method, handler.request_deserializer, requests, context) as request:
                     return await handler.unary_unary(request, context)
             except asyncio.CancelledError as given_up:
                 return await _abort(context, method, _unavailable(context, method, given_up))
@@ -88,7 +91,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def answer_many(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                async with received(method, requests, context) as request:
+                async with received(method, handler.request_deserializer, requests, context) as request:
                     async for reply in handler.unary_stream(request, context):
                         yield reply
             except asyncio.CancelledError as given_up:
@@ -97,49 +100,44 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await _abort(context, method, error)
 
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(answer_many, **_coders(handler))
-        return grpc.stream_unary_rpc_method_handler(answer, **_coders(handler))
+            return grpc.stream_stream_rpc_method_handler(answer_many, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     @contextlib.asynccontextmanager
-    async def _received(self, method: str, requests: Any, context: Any) -> AsyncIterator[Any]:
+    async def _received(self, method: str, parser: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
         """Yields the message of a call, which is charged to its client for the duration of the block.
 
         Raises:
             PermissionDenied: the token does not allow the call; then nothing of the message was read.
-            InvalidArgument: there is no message, or a name in it is not allowed.
+            InvalidArgument: there is no message, or it has more entries or longer names than are allowed.
             DeadlineExceeded: the message has not come in time.
             Unavailable: there was no room for it.
         """
         check_call(process_security(), method, context.invocation_metadata())
-        async with self._read(requests, context) as request:
+        async with self._read(method, parser, requests, context) as request:
             check_request(request)
             check_names(request)
             yield request
 
     @contextlib.asynccontextmanager
-    async def _read(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+    async def _read(self, method: str, parser: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
         client = account_of(context)
-        await self._memory.take(client, self._message_bytes)  # its length is known when it is there
-        count = self._message_bytes
-        try:
-            request = await asyncio.wait_for(anext(aiter(requests), None), _READ_SEC)
-            if request is None:
-                raise InvalidArgument("the call has no message")
-            spare = max(0, count - request.ByteSize())
-            self._memory.give_back(client, spare)
-            count -= spare
-            yield request
-        except asyncio.TimeoutError:
-            raise DeadlineExceeded(f"the message of the call has not come within {_READ_SEC:.0f} s") from None
-        finally:
-            self._memory.give_back(client, count)
+        async with self._memory.charged(client, self._message_bytes):  # its length is known when it is there
+            try:
+                raw = await asyncio.wait_for(anext(aiter(requests), None), _READ_SEC)
+            except asyncio.TimeoutError:
+                raise DeadlineExceeded(f"the message of the call has not come within {_READ_SEC:.0f} s") from None
+        if raw is None:
+            raise InvalidArgument("the call has no message")
+        async with self._memory.charged(client, PARSED_BYTES * len(raw)):
+            yield parse(method.rpartition("/")[2], raw, parser)
 
     @contextlib.asynccontextmanager
-    async def _probed(self, _: str, requests: Any, context: Any) -> AsyncIterator[Any]:
+    async def _probed(self, method: str, parser: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
         """As :meth:`_received` for health: who shows no token is told of the whole process, and nothing is read."""
         with contextlib.suppress(PermissionDenied):
             process_security().grant_of(bearer_token(context.invocation_metadata()))
-            async with self._read(requests, context) as request:
+            async with self._read(method, parser, requests, context) as request:
                 yield request
             return
         yield health_pb2.HealthCheckRequest()
@@ -155,13 +153,6 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await _abort(context, method, error)
 
         return answer
-
-
-def _coders(handler: Any) -> dict[str, Any]:
-    return {
-        "request_deserializer": handler.request_deserializer,
-        "response_serializer": handler.response_serializer,
-    }
 
 
 def _unavailable(

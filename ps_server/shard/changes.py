@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from .engine import ShardEngine
 
 _LOOK_SEC = 0.05  # seconds between two checks for a change that a follower waits for
 _MOST_WAIT_MS = 10_000
+_DROPPED_TABLES = 4096  # ids that a cursor may name although the shard has fewer tables
 _MOST_IDLE_SEC = 86_400
 _MOST_PAGE_BYTES = 64 << 20
 
@@ -41,6 +42,7 @@ class ChangesService:
     async def GetVersions(self, request: pb.GetVersionsRequest, context: Any) -> pb.GetVersionsReply:
         """Returns the version of each slot, and opens a cursor there when the request names one."""
         engine = self._checked(request.cluster_id)
+        _check_tables(engine, request.table_ids)
         if request.cursor:  # the cursor keeps changes and has no reader; a publisher may open it again
             idle_sec = _idle_sec(request.idle_sec)
             self._owners.open(
@@ -70,6 +72,9 @@ class ChangesService:
     async def OpenCursor(self, request: pb.OpenCursorRequest, context: Any) -> pb.OpenCursorReply:
         """Keeps changes for a follower from now on."""
         engine = self._checked(request.cluster_id)
+        if not request.cursor:
+            raise InvalidArgument("OpenCursorRequest.cursor: it is empty; allowed: the name of a cursor")
+        _check_tables(engine, request.table_ids)
         versions = _array(request.versions, np.uint64, "versions")
         idle_sec = _idle_sec(request.idle_sec)
         key = self._owners.open(
@@ -172,6 +177,13 @@ class _PagesAsBytes:
 def add_changes(service: ChangesService, server: Any) -> None:
     """Registers the service with a gRPC server, so that ReadChanges returns its bytes as they are."""
     pb_grpc.add_ChangesServicer_to_server(service, _PagesAsBytes(server))
+
+
+def _check_tables(engine: ShardEngine, table_ids: Sequence[int]) -> None:
+    """Refuses more ids than tables; some may be of tables that were dropped."""
+    most = max(_DROPPED_TABLES, len(engine.table_stats()))
+    if len(table_ids) > most:
+        raise InvalidArgument(f"table_ids: there are {len(table_ids)}; allowed: at most {most}")
 
 
 def _followed(engine: ShardEngine, tables: Iterable[int], look: Callable[[], T]) -> T:

@@ -123,4 +123,13 @@ def test_cursors_have_a_bound_and_so_has_their_idle_time(scene: Scene) -> None:
     too_long = pb.OpenCursorRequest(
         cursor="idle", cluster_id=scene.cluster_id, versions=scene.nothing, idle_sec=1 << 31
     )
+    unnamed = pb.OpenCursorRequest(cluster_id=scene.cluster_id, versions=scene.nothing, idle_sec=60)
+    assert "the name of a cursor" in refusal(lambda: scene.stub.OpenCursor(unnamed, timeout=30))
+    for method in (scene.stub.OpenCursor, scene.stub.GetVersions):
+        of_many = (pb.OpenCursorRequest if method is scene.stub.OpenCursor else pb.GetVersionsRequest)(
+            cursor="many", cluster_id=scene.cluster_id, table_ids=range(5000), idle_sec=60
+        )
+        assert "table_ids: there are 5000; allowed: at most 4096" in refusal(
+            lambda method=method, of_many=of_many: method(of_many, timeout=30)  # type: ignore[misc]
+        )
     assert "allowed: [1, 86400]" in refusal(lambda: scene.stub.OpenCursor(too_long, timeout=30))

@@ -18,7 +18,7 @@ import pytest
 
 import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token
-from sparserow.proto import control_pb2 as pb, serving_pb2
+from sparserow.proto import changes_pb2, control_pb2 as pb, rows_pb2, serving_pb2
 from sparserow.proto.grpc_status import CHANNEL_OPTIONS
 from sparserow_process import Launcher
 
@@ -175,6 +175,68 @@ def test_calls_that_send_no_message_hold_no_place_of_others(scene: Scene) -> Non
             ended.set()
             for call in calls:
                 call.cancel()
+
+
+SERVICES = {"Coordinator": "coordinator", "Shard": "shard", "Changes": "shard", "Serving": "serve", "Rows": "gateway"}
+MANY = 10_000_000
+
+
+def many_entries(descriptor: Any, count: int, path: tuple[int, ...] = ()) -> Iterator[tuple[str, bytes]]:
+    """For each repeated field, and each one of bytes, of a message and of those in it: a message with many entries."""
+    for field in descriptor.fields:
+        if field.type == field.TYPE_MESSAGE and len(path) < 3:
+            yield from many_entries(field.message_type, count, (*path, field.number))
+        if not field.is_repeated and field.type != field.TYPE_BYTES:
+            continue
+        is_packed = field.is_repeated and field.type not in (field.TYPE_MESSAGE, field.TYPE_STRING, field.TYPE_BYTES)
+        if is_packed or not field.is_repeated:
+            raw = nested(field.number, b"\x01" * count)
+        else:
+            raw = nested(field.number, b"") * count
+        for number in reversed(path):
+            raw = nested(number, raw)
+        yield f"{descriptor.name}.{field.name}", raw
+
+
+def nested(number: int, payload: bytes) -> bytes:
+    """A field of bytes, text, packed numbers or a message (protobuf.dev/programming-guides/encoding)."""
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def varint(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])
+
+
+def methods() -> Iterator[Any]:
+    for file in (pb, rows_pb2, serving_pb2, changes_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            yield from service.methods
+
+
+@pytest.mark.parametrize("method", list(methods()), ids=lambda method: method.full_name.removeprefix("sparserow.v1."))
+def test_many_entries_are_refused_and_hold_nobody_up(scene: Scene, method: Any) -> None:
+    process = SERVICES[method.containing_service.name]
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    counts = (MANY, 1_900_000) if process == "coordinator" else (MANY,)  # these fit into its messages
+    for field, raw in (each for count in counts for each in many_entries(method.input_type, count)):
+        ended = threading.Event()
+        outcome: list[Any] = []
+
+        def attack(raw: bytes = raw, outcome: list[Any] = outcome, ended: threading.Event = ended) -> None:
+            outcome.append(scene.call(process, path, raw, "owner"))
+            ended.set()
+
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        while not ended.is_set():
+            assert scene.call(process, HEALTH, b"", "reader", deadline_sec=10.0) == b"\x08\x01", field
+        attacker.join()
+        assert isinstance(outcome[0], grpc.StatusCode), field
+        assert outcome[0] is not grpc.StatusCode.INTERNAL, field
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -10,6 +10,7 @@ import sparserow as sr
 from sparserow.proto import changes_pb2, control_pb2, control_pb2 as pb, rows_pb2, serving_pb2
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.request_bounds import MOST, check_bounds, parse
 from sparserow.proto.request_names import NAMES, TEXTS, check_names
 
 
@@ -36,6 +37,44 @@ def test_every_field_of_text_is_a_name_with_a_bound_or_a_text() -> None:
         strings_of(descriptor, found)
     assert found == {*NAMES, *TEXTS}
     assert TEXTS.isdisjoint(NAMES)
+
+
+def counts_of(descriptor: Any, found: set[str]) -> set[str]:
+    """Names of the repeated fields, and of those of bytes, of a message and of those in it."""
+    for field in descriptor.fields:
+        if field.is_repeated or field.type == field.TYPE_BYTES:
+            found.add(f"{descriptor.name}.{field.name}")
+        if field.type == field.TYPE_MESSAGE:
+            counts_of(field.message_type, found)
+    return found
+
+
+def test_every_repeated_field_and_every_one_of_bytes_has_a_bound() -> None:
+    found: set[str] = set()
+    for descriptor in request_types():
+        counts_of(descriptor, found)
+    assert found == set(MOST)
+
+
+def test_entries_inside_of_messages_are_counted() -> None:
+    many = pb.CutRequest(jobs=[pb.CutJob(workers=[pb.CutWorker()] * (MOST["CutJob.workers"] or 0))])
+    check_bounds(many)
+    many.jobs[0].workers.add()
+    with pytest.raises(InvalidArgument, match=r"^CutJob.workers: it has 65537 entries; allowed: at most 65536"):
+        check_bounds(many)
+    with pytest.raises(InvalidArgument, match=r"^CheckpointCaller.proof: it has 33 bytes; allowed: at most 32"):
+        check_bounds(pb.BeginSaveRequest(caller=pb.CheckpointCaller(proof=bytes(33))))
+
+
+def test_entries_are_counted_before_a_message_is_parsed() -> None:
+    def parser(_: bytes) -> None:
+        raise AssertionError
+
+    with pytest.raises(InvalidArgument, match=r"^Restore: it has more than \d+ fields"):
+        parse("Restore", b"\x1a\x00" * (1 << 18), parser)
+    for broken in (b"\xff" * (1 << 20), b"\x1a\xff\xff\xff\xff\xff", b"\x07" * (1 << 19)):
+        with pytest.raises(InvalidArgument, match=r"^Restore: it is not such a message"):
+            parse("Restore", broken, pb.RestoreRequest.FromString)
 
 
 @pytest.mark.parametrize("field", NAMES)
