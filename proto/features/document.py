@@ -32,9 +32,8 @@ class FeatureDocument:
 
     Attributes:
         format: the version of the format.
-        features: the options of each feature by its name, in order.
+        features: the options of each feature by its name, in order; ``vocabulary`` is the name of a file beside this one.
         statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
-        vocabularies: the file of each vocabulary by the name of its feature.
         arguments: the features of each argument of the program, in order: one, or those that are its columns.
         csv: how the delimited text of the training files writes its fields, every option of :class:`CsvDialect`; null:
             there was none.
@@ -43,7 +42,6 @@ class FeatureDocument:
     format: Literal[1]
     features: dict[_Text, dict[_Text, Any]]
     statistics: dict[_Text, _Numbers]
-    vocabularies: dict[_Text, _Text]
     arguments: tuple[_Text | tuple[_Text, ...], ...]
     csv: dict[_Text, Any] | None
 
@@ -67,17 +65,18 @@ def files_of(features: FeatureSet, arguments: Arguments) -> dict[str, bytes]:
         files[names[name]] = vocabulary.data
     document = {
         "format": FORMAT,
-        "features": {feature.name: _options(feature) for feature in features.features},
+        "features": {feature.name: _options(feature, names) for feature in features.features},
         "statistics": {name: list(values) for name, values in features.statistics.items()},
-        "vocabularies": names,
         "arguments": list(arguments),
         "csv": None if features.csv is None else features.csv.model_dump(mode="json"),
     }
     return {FEATURES: json.dumps(document, indent=1).encode(), **files}
 
 
-def _options(feature: Feature) -> dict[str, Any]:
-    return feature.model_dump(mode="json", exclude={"name"}) | {"kind": feature.kind}  # type: ignore[attr-defined]
+def _options(feature: Feature, vocabularies: dict[str, str]) -> dict[str, Any]:
+    """Returns the options of a feature, with the name of its vocabulary's file in place of the publisher's path."""
+    options = feature.model_dump(mode="json", exclude={"name"}) | {"kind": feature.kind}  # type: ignore[attr-defined]
+    return options | ({"vocabulary": vocabularies[feature.name]} if feature.name in vocabularies else {})
 
 
 def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
@@ -92,7 +91,8 @@ def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
     """
     place = f"{where}/{FEATURES}"
     document = checked(_DOCUMENT, parse_json(data, place, MOST_BYTES), place)
-    return tuple(dict.fromkeys(document.vocabularies.values()))
+    named = (options.get("vocabulary") for options in document.features.values())
+    return tuple(dict.fromkeys(file for file in named if isinstance(file, str)))
 
 
 def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Arguments]:
@@ -109,17 +109,17 @@ def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Argume
     document = checked(_DOCUMENT, parse_json(files[FEATURES], place, MOST_BYTES), place)
     try:
         features = tuple(feature_of(name, _chosen(entry)) for name, entry in document.features.items())
-        vocabularies = {name: Vocabulary(files[file], file) for name, file in document.vocabularies.items()}
+        named = {feature.name: getattr(feature, "vocabulary", None) for feature in features}
+        vocabularies = {name: Vocabulary(files[file], file) for name, file in named.items() if file is not None}
         given = FeatureSet.of([_without_vocabulary(feature) for feature in features], _no_file).statistics
     except (InvalidArgument, KeyError) as error:
         raise DataLoss(f"{place}: is damaged: {error}") from None
     csv = None if document.csv is None else _dialect_of(document.csv, place)
     whole = FeatureSet(features, {**given, **document.statistics}, vocabularies, csv=csv)
     known = {feature.name for feature in features}
-    needs = {feature.name for feature in features if getattr(feature, "vocabulary", None) is not None}
     used = {name for each in document.arguments for name in ([each] if isinstance(each, str) else each)}
-    if whole.lacks or used != known or needs != set(vocabularies):
-        raise DataLoss(f"{place}: is damaged: its features, statistics, vocabularies and arguments do not match")
+    if whole.lacks or used != known:
+        raise DataLoss(f"{place}: is damaged: its features, statistics and arguments do not match")
     for feature in features:
         if isinstance(feature, NumericFeature) and feature.scale != "none" and len(whole.statistics[feature.name]) != 2:
             raise DataLoss(f"{place}: is damaged: statistics.{feature.name} has not two numbers")

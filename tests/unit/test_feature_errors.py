@@ -134,7 +134,7 @@ def test_damaged_documents_are_refused() -> None:
         {"statistics": {"b": ["x"]}},
         {"arguments": ["a"]},
         {"arguments": 3},
-        {"vocabularies": {"a": "absent.txt"}},
+        {"features": {**document["features"], "a": {"kind": "id", "vocabulary": "absent.txt"}}},
     ):
         damaged = {FEATURES: json.dumps({**document, **change}).encode()}
         with pytest.raises(DataLoss, match=r"v1/features\.json: is damaged"):

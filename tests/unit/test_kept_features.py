@@ -8,7 +8,7 @@ import pytest
 
 import sparserow as sr
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.features.document import FEATURES, files_of
+from sparserow.proto.features.document import FEATURES, features_of, files_of
 from sparserow.proto.published.kept_features import keep_features, kept_features
 
 
@@ -18,6 +18,13 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     words = str(tmp_path / "words.txt")
     made = sr.Features([sr.IdFeature("word", vocabulary=words), sr.IdFeature("other", vocabulary=words)])
     return files_of(made.set, ("word", "other"))
+
+
+def test_features_hold_no_path_of_the_publisher(tmp_path: Path, files: dict[str, bytes]) -> None:
+    assert set(files) == {FEATURES, "vocabulary.0.txt"}
+    assert str(tmp_path) not in files[FEATURES].decode()
+    read, _ = features_of(files, "v1")
+    assert [feature.vocabulary for feature in read.features] == ["vocabulary.0.txt"] * 2  # type: ignore[attr-defined]
 
 
 def test_kept_features_are_found_with_their_program(tmp_path: Path, files: dict[str, bytes]) -> None:
