@@ -333,13 +333,16 @@ def _slot_count(registry: ModelRegistry | None, wanted: tuple[tuple[str, str], .
     Raises:
         InvalidArgument: the models have different numbers of slots.
         NotFound, Unavailable: a model does not exist, or the cluster cannot be reached.
+        FailedPrecondition: there is a verification key, and no trusted publisher signed a version as it is.
     """
     if registry is None:
         assert options.follow is not None
         with ControlClient(options.follow) as control:
             return control.cluster().slot_count
     counts = {
-        f"{model}@{which}": registry.manifest(model, registry.resolve(model, which).version).slot_count
+        f"{model}@{which}": registry.trusted_manifest(
+            model, registry.resolve(model, which).version, process_security()
+        ).slot_count
         for model, which in wanted
     }
     if len(set(counts.values())) != 1:

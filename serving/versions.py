@@ -13,6 +13,7 @@ from ..proto.errors import NotFound, SparserowError
 from ..proto.published.dense import newest_number
 from ..proto.published.model_names import handle_of
 from ..proto.published.registry import Alias, ModelRegistry
+from ..proto.security.security import process_security
 from .client.shard_assignment import ShardAssignment
 from .failed_loads import FailedLoads, text_of
 from .follow_options import FollowOptions
@@ -309,7 +310,7 @@ class ServedModels:
             loaded = self._live(model)
         else:
             with self._failed.trying(model, version, self._registry.folder(model, version)):
-                manifest = self._registry.manifest(model, version)
+                manifest = self._registry.trusted_manifest(model, version, process_security())
                 loaded = load_version(self._registry, manifest, self._options.place, memory=self._options.memory)
         self._server.set_model(handle_of(model, version), loaded.store, version)
         self._change(lambda book: book.versions.update({(model, version): Served(loaded)}))

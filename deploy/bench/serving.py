@@ -91,7 +91,7 @@ def write_version(registry: ModelRegistry, rows: np.ndarray[Any, Any], dtype: Se
         for i, part in enumerate(slices)
     )
     schema = TableSchema("bench", "rows", rows.shape[1], SGD(), id=TABLE_ID)
-    slots = write_tensors(folder, SLOTS, {"version": Tensor("U64", np.full(_SLOT_COUNT, 1 << 48, np.uint64))}, {})
+    slots = write_tensors(folder, SLOTS, {"version": Tensor("U64", np.full(_SLOT_COUNT, 1 << 48, np.uint64))})
     table = PublishedTable(schema, dtype, parts)
     manifest = ModelManifest("bench", version, "2026-01-01T00:00:00+00:00", 1, _SLOT_COUNT, "bench", (table,), slots)
     folder.put(MANIFEST, manifest.to_json())

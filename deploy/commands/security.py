@@ -52,7 +52,7 @@ def signing_key_(
     folder: Annotated[Path, typer.Argument(help="Folder of the key pair, which is created when it does not exist.")],
     name: Annotated[str, typer.Argument(help="Name of the files NAME.key and NAME.pub.")],
 ) -> None:
-    """Make a publisher's key pair: NAME.key signs programs, and NAME.pub checks the signatures."""
+    """Make a publisher's key pair: NAME.key signs published versions, and NAME.pub checks the signatures."""
     from ..launch.security_files import init_signing_key
 
     private, public = init_signing_key(folder, name)

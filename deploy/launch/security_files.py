@@ -212,8 +212,8 @@ def describe_security(security: Security) -> list[tuple[str, str]]:
         begins, ends, subject = _server.certificate_facts(security.certificate)
         lines.append(("certificate", f"{subject}, valid from {begins} to {ends}"))
     lines.append(("token shown", "yes" if security.token else "none"))
-    lines.append(("programs loaded", "signed ones alone" if security.verification_key else "all"))
-    lines.append(("programs published", "signed" if security.signing_key else "unsigned"))
+    lines.append(("versions loaded", "signed ones alone" if security.verification_key else "all"))
+    lines.append(("versions published", "signed" if security.signing_key else "unsigned"))
     if security.tokens is None:
         lines.append(("tokens taken", "none is asked for"))
     for entry in security.tokens or ():

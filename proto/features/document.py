@@ -32,7 +32,7 @@ class FeatureDocument:
 
     Attributes:
         format: the version of the format.
-        features: the options of each feature by its name, in order; ``vocabulary`` is the name of a file beside this one.
+        features: the options of each feature by its name, in order; ``vocabulary`` names a file beside this one.
         statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
         arguments: the features of each argument of the program, in order: one, or those that are its columns.
         csv: how the delimited text of the training files writes its fields, every option of :class:`CsvDialect`; null:

@@ -3,8 +3,7 @@
 A folder is complete when its manifest is there. The version itself never changes.
 
 ROOT/MODEL/v000001/dense/000003/weights.safetensors   every weight of the program, by name
-                                proof.json            SHA-256 and signature (program_proof.py)
-                                manifest.json         number, training step, size and checksum
+                                manifest.json         number, training step, size, checksums and signature
 """
 
 from __future__ import annotations
@@ -13,27 +12,30 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
 from ..checkpoint.folder import Folder, Piece
-from ..checkpoint.manifest import FileFacts
 from ..documents import Count, Positive, Text, checked, parse_json
 from ..errors import DataLoss, NotFound
-from .manifest import MANIFEST
-from .program_proof import ProgramProof
-from .row_parts import read_file
+from ..security.security import Security
+from .manifest import MANIFEST, HashedFile
+from .proof import Proof, check_proof, make_proof
+from .row_parts import read_file, write_file
 from .shared_file import signature
 
 WEIGHTS = "weights.safetensors"
-PROOF = "proof.json"  # beside the manifest, because the previous version knows a fixed set of its members
 CLAIM = "claim.json"  # made by the process that writes the weights
 _GIVEN_UP_SEC = 3600.0  # age at which the writer of a claim without a manifest counts as ended
 _KEPT = 2  # weights that stay: a reader may still read those before the newest
 _MOST_BYTES = 65536  # the largest size of a manifest or a claim
 _NUMBER = re.compile(r"(\d{6,18})")
+
+Prove: TypeAlias = Callable[[dict[str, Any]], Proof | None]  # from the fields of a manifest
+CheckProof: TypeAlias = Callable[[dict[str, Any], Proof | None, str], None]  # the third is the name of the manifest
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class DenseVersion:
         step: the training step that the weights come from.
         created: the time of publication in UTC, ISO 8601.
         weights: the file of the weights.
+        proof: the signature of the publisher; None when it had no signing key.
     """
 
     number: Positive
     step: Count
     created: Text
-    weights: FileFacts
+    weights: HashedFile
+    proof: Proof | None = None
 
 
 _DENSE_VERSION = TypeAdapter(DenseVersion)
@@ -63,58 +67,52 @@ def newest_number(version: Folder) -> int:
     return next((number for number in numbers if _folder(version, number).exists(MANIFEST)), 0)
 
 
-def read_dense(version: Folder, number: int) -> tuple[DenseVersion, memoryview]:
+def prove_dense(model: str, version: int, security: Security) -> Prove:
+    """Returns a function that signs dense weights of a version, when the security file names a signing key."""
+    return lambda fields: make_proof("dense weights", {**fields, "model": model, "version": version}, security)
+
+
+def check_dense(model: str, version: int, security: Security) -> CheckProof:
+    """Returns a function that checks the signature of dense weights of a version, when there is a verification key."""
+
+    def check(fields: dict[str, Any], proof: Proof | None, where: str) -> None:
+        # The model and the version come last, because a crafted manifest may name others.
+        check_proof("dense weights", {**fields, "model": model, "version": version}, proof, security, where)
+
+    return check
+
+
+def read_dense(version: Folder, number: int, check: CheckProof = lambda *_: None) -> tuple[DenseVersion, memoryview]:
     """Returns the facts about dense weights, and the bytes of their file.
 
     Args:
         version: the folder of the version.
         number: the number of the weights.
+        check: checks the proof, before the weights are read.
 
     Raises:
         NotFound: the weights do not exist, or no longer.
         DataLoss: the weights are damaged.
+        FailedPrecondition: ``check`` raised it.
     """
     folder = _folder(version, number)
     where = f"{folder.url}/{MANIFEST}"
-    facts = checked(_DENSE_VERSION, parse_json(folder.read_small(MANIFEST, _MOST_BYTES), where, _MOST_BYTES), where)
+    document = parse_json(folder.read_small(MANIFEST, _MOST_BYTES), where, _MOST_BYTES)
+    facts = checked(_DENSE_VERSION, document, where)
+    if facts.number != number:
+        raise DataLoss(f"{where}: is damaged: number: {facts.number} is not allowed; allowed here: {number}")
+    check({name: value for name, value in document.items() if name != "proof"}, facts.proof, where)
     return facts, read_file(folder, facts.weights)
 
 
-def dense_facts(number: int, weights: FileFacts) -> FileFacts:
-    """Returns the facts of a file of weights under the name that its proof uses, relative to the version's folder."""
-    return FileFacts(f"dense/{number:06d}/{weights.file}", weights.bytes, weights.xxh3)
-
-
-def read_dense_proof(version: Folder, number: int) -> ProgramProof | None:
-    """Returns the proof of dense weights; None when a program of the previous version wrote them.
-
-    Raises:
-        DataLoss: the proof is damaged.
-    """
-    folder = _folder(version, number)
-    if not folder.exists(PROOF):
-        return None
-    try:
-        return ProgramProof(**json.loads(bytes(folder.read(PROOF))))
-    except (ValueError, TypeError) as error:
-        raise DataLoss(f"{folder.url}/{PROOF}: is damaged: {error}") from None
-
-
-def write_dense(
-    version: Folder,
-    pieces: Sequence[Piece],
-    size: int,
-    xxh3: str,
-    step: int,
-    prove: Callable[[FileFacts], ProgramProof] | None = None,
-) -> DenseVersion:
+def write_dense(version: Folder, pieces: Sequence[Piece], step: int, prove: Prove = lambda _: None) -> DenseVersion:
     """Writes new dense weights, and removes those that are no longer needed.
 
     Args:
         version: the folder of the version.
-        pieces, size, xxh3: the contents of the file of weights, its size in bytes and its checksum.
+        pieces: the contents of the file of weights, in order.
         step: the training step that the weights come from.
-        prove: makes the proof of the file; None writes no proof.
+        prove: makes the proof.
 
     Returns:
         The facts about the written weights.
@@ -131,14 +129,13 @@ def write_dense(
         if folder.create(CLAIM, signature()):
             break
     try:
-        folder.write(WEIGHTS, pieces)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        facts = DenseVersion(number, step, created, FileFacts(WEIGHTS, size, xxh3))
-        if prove is not None:
-            folder.put(PROOF, json.dumps(asdict(prove(dense_facts(number, facts.weights)))).encode() + b"\n")
+        facts = DenseVersion(number, step, created, write_file(folder, WEIGHTS, pieces))
+        fields = {name: value for name, value in asdict(facts).items() if name != "proof"}
+        facts = replace(facts, proof=prove(fields))
         folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")
     except BaseException:
-        for name in (MANIFEST, PROOF, WEIGHTS):
+        for name in (MANIFEST, WEIGHTS):
             folder.delete(name)
         raise
     for name in (version / "dense").names():

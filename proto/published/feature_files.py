@@ -5,31 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import xxhash
-
 from ..checkpoint.folder import Folder
-from ..checkpoint.manifest import FileFacts
 from ..errors import DataLoss
 from ..features.document import FEATURES, Arguments, features_of
 from ..features.feature_set import FeatureSet
 from ..row_keys import TextHasher, hash_texts
-from .row_parts import read_file
+from .manifest import HashedFile
+from .row_parts import read_file, write_file
 
 
-def write_features(folder: Folder, files: Mapping[str, bytes]) -> tuple[FileFacts, ...]:
+def write_features(folder: Folder, files: Mapping[str, bytes]) -> tuple[HashedFile, ...]:
     """Writes the files of features, as ``features.document.files_of`` made them; returns their entries.
 
     Args:
         folder: the folder of the version.
         files: the files by name.
     """
-    for name, data in files.items():
-        folder.write(name, [data])
-    return tuple(FileFacts(name, len(data), xxhash.xxh3_64_hexdigest(data)) for name, data in files.items())
+    return tuple(write_file(folder, name, [data]) for name, data in files.items())
 
 
 def read_features(
-    folder: Folder, facts: Sequence[FileFacts], hasher: TextHasher = hash_texts
+    folder: Folder, facts: Sequence[HashedFile], hasher: TextHasher = hash_texts
 ) -> tuple[FeatureSet, Arguments] | None:
     """Returns the features of a version, and those of each argument of its program; None when it has none.
 

@@ -15,7 +15,7 @@ ROOT/MODEL/aliases.json             the aliases, which move between versions (re
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from google.protobuf import json_format
@@ -27,14 +27,17 @@ from ..documents import Count, HexId64, Positive, SlotCount, Text, checked, pars
 from ..errors import DataLoss, ResourceExhausted
 from ..schema import DTYPES, Dtype, TableSchema
 from ..schema_message import message_of_schema, schema_of_message
-from .program_proof import ProgramProof
+from ..security.security import Security
+from .proof import Proof, check_proof, make_proof
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 SLOTS = "slots.safetensors"
 PROGRAM = "program.pt2"
 MOST_BYTES = 64 << 20  # the largest size of a manifest
+_PLAIN_FIELDS = ("model", "version", "created", "slot_count", "namespace", "card", "sign")
 
+Sign: TypeAlias = Literal["rows"]
 ServedDtype: TypeAlias = Dtype | Literal["int8"]
 SERVED_DTYPES: tuple[ServedDtype, ...] = (*DTYPES, "int8")
 
@@ -51,10 +54,18 @@ DocumentSchema = Annotated[TableSchema, BeforeValidator(_schema_of_document)]
 
 
 @dataclass(frozen=True)
+class HashedFile(FileFacts):
+    """A file with its SHA-256 in hexadecimal digits, because XXH3 does not stop one who forges a file."""
+
+    sha256: Text
+
+
+@dataclass(frozen=True)
 class Part(FileFacts):
-    """A file with some rows of a table."""
+    """A file with some rows of a table; ``sha256`` is None unless the publisher has signed the rows."""
 
     rows: Count
+    sha256: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -90,8 +101,9 @@ class ModelManifest:
         slots: the file with the version of each slot.
         program: the exported model; None when only rows were published.
         card: the publisher's facts about the version, such as step, data_position and auc.
-        proof: the SHA-256 and signature of the program; None when the previous version of Sparserow published it.
         features: the files that make the program's arguments of columns; () when it takes tensors.
+        sign: "rows": the proof covers the rows too; None: it covers everything else.
+        proof: the signature of the publisher; None when it had no signing key.
     """
 
     model: Text
@@ -101,11 +113,12 @@ class ModelManifest:
     slot_count: SlotCount
     namespace: Text
     tables: tuple[PublishedTable, ...]
-    slots: FileFacts
-    program: FileFacts | None = None
+    slots: HashedFile
+    program: HashedFile | None = None
     card: dict[str, Any] = field(default_factory=dict)
-    proof: ProgramProof | None = None
-    features: tuple[FileFacts, ...] = ()
+    features: tuple[HashedFile, ...] = ()
+    sign: Sign | None = None
+    proof: Proof | None = None
 
     @property
     def rows(self) -> int:
@@ -139,36 +152,56 @@ class ModelManifest:
         ]
         document = {
             "format": FORMAT,
-            **{key: getattr(self, key) for key in ("model", "version", "created", "slot_count", "namespace", "card")},
+            **{name: getattr(self, name) for name in _PLAIN_FIELDS},
             "cluster_id": f"{self.cluster_id:016x}",
             "tables": tables,
             "slots": asdict(self.slots),
             "program": None if self.program is None else asdict(self.program),
-            "program_proof": None if self.proof is None else asdict(self.proof),
             "features": [asdict(file) for file in self.features],
+            "proof": None if self.proof is None else asdict(self.proof),
         }
         data = json.dumps(document, indent=2).encode() + b"\n"
         if len(data) > MOST_BYTES:
             raise ResourceExhausted(f"{MANIFEST}: the manifest has {len(data)} bytes; allowed: at most {MOST_BYTES}")
         return data
 
+    def signed(self, security: Security) -> ModelManifest:
+        """Returns the manifest with its publisher's proof, if the security file names a signing key."""
+        return replace(self, proof=make_proof("version", _signed_fields(json.loads(self.to_json())), security))
+
     @staticmethod
-    def from_json(data: bytes, where: str) -> ModelManifest:
+    def from_json(data: bytes, where: str, security: Security | None = None) -> ModelManifest:
         """Returns the manifest that a file's bytes hold.
 
         Args:
             data: the bytes of the file.
             where: the name of the file, which begins an error message.
+            security: names the keys of trusted publishers; None: no signature is checked.
 
         Raises:
             DataLoss: the file is damaged, or has another format; the text names ``where``.
+            FailedPrecondition: there is a verification key, and no trusted publisher signed the manifest as it is.
         """
         document = parse_json(data, where, MOST_BYTES)
         found = document.get("format") if isinstance(document, dict) else None
         if found != FORMAT:
             raise DataLoss(f"{where}: is damaged: it has format {found!r}; this program reads {FORMAT}")
-        document["proof"] = document.pop("program_proof", None)
-        return checked(_MANIFEST, document, where)
+        manifest = checked(_MANIFEST, document, where)
+        if security is not None:
+            check_proof("version", _signed_fields(document), manifest.proof, security, where)
+        return manifest
 
 
 _MANIFEST = TypeAdapter(ModelManifest)
+
+
+def _signed_fields(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a manifest's document that its proof covers: without the files of rows unless it says so.
+
+    These are fields of the document and not of the parsed manifest, so that a reader may know more fields than the
+    publisher.
+    """
+    fields = {name: value for name, value in document.items() if name != "proof"}
+    if fields.get("sign") != "rows":
+        fields["tables"] = [{name: table[name] for name in table if name != "parts"} for table in fields["tables"]]
+    return fields

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, TypeAdapter
 from ..checkpoint.folder import Folder
 from ..documents import Positive, Share, Text, checked, parse_json
 from ..errors import DataLoss, FailedPrecondition, NotFound, not_allowed
+from ..security.security import Security
 from .manifest import MANIFEST, MOST_BYTES, ModelManifest
 from .model_names import NAME_PATTERN, check_name
 from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES, SharedFile, signature
@@ -82,18 +83,35 @@ class ModelRegistry:
         return self.root / check_name("model", model) / f"v{version:06d}"
 
     def manifest(self, model: str, version: int) -> ModelManifest:
-        """Returns the manifest of a version.
+        """Returns the manifest of a version, whose signature is not checked: for those who write the registry.
 
         Raises:
             NotFound: there is no such version; the text names the existing versions.
             DataLoss: the manifest is damaged.
         """
+        return self._manifest(model, version, None)
+
+    def trusted_manifest(self, model: str, version: int, security: Security) -> ModelManifest:
+        """Returns the manifest of a version for a reader, who uses what it names.
+
+        Args:
+            model, version: the name of the model and the number of the version.
+            security: names the keys of trusted publishers; without a verification key no signature is checked.
+
+        Raises:
+            NotFound: there is no such version; the text names the existing versions.
+            DataLoss: the manifest is damaged.
+            FailedPrecondition: there is a verification key, and no trusted publisher signed the manifest as it is.
+        """
+        return self._manifest(model, version, security)
+
+    def _manifest(self, model: str, version: int, security: Security | None) -> ModelManifest:
         folder = self.folder(model, version)
         if not folder.exists(MANIFEST):
             known = ", ".join(map(str, self.versions(model))) or "none"
             raise NotFound(f"model {model!r} at {self.root.url}: has no version {version}; it has: {known}")
         where = f"{folder.url}/{MANIFEST}"
-        manifest = ModelManifest.from_json(folder.read_small(MANIFEST, MOST_BYTES), where)
+        manifest = ModelManifest.from_json(folder.read_small(MANIFEST, MOST_BYTES), where, security)
         if (manifest.model, manifest.version) != (model, version):
             said = f"model {manifest.model!r} and version {manifest.version}"
             raise DataLoss(f"{where}: is damaged: it names {said}; allowed here: {model!r} and {version}")

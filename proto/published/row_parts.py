@@ -6,6 +6,7 @@ int8 (n, dim) and ``scale`` float32 (n): a weight is its code times the scale of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 
 from ..checkpoint.entries import FileFacts
 from ..checkpoint.file_check import BlockReader, read_checked
-from ..checkpoint.folder import Folder
+from ..checkpoint.folder import Folder, Piece, bytes_of
 from ..checkpoint.tensor_file import Tensor, decode, encode
 from ..errors import DataLoss
-from .manifest import Part, ServedDtype
+from .manifest import HashedFile, Part, ServedDtype
+from .proof import sha256_of
 
 _TENSOR_DTYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -25,7 +27,14 @@ Rows = NDArray[np.float32]
 
 
 def write_rows(
-    folder: Folder, file: str, dtype: ServedDtype, keys: Keys, versions: NDArray[np.uint64], rows: Rows
+    folder: Folder,
+    file: str,
+    dtype: ServedDtype,
+    keys: Keys,
+    versions: NDArray[np.uint64],
+    rows: Rows,
+    *,
+    is_signed: bool = False,
 ) -> Part:
     """Writes rows (n, dim) float32 as a part, converted to ``dtype`` with rounding to the nearest value.
 
@@ -35,23 +44,38 @@ def write_rows(
         dtype: the dtype of the published rows.
         keys, versions: (n) uint64 each.
         rows: (n, dim) float32.
+        is_signed: whether the entry has the SHA-256 of the file.
 
     Returns:
         The entry of the file for a manifest.
     """
     tensors = {"key": Tensor("U64", keys), "version": Tensor("U64", versions), **_packed(dtype, rows)}
-    facts = write_tensors(folder, file, tensors, {"dtype": dtype})
-    return Part(facts.file, facts.bytes, facts.xxh3, len(keys))
+    encoded = encode(tensors, {"sparserow.dtype": dtype})
+    sha256 = sha256_of(encoded.pieces) if is_signed else None
+    return Part(file, encoded.size, folder.write(file, encoded.pieces), len(keys), sha256)
 
 
-def write_tensors(folder: Folder, file: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> FileFacts:
+def write_tensors(folder: Folder, file: str, tensors: dict[str, Tensor]) -> HashedFile:
     """Writes a safetensors file and returns its entry for a manifest."""
-    encoded = encode(tensors, {f"sparserow.{key}": value for key, value in metadata.items()})
-    return FileFacts(file, encoded.size, folder.write(file, encoded.pieces))
+    return write_file(folder, file, encode(tensors, {}).pieces)
+
+
+def write_file(folder: Folder, file: str, pieces: Sequence[Piece]) -> HashedFile:
+    """Writes a file and returns its entry for a manifest.
+
+    Args:
+        folder: the folder of the version.
+        file: the name of the file.
+        pieces: the contents, written one after another.
+    """
+    size = sum(len(bytes_of(piece)) for piece in pieces)
+    return HashedFile(file, size, folder.write(file, pieces), sha256_of(pieces))
 
 
 def read_file(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> memoryview:
     """Returns the bytes of a file, after comparing them with its entry in the manifest.
+
+    Bytes whose SHA-256 was compared are in memory of this process, where a later change of the file does not reach.
 
     Args:
         folder: the folder of the version.
@@ -59,10 +83,18 @@ def read_file(folder: Folder, facts: FileFacts, reader: BlockReader | None = Non
         reader: as in :func:`~..checkpoint.file_check.read_checked`.
 
     Raises:
-        DataLoss: the size or the checksum differs; the text names the file.
+        DataLoss: the size, the checksum or the SHA-256 differs; the text names the file.
         NotFound: the file is missing.
     """
-    return read_checked(folder, facts, "the file does not match its checksum", reader)
+    data = read_checked(folder, facts, "the file does not match its checksum", reader)
+    sha256 = facts.sha256 if isinstance(facts, HashedFile | Part) else None
+    if sha256 is None:
+        return data
+    if isinstance(data.obj, np.memmap):
+        data = memoryview(bytes(data))
+    if sha256_of([data]) != sha256:
+        raise DataLoss(f"{folder.url}/{facts.file}: the file does not match its SHA-256")
+    return data
 
 
 def read_tensors(folder: Folder, facts: FileFacts, reader: BlockReader | None = None) -> dict[str, NDArray[Any]]:

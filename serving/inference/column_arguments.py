@@ -11,8 +11,8 @@ import torch
 from ...cpp_ext import _client
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
-from ...proto.checkpoint.manifest import FileFacts
 from ...proto.features.jagged import Jagged
+from ...proto.published.manifest import HashedFile
 
 if TYPE_CHECKING:
     from ...proto.features.compute import Array
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...proto.features.feature_set import FeatureSet
 
 
-def features_of_version(folder: Folder, facts: Sequence[FileFacts]) -> tuple[FeatureSet | None, Arguments]:
+def features_of_version(folder: Folder, facts: Sequence[HashedFile]) -> tuple[FeatureSet | None, Arguments]:
     """Returns the features of a version, and those of each argument of its program; (None, ()) when it has none.
 
     Args:

@@ -22,21 +22,15 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, not_allowed
-from ...proto.published.dense import (
-    DenseVersion,
-    dense_facts,
-    newest_number,
-    read_dense,
-    read_dense_proof,
-)
-from ...proto.published.program import trusted_keys
-from ...proto.published.program_proof import check_proof
+from ...proto.published.dense import DenseVersion, check_dense, newest_number, read_dense
+from ...proto.published.manifest import ModelManifest
+from ...proto.published.proof import trusted_keys
 from ...proto.published.registry import ModelRegistry
 from ...proto.schema import DTYPES, Dtype
 from ..client.client import ServingClient
 from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
-from .load_program import load_exported
+from .load_program import exported_program
 from .lookup_cache import LookupCache
 from .program_inputs import ProgramInput, error_of_call, inputs_of
 from .served_model_stats import ServedModelStats
@@ -44,6 +38,7 @@ from .served_model_stats import ServedModelStats
 if TYPE_CHECKING:
     from ...proto.features.document import Arguments
     from ...proto.features.feature_set import FeatureSet
+    from ...proto.security.security import Security
     from ..client.replica_map import TableShape
 
 _DEADLINE_MS = 1000
@@ -103,7 +98,8 @@ class ServedModel(Closing):
     Raises:
         NotFound: the version was published without a program.
         DataLoss: the program is damaged.
-        FailedPrecondition: a table of that name is bound in this process already.
+        FailedPrecondition: a table of that name is bound in this process already; or there is a verification key, and
+            no trusted publisher signed the version as it is, or its newest dense weights.
         InvalidArgument: a value is out of range, or this machine has no such device; for a cache that is too small, the
             text has the least capacity.
     """
@@ -198,7 +194,7 @@ class ServedModel(Closing):
         Raises:
             NotFound, DataLoss: the new version or weights cannot be loaded; those in use stay.
             FailedPrecondition: the model is closed; or another session has bound a table that only the new version
-                has, and the version in use stays.
+                has, or no trusted publisher signed the new version or weights, and those in use stay.
         """
         with self._lock:
             if self._closed:
@@ -282,8 +278,8 @@ class ServedModel(Closing):
         """Loads the version that the alias names, binds the tables' names to it in place of ``before``, and uses it."""
         generation = self._client.generation
         shards, version, shapes = self._client.shards()
-        manifest = ModelRegistry(self._root).manifest(self._client.model, version)
-        program = before.program if before is not None and before.version == version else self._program(version)
+        manifest = ModelRegistry(self._root).trusted_manifest(self._client.model, version, self._keys())
+        program = before.program if before is not None and before.version == version else self._program(manifest)
         cached = None
         if self._cache is not None:
             dims = [(shape.id, shape.dim) for shape in shapes.values()]
@@ -326,28 +322,20 @@ class ServedModel(Closing):
             _bind(loaded, {name: shape for name, shape in tables.items() if name in kept})
             self._loaded = loaded
 
-    def _program(self, version: int) -> torch.export.ExportedProgram:
-        program = load_exported(self._root, self._client.model, version, self._client.security)
+    def _keys(self) -> Security:
+        return trusted_keys(self._client.security)
+
+    def _program(self, manifest: ModelManifest) -> torch.export.ExportedProgram:
+        program = exported_program(self._folder(manifest.version), manifest, self._keys())
         for name, constant in program.constants.items():  # the anchors, which make autograd record lookups
             if isinstance(constant, torch.Tensor):
                 program.constants[name] = constant.detach()
         return program if self._device.type == "cpu" else move_to_device_pass(program, self._device)
 
-    def _check_dense(self, version: int, dense: DenseVersion, data: memoryview) -> None:
-        """Checks the signature of dense weights if this process has verification keys.
-
-        Raises:
-            FailedPrecondition: none of the keys signed the weights.
-        """
-        folder = self._folder(version)
-        proof, facts = read_dense_proof(folder, dense.number), dense_facts(dense.number, dense.weights)
-        security, where = trusted_keys(self._client.security), f"{folder.url}/{facts.file}"
-        check_proof(proof, self._client.model, version, facts, data, security, where)
-
     def _with_newest_dense(self, loaded: _Loaded) -> _Loaded:
         folder = self._folder(loaded.version)
-        dense, data = read_dense(folder, newest_number(folder))
-        self._check_dense(loaded.version, dense, data)
+        check = check_dense(self._client.model, loaded.version, self._keys())
+        dense, data = read_dense(folder, newest_number(folder), check)
         weights = decode_tree(data, f"{folder.url}: dense weights {dense.number}", tensor_of)
         module = loaded.program.module()
         present = module.state_dict()

@@ -8,8 +8,12 @@ import torch
 from torch.export import ExportedProgram
 
 from ...cpp_ext.torch_ops import is_operator
+from ...proto.checkpoint.folder import Folder
 from ...proto.errors import DataLoss
+from ...proto.published.manifest import ModelManifest
 from ...proto.published.program import read_program
+from ...proto.published.proof import trusted_keys
+from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import Security
 
 
@@ -28,15 +32,24 @@ def load_program(root: str, name: str, version: int, security: Security | None =
     Raises:
         NotFound: there is no such version, or it has no program.
         DataLoss: the program is damaged, or has contents that a program must not have.
-        FailedPrecondition: there are verification keys, and no trusted publisher signed the program.
+        FailedPrecondition: there are verification keys, and no trusted publisher signed the version as it is.
     """
-    return read_program(root, name, version, security, is_operator=is_operator)
+    registry, keys = ModelRegistry(root), trusted_keys(security)
+    manifest = registry.trusted_manifest(name, version, keys)
+    return read_program(registry.folder(name, version), manifest, keys, is_operator=is_operator)
 
 
-def load_exported(root: str, name: str, version: int, security: Security | None = None) -> ExportedProgram:
-    """Returns the exported program of a version as an object of torch; see :func:`load_program`."""
-    data = load_program(root, name, version, security)
+def exported_program(folder: Folder, manifest: ModelManifest, security: Security) -> ExportedProgram:
+    """Returns the exported program of a version as an object of torch; see :func:`load_program`.
+
+    Args:
+        folder: the folder of the version.
+        manifest: its manifest, as ``ModelRegistry.trusted_manifest`` returned it for ``security``.
+        security: names the keys of trusted publishers.
+    """
+    data = read_program(folder, manifest, security, is_operator=is_operator)
     try:
         return torch.export.load(io.BytesIO(data))
     except Exception as error:  # torch has errors of many kinds for what it cannot read
-        raise DataLoss(f"{name}@{version}: torch cannot read its program: {type(error).__name__}: {error}") from error
+        where = f"{manifest.model}@{manifest.version}"
+        raise DataLoss(f"{where}: torch cannot read its program: {type(error).__name__}: {error}") from error

@@ -307,7 +307,7 @@ def write_dense_again(root: str) -> None:
     """The newest dense weights once more, of seven steps later."""
     folder = ModelRegistry(root).folder("ctr", 1)
     facts, data = read_dense(folder, newest_number(folder))
-    write_dense(folder, [bytes(data)], facts.weights.bytes, facts.weights.xxh3, facts.step + 7)
+    write_dense(folder, [bytes(data)], facts.step + 7)
 
 
 def damage_dense(root: str, number: int) -> None:

@@ -198,7 +198,7 @@ def test_no_name_leads_out_of_a_folder(tmp_path: Path) -> None:
 def test_dense_weights_come_from_their_own_folder(root: Path) -> None:
     folder = ModelRegistry(str(root)).folder("ctr", 1)
     weights = b"weights"
-    write_dense(folder, [weights], len(weights), xxhash.xxh3_64_hexdigest(weights), 3)
+    write_dense(folder, [weights], 3)
     file = root / "ctr" / "v000001" / "dense" / "000001" / "manifest.json"
     (root.parent / "secret").write_bytes(weights)
     good = json.loads(file.read_text())
@@ -207,6 +207,8 @@ def test_dense_weights_come_from_their_own_folder(root: Path) -> None:
         (changed(weights__file="../../../../../secret"), "weights.file"),
         (changed(weights__bytes=True), "weights.bytes"),
         (changed(number="1"), "number"),
+        (changed(number=2), "number: 2 is not allowed; allowed here: 1"),
+        (changed(weights__sha256="0" * 64), "does not match its SHA-256"),
         (changed(step=1.5), "step"),
         (lambda _: BRACKETS, "too many bytes"),
         (lambda _: BRACKETS[:60_000], "nested too deep"),
@@ -309,6 +311,6 @@ def test_a_crafted_claim_stops_no_publisher_of_dense_weights(claim: str, root: P
     crafted = root / "ctr" / "v000001" / "dense" / "000001"
     crafted.mkdir(parents=True)
     (crafted / "claim.json").write_text(claim)
-    numbers = [write_dense(folder, [b"x"], 1, "0", step).number for step in range(3)]
+    numbers = [write_dense(folder, [b"x"], step).number for step in range(3)]
     assert numbers == [2, 3, 4]
     assert (crafted / "claim.json").exists(), "its age is not known, so another process may be writing it"

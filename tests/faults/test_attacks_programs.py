@@ -19,12 +19,11 @@ from torch import Tensor, nn
 import sparserow as sr
 from crafted_programs import ATTACKS, Entries, craft, example_inputs, read_entries, replace_program, write_entries
 from sparserow.deploy.launch.security_files import init_signing_key
-from sparserow.proto.published.dense import dense_facts, read_dense, read_dense_proof, write_dense
-from sparserow.proto.published.program_proof import check_proof
+from sparserow.proto.published.dense import check_dense, read_dense, write_dense
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.security.security import Security
 from sparserow.serving.inference.inference import ServedModel
-from sparserow.serving.inference.load_program import load_exported, load_program
+from sparserow.serving.inference.load_program import load_program
 from sparserow_process import Launcher
 
 ROWS = "user,age\n1,0.5\n2,0.25\n"
@@ -42,6 +41,10 @@ class Scorer(nn.Module):
 
 
 EXAMPLE = (torch.arange(4), torch.rand(4))
+
+
+def load_exported(root: str, version: int, security: Security | None = None) -> torch.export.ExportedProgram:
+    return torch.export.load(io.BytesIO(load_program(root, "ctr", version, security)))
 
 
 class Registry:
@@ -133,18 +136,14 @@ def test_nothing_of_a_published_program_is_pickled(registry: Registry) -> None:
     assert b'"use_pickle": true' not in b"".join(entries.values())
 
 
-def test_a_program_of_the_version_before_loads_without_its_example_inputs(root: str) -> None:
-    program = load_exported(root, "ctr", 1)
+def test_example_inputs_of_torch_are_left_out(root: str) -> None:
+    program = load_exported(root, 1)
     program._example_inputs = ((torch.arange(4), torch.rand(4)), {})
     out = io.BytesIO()
     torch.export.save(program, out)
     assert read_entries(out.getvalue())["data/sample_inputs/model.pt"]
     replace_program(root, "ctr", 1, out.getvalue())
-    path = Path(root) / "ctr" / "v000001" / "manifest.json"
-    document = json.loads(path.read_text())
-    del document["program_proof"]  # the version before did not write it
-    path.write_text(json.dumps(document))
-    assert load_exported(root, "ctr", 1).example_inputs is None
+    assert load_exported(root, 1).example_inputs is None
 
 
 def test_archives_that_two_readers_may_see_differently_are_refused(root: str) -> None:
@@ -190,7 +189,8 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
 ) -> None:
     publisher, reader = keys
     with pytest.raises(
-        sr.FailedPrecondition, match=r"the file is not signed, and .*reader.yaml names a verification_key"
+        sr.FailedPrecondition,
+        match=r"manifest\.json: the file is not signed, and .*reader.yaml names a verification_key",
     ):
         load_program(root, "ctr", 1, reader)
     sr.use_security(publisher)
@@ -198,22 +198,30 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
     registry.publish(root, "other")
     sr.DensePublisher(registry.session, "ctr", root=root, model=registry.model).publish()
     sr.use_security(None)
-    assert load_exported(root, "ctr", 2, reader) is not None
-    assert load_exported(root, "ctr", 2) is not None  # a process without a key loads it too
+    assert load_exported(root, 2, reader) is not None
+    assert load_exported(root, 2) is not None  # a process without a key loads it too
 
     # Dense weights are signed under the number that they were given.
     folder = ModelRegistry(root).folder("ctr", 2)
-    facts, data = read_dense(folder, 1)
-    named = dense_facts(1, facts.weights)
-    assert check_proof(read_dense_proof(folder, 1), "ctr", 2, named, data, reader, "weights")
-    for proof, number, words in (
-        (read_dense_proof(folder, 1), 2, "no key of verification_key"),
-        (None, 1, "is not signed"),
+    facts, _ = read_dense(folder, 1, check_dense("ctr", 2, reader))
+    place = Path(root) / "ctr" / "v000002" / "dense"
+    good = json.loads((place / "000001" / "manifest.json").read_text())
+    for owner, change, words in (
+        (("ctr", 1), {}, "version: is not what the publisher of the dense weights has signed"),
+        (("other", 2), {}, "model: is not what"),
+        (("other", 1), {"model": "ctr", "version": 2}, "model: is not what"),
+        (("ctr", 2), {"step": facts.step + 1}, "step: is not what"),
+        (("ctr", 2), {"weights": {**good["weights"], "sha256": "0" * 64}}, "weights: is not what"),
+        (("ctr", 2), {"proof": None}, "the file is not signed"),
+        (("ctr", 2), {"proof": {**good["proof"], "signature": "AAAA"}}, "proof: no key of verification_key"),
     ):
+        (place / "000001" / "manifest.json").write_text(json.dumps({**good, **change}))
         with pytest.raises(sr.FailedPrecondition, match=words):
-            check_proof(proof, "ctr", 2, dense_facts(number, facts.weights), data, reader, "weights")
-    with pytest.raises(sr.DataLoss, match="SHA-256"):
-        check_proof(read_dense_proof(folder, 1), "ctr", 2, named, bytes(data)[:-1] + b"x", reader, "weights")
+            read_dense(folder, 1, check_dense(*owner, reader))
+    shutil.copytree(place / "000001", place / "000002")
+    (place / "000002" / "manifest.json").write_text(json.dumps({**good, "number": 2}))
+    with pytest.raises(sr.FailedPrecondition, match="number: is not what"):
+        read_dense(folder, 2, check_dense("ctr", 2, reader))
 
     # A signed program keeps its model's name and its version.
     store = ModelRegistry(root)
@@ -224,12 +232,12 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
         shutil.copy(source, place / "program.pt2")
         moved = replace(store.manifest(*where), program=stolen.program, proof=stolen.proof)
         (place / "manifest.json").write_bytes(moved.to_json())
-        with pytest.raises(sr.FailedPrecondition, match=r"no key of verification_key in .* has signed"):
+        with pytest.raises(sr.FailedPrecondition, match="is not what the publisher of the version has signed"):
             load_program(root, *where, reader)
 
     # So do its bytes.
     craft(root, "other", 1, example_inputs, tmp_path / "marker")
-    with pytest.raises(sr.FailedPrecondition, match=r"no key of verification_key in .* has signed"):
+    with pytest.raises(sr.FailedPrecondition, match="program: is not what the publisher of the version has signed"):
         load_program(root, "other", 1, reader)
     path = Path(root) / "other" / "v000001" / "program.pt2"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -294,9 +302,9 @@ def test_a_served_model_takes_signed_dense_weights_alone(
         assert signed.stdout == "1\n", signed.stderr
         folder = ModelRegistry(root).folder("ctr", 2)
         facts, data = read_dense(folder, 1)
-        write_dense(folder, [bytes(data)], facts.weights.bytes, facts.weights.xxh3, facts.step)
+        write_dense(folder, [bytes(data)], facts.step)
         unsigned = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert "weights.safetensors: the file is not signed" in unsigned.stderr
+        assert "dense/000002/manifest.json: the file is not signed" in unsigned.stderr
 
 
 def test_the_command_makes_a_key_pair(tmp_path: Path, launcher: Launcher) -> None:

@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from small_disk import mounted_disk
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.checkpoint.manifest import FileFacts
 from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
 from sparserow.proto.published.dense import newest_number, write_dense
 from sparserow.proto.published.manifest import MANIFEST
-from sparserow.proto.published.program_proof import ProgramProof
+from sparserow.proto.published.proof import Proof
 from sparserow.proto.published.registry import ModelRegistry
 
 ROWS = "rows.0.0.0.safetensors"
@@ -64,15 +64,15 @@ def test_dense_weights_that_have_no_room_leave_none_behind(small_disk: Path) -> 
     version.put(MANIFEST, _manifest(1))
     large = bytes(5 << 20)
 
-    def refused(_: FileFacts) -> ProgramProof:
+    def refused(_: dict[str, Any]) -> Proof:
         raise FailedPrecondition("the key cannot be read")
 
     with pytest.raises(ResourceExhausted, match=r"weights\.safetensors: No space left"):
-        write_dense(version, [large], len(large), "0", 1)
+        write_dense(version, [large], 1)
     with pytest.raises(FailedPrecondition, match="the key cannot be read"):
-        write_dense(version, [large[: 1 << 20]], 1 << 20, "0", 1, refused)
+        write_dense(version, [large[: 1 << 20]], 1, refused)
     assert {path.name for path in (small_disk / "v000001" / "dense").rglob("*.*")} == {"claim.json"}
-    assert write_dense(version, [b"abc"], 3, "0", 2).number == newest_number(version) == 3
+    assert write_dense(version, [b"abc"], 2).number == newest_number(version) == 3
 
 
 def _fill(disk: Path) -> None:
@@ -82,7 +82,7 @@ def _fill(disk: Path) -> None:
 
 
 def _manifest(version: int) -> bytes:
-    slots = {"file": "slots.safetensors", "bytes": 0, "xxh3": "0"}
+    slots = {"file": "slots.safetensors", "bytes": 0, "xxh3": "0", "sha256": "0"}
     names = {"model": "ctr", "namespace": "ads", "cluster_id": "9", "created": "2026-01-01T00:00:00+00:00"}
     facts = {"format": 1, "version": version, "slot_count": 64, "tables": [], "program": None, "card": {}}
     return json.dumps({**names, **facts, "slots": slots}).encode()

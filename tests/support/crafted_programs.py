@@ -158,6 +158,6 @@ def replace_program(root: str, name: str, version: int, data: bytes) -> None:
     (folder / "program.pt2").write_bytes(data)
     manifest = ModelRegistry(root).manifest(name, version)
     assert manifest.program is not None
-    program = replace(manifest.program, bytes=len(data), xxh3=xxhash.xxh3_64_hexdigest(data))
-    proof = manifest.proof and replace(manifest.proof, sha256=hashlib.sha256(data).hexdigest())
-    (folder / "manifest.json").write_bytes(replace(manifest, program=program, proof=proof).to_json())
+    sha256 = hashlib.sha256(data).hexdigest()
+    program = replace(manifest.program, bytes=len(data), xxh3=xxhash.xxh3_64_hexdigest(data), sha256=sha256)
+    (folder / "manifest.json").write_bytes(replace(manifest, program=program).to_json())

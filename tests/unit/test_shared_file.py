@@ -59,7 +59,7 @@ def test_versions_have_numbers_of_their_own(root: str) -> None:
     version = registry.folder("ctr", 13)
     version.put(MANIFEST, _manifest(13))
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        dense = list(threads.map(lambda step: write_dense(version, [b"abc"], 3, "0", step).number, range(AT_ONCE)))
+        dense = list(threads.map(lambda step: write_dense(version, [b"abc"], step).number, range(AT_ONCE)))
     assert len(set(dense)) == AT_ONCE
     assert newest_number(version) == max(dense)
 
@@ -71,14 +71,14 @@ def test_dense_weights_that_another_process_writes_stay_until_they_are_given_up(
         claim = {"host": "h", "pid": 1, "time": time.time() - age_sec, "token": "t"}
         assert (version / "dense" / f"{number:06d}").create("claim.json", json.dumps(claim).encode())
     for step in range(4):
-        write_dense(version, [b"abc"], 3, "0", step)
+        write_dense(version, [b"abc"], step)
     assert (version / "dense").names() == ["000001", "000005", "000006"]
 
 
 def test_a_version_that_was_removed_takes_no_dense_weights(tmp_path: Path) -> None:
     version = Folder(str(tmp_path)) / "v000001"
     with pytest.raises(NotFound, match="v000001: the version was removed, so it takes no dense weights"):
-        write_dense(version, [b"abc"], 3, "0", 1)
+        write_dense(version, [b"abc"], 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +220,7 @@ def test_what_is_pruned_is_none_before_another_alias_can_move_there(
 
 
 def _manifest(version: int) -> bytes:
-    slots = {"file": "slots.safetensors", "bytes": 0, "xxh3": "0"}
+    slots = {"file": "slots.safetensors", "bytes": 0, "xxh3": "0", "sha256": "0"}
     names = {"model": "ctr", "namespace": "ads", "cluster_id": "9", "created": "2026-01-01T00:00:00+00:00"}
     facts = {"format": 1, "version": version, "slot_count": 64, "tables": [], "program": None, "card": {}}
     return json.dumps({**names, **facts, "slots": slots}).encode()

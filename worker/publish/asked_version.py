@@ -8,8 +8,10 @@ from typing import Any
 
 from ...proto.errors import InvalidArgument, NotFound, not_allowed
 from ...proto.names import is_file_table
+from ...proto.published.manifest import Sign
 from ...proto.published.model_names import check_name
 from ...proto.schema import TableSchema
+from ...proto.security.security import Security
 
 
 def check_session(session: Any, what: str) -> None:
@@ -61,6 +63,26 @@ def check_names(name: Any, alias: Any) -> None:
     check_name("model", name)
     if alias is not None:
         check_name("alias", alias)
+
+
+def checked_sign(sign: Any, security: Security, option: str = "publish.sign") -> Sign | None:
+    """Returns what the signature covers besides the rest of a version.
+
+    Args:
+        sign: the argument to check.
+        security: the security file of the publisher.
+        option: the name of the option, which begins an error message.
+
+    Raises:
+        InvalidArgument: it has another value, or there is no signing key.
+    """
+    if sign is None:
+        return None
+    if sign != "rows":
+        raise not_allowed(option, sign, "rows, null")
+    if not security.signing_key:
+        raise InvalidArgument(f"{option}: has no effect without a signing_key in the security file; name one there")
+    return "rows"
 
 
 def checked_card(card: Any) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from ...cpp_ext.torch_ops import is_operator
 from ...proto.arguments import check_integer, check_number
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from ...proto.published.dense import DenseVersion, write_dense
+from ...proto.published.dense import DenseVersion, prove_dense, write_dense
 from ...proto.published.program import read_program
-from ...proto.published.program_proof import make_proof
+from ...proto.published.proof import trusted_keys
 from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import loaded_security
 from ..checkpoint.state_tree import encode_tree
@@ -45,6 +45,7 @@ class DensePublisher:
         NotFound: there is no such model or version, or the version has no program.
         InvalidArgument: an argument has a wrong type or is out of range, or the model's weights do not match those of
             the program; the text names the first that differs.
+        FailedPrecondition: there is a verification key, and no trusted publisher signed the version as it is.
     """
 
     def __init__(
@@ -66,15 +67,16 @@ class DensePublisher:
         registry = ModelRegistry(root)
         self.version = version if version is not None else registry.resolve(name, "live").version
         security = session.core.catalog.security if isinstance(session.core.catalog, ControlClient) else None
-        program = torch.export.load(
-            io.BytesIO(read_program(root, name, self.version, security, is_operator=is_operator))
-        )
+        keys = trusted_keys(security)
+        manifest = registry.trusted_manifest(name, self.version, keys)
+        folder = registry.folder(name, self.version)
+        program = torch.export.load(io.BytesIO(read_program(folder, manifest, keys, is_operator=is_operator)))
         self._session = session
         self._name = name
         self._security = security
         self._model = model
         self._every_sec = every_sec
-        self._folder = registry.folder(name, self.version)
+        self._folder = folder
         names = (*program.graph_signature.parameters, *program.graph_signature.buffers)
         weights = {name: program.state_dict[name] for name in names if name in program.state_dict}
         self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}
@@ -108,16 +110,8 @@ class DensePublisher:
         for key, value in weights.items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FailedPrecondition(f"DensePublisher: weight {key!r} is not finite; nothing was published")
-        encoded = encode_tree(weights, {})
-        security = loaded_security(self._security)
-        published = write_dense(
-            self._folder,
-            encoded.pieces,
-            encoded.size,
-            encoded.xxh3,
-            self._session.current_step,
-            lambda facts: make_proof(self._name, self.version, facts, encoded.pieces, security),
-        )
+        prove = prove_dense(self._name, self.version, loaded_security(self._security))
+        published = write_dense(self._folder, encode_tree(weights, {}).pieces, self._session.current_step, prove)
         self._published_at = time.monotonic()
         return published
 

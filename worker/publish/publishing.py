@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client
 from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.checkpoint.folder import Folder
-from ...proto.checkpoint.manifest import FileFacts
 from ...proto.checkpoint.tensor_file import Tensor
 from ...proto.cluster_view import ClusterView
 from ...proto.config.units import format_bytes
@@ -34,15 +32,15 @@ from ...proto.published.manifest import (
     Part,
     PublishedTable,
     ServedDtype,
+    Sign,
 )
-from ...proto.published.program_proof import make_proof
 from ...proto.published.registry import ModelRegistry
-from ...proto.published.row_parts import write_rows, write_tensors
+from ...proto.published.row_parts import write_file, write_rows, write_tensors
 from ...proto.schema import TableSchema
 from ...proto.security.channels import SecureChannel
 from ...proto.security.security import loaded_security
 from ..membership.shard_client import shard_client
-from .asked_version import check_model, check_names, check_session, checked_card, without_tables
+from .asked_version import check_model, check_names, check_session, checked_card, checked_sign, without_tables
 from .featured_program import featured_source
 from .program_export import Program, ProgramSource, ProgramTensor, export_program
 
@@ -97,6 +95,8 @@ class Publication:
         program: the dense side, as a model to export or an exported program; None: only rows are published.
         without: the names of tables of the namespace that are not published.
         features: the files that make the program's arguments of columns, by name; none: it takes tensors.
+        sign: "rows": the signature covers the rows too, by the SHA-256 of their files. None: it covers all else. A
+            version is signed where the security file names a signing key.
     """
 
     name: str
@@ -107,6 +107,7 @@ class Publication:
     program: ProgramSource | Program | None = None
     without: tuple[str, ...] = ()
     features: Mapping[str, bytes] = field(default_factory=dict)
+    sign: Sign | None = None
 
 
 def publish(
@@ -121,6 +122,7 @@ def publish(
     alias: str | None = "live",
     dtype: ServedDtype | Mapping[str, ServedDtype] | None = None,
     card: Mapping[str, Any] | None = None,
+    sign: Sign | None = None,
 ) -> Published:
     """Writes the rows of the session's namespace, and the model, as a new version; then moves the alias to it.
 
@@ -144,12 +146,15 @@ def publish(
         dtype: the dtype of the published rows: "float32", "bfloat16", "float16" or "int8" for all tables, or a mapping
             from patterns of table names to a dtype. None, or no matching pattern: the dtype in training.
         card: facts about the version for the manifest, to which ``step`` is added. None: no further facts.
+        sign: "rows": the signature covers the rows too, by the SHA-256 of their files. None: it covers all else. A
+            version is signed where the security file names a signing key.
 
     Returns:
         The version that was written.
 
     Raises:
-        InvalidArgument: an argument is not allowed, or the model shares memory with ``example``.
+        InvalidArgument: an argument is not allowed, the model shares memory with ``example``, or ``sign`` is given
+            without a signing key.
         FailedPrecondition: the session is closed or has no cluster, a row is not finite, ranks have parts of the
             model, or a feature differs from that which the namespace keeps.
         Unavailable: a shard is down; the text names it.
@@ -166,7 +171,7 @@ def publish(
 
         check_kept(session.core, features.set)
     program, files = _source(model, example, features, dynamic_shapes)
-    return publish_program(session, Publication(name, root, alias, dtype, card, program, features=files))
+    return publish_program(session, Publication(name, root, alias, dtype, card, program, features=files, sign=sign))
 
 
 def publish_program(session: Session, publication: Publication) -> Published:
@@ -218,31 +223,28 @@ def publish_from(
         progress: called with the number of rows written so far; None: not called.
     """
     check_names(publication.name, publication.alias)
+    security = loaded_security(control.security)
+    sign = checked_sign(publication.sign, security)
     card = checked_card(publication.card)
     schemas = without_tables(control.list_tables(namespace), publication.without, namespace)
     if not schemas and publication.program is None:
         raise NotFound(f"namespace {namespace!r} has no tables to publish at {control.address}")
     dtypes = _dtypes(schemas, publication.dtype)
     registry = ModelRegistry(publication.root)
-    is_signed = bool(loaded_security(control.security).signing_key)
     program = publication.program
     if isinstance(program, ProgramSource):
-        program = export_program(program, is_signed=is_signed)
+        program = export_program(program, is_signed=bool(security.signing_key))
     view = control.cluster()
     version = registry.claim_version(publication.name)
     folder = registry.folder(publication.name, version)
     try:
         slots = _slot_versions(control, view, f"publish/{publication.name}@{version}", schemas)
         client = shard_client(view, control.security)
-        writer = _RowWriter(folder, client, len(view.shards), progress)
+        writer = _RowWriter(folder, client, len(view.shards), progress, is_signed=sign == "rows")
         tables = tuple(
             PublishedTable(schema, dtypes[schema.name], tuple(writer.write(schema, dtypes[schema.name], index)))
             for index, schema in enumerate(schemas)
         )
-        facts = proof = None
-        if program is not None:
-            facts = _write_program(folder, program.archive)
-            proof = make_proof(publication.name, version, facts, [program.archive], loaded_security(control.security))
         manifest = ModelManifest(
             model=publication.name,
             version=version,
@@ -251,12 +253,12 @@ def publish_from(
             slot_count=view.slot_count,
             namespace=namespace,
             tables=tables,
-            slots=write_tensors(folder, SLOTS, {"version": Tensor("U64", slots)}, {}),
-            program=facts,
+            slots=write_tensors(folder, SLOTS, {"version": Tensor("U64", slots)}),
+            program=None if program is None else write_file(folder, PROGRAM, [program.archive]),
             card=card,
-            proof=proof,
             features=write_features(folder, publication.features),
-        )
+            sign=sign,
+        ).signed(security)
         registry.finish(manifest)
     except BaseException:
         registry.abandon(publication.name, version)
@@ -273,12 +275,19 @@ class _RowWriter:
     """Writes the rows of tables into part files, shard by shard."""
 
     def __init__(
-        self, folder: Folder, client: _client.Client, shards: int, progress: Callable[[int], None] | None
+        self,
+        folder: Folder,
+        client: _client.Client,
+        shards: int,
+        progress: Callable[[int], None] | None,
+        *,
+        is_signed: bool,
     ) -> None:
         self._folder = folder
         self._client = client
         self._shards = shards
         self._progress = progress
+        self._is_signed = is_signed
         self._done = 0
 
     def write(self, schema: TableSchema, dtype: ServedDtype, index: int) -> Iterator[Part]:
@@ -296,7 +305,7 @@ class _RowWriter:
                     bad = keys[~np.isfinite(rows).all(axis=1)][0]
                     raise FailedPrecondition(f"table {schema.full_name}: the row of key {bad} is not finite")
                 file = f"rows.{index}.{shard}.{number}.safetensors"
-                yield write_rows(self._folder, file, dtype, keys, versions, rows)
+                yield write_rows(self._folder, file, dtype, keys, versions, rows, is_signed=self._is_signed)
                 self._done += len(keys)
                 if self._progress is not None:
                     self._progress(self._done)
@@ -368,8 +377,3 @@ def _dtypes(
         return next(matching, schema.dtype)
 
     return {schema.name: of(schema) for schema in schemas}
-
-
-def _write_program(folder: Folder, program: bytes) -> FileFacts:
-    folder.write(PROGRAM, [program])
-    return FileFacts(PROGRAM, len(program), xxhash.xxh3_64_hexdigest(program))
