@@ -43,6 +43,10 @@ def publish(
     without: Annotated[
         list[str] | None, typer.Option(help="Name of a table that is not published; may be repeated.")
     ] = None,
+    sign: Annotated[
+        str | None,
+        typer.Option(help="rows: the signature covers the rows too. Default: all else, where there is a signing_key."),
+    ] = None,
 ) -> None:
     """Publish the rows of a namespace, and the program that a run of a job file kept.
 
@@ -54,10 +58,13 @@ def publish(
     from ...proto.config.units import format_bytes
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
+    from ...proto.security.security import process_security
+    from ...worker.publish.asked_version import checked_sign
     from ...worker.publish.publishing import Publication, publish_from
 
     if features is not None and program is None:
         raise InvalidArgument("--features: has no effect without --program, whose inputs they make; name both")
+    signed = checked_sign(sign, process_security(), "--sign")
     columns = (SpinnerColumn(), TextColumn("publish {task.completed:,} rows"), TimeElapsedColumn())
     with ControlClient(coordinator) as control:
         publication = Publication(
@@ -69,6 +76,7 @@ def publish(
             program=None if program is None else _program(program, control, namespace, without or []),
             without=tuple(without or ()),
             features={} if features is None or program is None else _features(features, program),
+            sign=signed,
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=None)

@@ -155,6 +155,12 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("ps", "--ssd-engine", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-engine", "pages")),
     OptionEffect("ps", "--ssd-bytes", "--ssd-path", ("--coordinator", "a:1", "--shard", "0", "--ssd-bytes", "1GiB")),
     OptionEffect("publish", "--features", "--program", ("m", "--root", "r", "--namespace", "n", "--features", "f")),
+    OptionEffect(
+        "publish",
+        "--sign",
+        "signing_key of the security file",
+        ("m", "--root", "r", "--namespace", "n", "--sign", "rows"),
+    ),
     OptionEffect("row", "--model", "--serving", ("a/t", "5", "--model", "m")),
     OptionEffect("serve", "--namespace", "no --root", ("--model", "m", "--root", "r", "--namespace", "n")),
     OptionEffect("serve", "--ssd-direct-io", "--ssd-path", ("--model", "m", "--root", "r", "--ssd-direct-io")),

@@ -17,6 +17,7 @@ from ...proto.checkpoint.urls import absolute
 from ...proto.config.job import JobConfig
 from ...proto.errors import SparserowError
 from ...proto.published.kept_features import keep_features
+from ...proto.published.manifest import Sign
 from ...proto.published.model_names import DEFAULT_ALIAS, check_name
 from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import loaded_security
@@ -97,7 +98,7 @@ def _published(job: JobConfig, trained: TrainedModel) -> KeptModel:
     wanted = job.publish
     assert wanted is not None
     name, root = wanted.model or job.name, absolute(wanted.root)
-    done = _publish(trained, name, wanted.root, wanted.alias, wanted.dtype)
+    done = _publish(job, trained, Publication(name, wanted.root, wanted.alias, wanted.dtype))
     alias = f" ({wanted.alias})" if wanted.alias is not None else ""
     commands = {} if wanted.alias is not None else {"publish": _alias_command(name, done.version, root)}
     commands["serve"] = _serve_command(name, root, wanted.alias or DEFAULT_ALIAS)
@@ -106,7 +107,7 @@ def _published(job: JobConfig, trained: TrainedModel) -> KeptModel:
 
 def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     root = absolute(folder)
-    done = _publish(trained, job.name, root, None, None)
+    done = _publish(job, trained, Publication(job.name, root, None))
     ModelRegistry(root).prune(job.name, KEPT_VERSIONS)
     commands = {
         "publish": _alias_command(job.name, done.version, root),
@@ -115,11 +116,14 @@ def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     return KeptModel((f"{job.name}@{done.version} in {root}",), commands)
 
 
-def _publish(trained: TrainedModel, name: str, root: str, alias: str | None, dtype: Any) -> Published:
-    return publish_program(
-        trained.session,
-        Publication(name, root, alias, dtype, trained.card, trained.source, features=trained.features),
-    )
+def _publish(job: JobConfig, trained: TrainedModel, place: Publication) -> Published:
+    whole = replace(place, card=trained.card, program=trained.source, features=trained.features, sign=_sign(job))
+    return publish_program(trained.session, whole)
+
+
+def _sign(job: JobConfig) -> Sign | None:
+    """Returns what the job asks to sign, which holds for a model that is kept because it could not be published too."""
+    return None if job.publish is None else job.publish.sign
 
 
 def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
@@ -136,6 +140,7 @@ def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     path = f"{root}/{file}"
     words = ["sparserow", "publish", name, "--root", root, "--namespace", job.name, "--program", path]
     words += ["--features", f"{root}/{kept}"] if trained.features else []
+    words += [] if _sign(job) is None else ["--sign", str(_sign(job))]
     words += ["--coordinator", str(job.cluster.address), *([] if tower is None else ["--without", tower])]
     commands = {"publish": shlex.join(words), "serve": _serve_command(name, root, DEFAULT_ALIAS)}
     return KeptModel((f"its program in {path}",), commands)

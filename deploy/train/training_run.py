@@ -232,9 +232,14 @@ def _make_folder_of_models(job: JobConfig) -> None:
 
     Raises:
         FailedPrecondition, ResourceExhausted: the folder cannot be written; the text names the setting.
+        InvalidArgument: ``publish.sign`` is given without a signing key.
     """
     from ...proto.checkpoint.folder import Folder
+    from ...proto.security.security import process_security
+    from ...worker.publish.asked_version import checked_sign
 
+    if job.publish is not None:
+        checked_sign(job.publish.sign, process_security())
     root = job.keep if job.publish is None else job.publish.root
     if root is not None and {"publish", "keep"} & job.model_fields_set and job.model.backend == "ps":
         try:

@@ -32,3 +32,8 @@ class PublishConfig(StrictModel):
     dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = Field(
         None, description="Dtype of the published rows; null: the dtype in training."
     )
+    sign: Literal["rows"] | None = Field(
+        None,
+        description="What the publisher's signature covers besides the program, the features, the tables and the card, "
+        "which it covers where the security file names a signing_key. rows: the rows too; it needs a signing_key.",
+    )

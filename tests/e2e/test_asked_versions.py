@@ -54,6 +54,8 @@ def model(session: sr.Session) -> nn.Module:
         ({"card": {"auc": float("nan")}}, r"card\['auc'\]: nan is not finite"),
         ({"model": "ctr"}, r"publish\.model: type: 'str' is not allowed; allowed: a torch\.nn\.Module"),
         ({"example": EXAMPLE[0]}, r"publish\.example: type: 'Tensor' is not allowed; allowed: a tuple"),
+        ({"sign": "all"}, r"publish\.sign: 'all' is not allowed; allowed: rows, null"),
+        ({"sign": "rows"}, r"publish\.sign: has no effect without a signing_key in the security file"),
         ({"features": 3}, r"publish\.features: type: 'int' is not allowed; allowed: sr\.Features"),
     ],
 )

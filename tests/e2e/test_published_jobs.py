@@ -13,10 +13,13 @@ import torch
 
 import sparserow as sr
 from long_form import FULL
+from sparserow.deploy.launch.security_files import init_signing_key
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.published.proof import sha256_of
 from sparserow.proto.published.registry import ModelRegistry
+from sparserow.proto.security.security import Security
 from sparserow.serving.inference.inference import ServedModel
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
@@ -191,6 +194,24 @@ def test_a_folder_that_cannot_be_used_fails_no_run_that_did_not_name_it(
     assert "kept-models" in named.error_line()
     published = launcher.start("train", str(job_file), "--set", f"publish.root={tmp_path}/kept-models")
     assert "kept-models" in published.error_line(), "it is said before the run, and not after it"
+
+
+def test_a_job_signs_its_rows_where_it_asks_to(launcher: Launcher, job_file: Path, tmp_path: Path) -> None:
+    init_signing_key(tmp_path, "publisher")
+    security = tmp_path / "security.yaml"
+    security.write_text("signing_key: publisher.key\nverification_key: publisher.pub\n")
+    asked = ("train", str(job_file), "--set", f"publish={{root: '{tmp_path}/models', sign: rows}}")
+    refused = launcher.start(*asked).error_line()
+    assert "publish.sign: has no effect without a signing_key" in refused, "it is said before the run"
+    run = launcher.start(f"--security={security}", *asked)
+    assert run.popen.wait(WAIT_SEC) == 0, run.err
+    registry = ModelRegistry(str(tmp_path / "models"))
+    manifest = registry.trusted_manifest("ads", 1, Security.load(security))
+    assert manifest.sign == "rows"
+    files = registry.folder("ads", 1)
+    parts = [part for table in manifest.tables for part in table.parts]
+    assert parts
+    assert [part.sha256 for part in parts] == [sha256_of([files.read(part.file)]) for part in parts]
 
 
 @pytest.mark.parametrize("where", ["own cluster", "running cluster", "no keep"])
