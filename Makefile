@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: setup demo test check test-py test-cpp test-full test-gpu bench lint format sanitize docs clean
+.PHONY: setup demo test check test-py test-cpp test-full test-gpu bench lint format sanitize audit docs clean
 setup: $(VENV)/.stamp-native
 
 build/.stamp-apt:
@@ -136,6 +136,12 @@ lint: setup
 format: setup
 	@$(VENV)/bin/ruff check --fix-only -q . && $(VENV)/bin/ruff format -q .
 	@$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+# Known vulnerabilities of the installed Python packages, where an index of advisories can be reached.
+audit: setup
+	@test -x build/audit/bin/pip-audit || { $(PY) -m venv build/audit && \
+	  build/audit/bin/pip install -q --disable-pip-version-check pip-audit; } || true
+	@$(PY) tests/support/audit.py
 
 # The documents as a site in build/site; a broken link or a parameter that no signature has fails it.
 docs: setup

@@ -193,7 +193,6 @@ class ControlClient(Closing):
             grad_scale=grad_scale.upper(),
             host=socket.gethostname(),
             pid=os.getpid(),
-            proves=True,
             needs_new_namespace=needs_new_namespace,
             quorum=quorum or 0,
         )

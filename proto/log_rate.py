@@ -8,13 +8,14 @@ import time
 
 _LINES = 5
 _PERIOD_SEC = 10.0
+_MOST_KINDS = 1024
 
 
 class RateLimit(logging.Filter):
     """A log filter that passes a few lines of each kind per period, and then reports how many it dropped.
 
-    The kind of a line is its message before the arguments are filled in. The traceback of a refused request is removed,
-    because the line already has its cause.
+    The kind of a line is its attribute ``kind``, or else its message before the arguments are filled in. The traceback
+    of a refused request is removed, because the line already has its cause.
 
     Args:
         lines: the number of lines of each kind that pass in a period.
@@ -26,7 +27,8 @@ class RateLimit(logging.Filter):
         self._lines = lines
         self._period_sec = period_sec
         self._lock = threading.Lock()
-        self._kinds: dict[str, tuple[float, int]] = {}  # by kind: the end of its period, and the lines in it
+        self._full_until = 0.0  # until then nothing is forgotten
+        self._kinds: dict[object, tuple[float, int]] = {}  # by kind: the end of its period, and the lines in it
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns whether the line is written."""
@@ -37,9 +39,14 @@ class RateLimit(logging.Filter):
             record.exc_info, record.exc_text = None, None
             kind = "a malformed request"
         else:
-            kind = str(record.msg)
+            kind = getattr(record, "kind", None) or str(record.msg)
         with self._lock:
             now = time.monotonic()
+            if len(self._kinds) >= _MOST_KINDS and kind not in self._kinds:
+                if now >= self._full_until:
+                    self._kinds = {known: entry for known, entry in self._kinds.items() if now < entry[0]}
+                    self._full_until = now + self._period_sec
+                kind = kind if len(self._kinds) < _MOST_KINDS else "of very many kinds"
             end, count = self._kinds.get(kind, (0.0, 0))
             if now >= end:
                 if count > self._lines:

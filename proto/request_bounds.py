@@ -26,7 +26,7 @@ MOST: dict[str, int | None] = {
             "WorkerHeartbeatRequest.proof",
             "DeregisterWorkerRequest.proof",
             "CheckpointCaller.proof",
-            "JobMember.proof",
+            "JobMember.proof_sha256",
         ),
         _PROOF_BYTES,
     ),

@@ -227,7 +227,7 @@ def _models(models: ServedModels, grant: TokenEntry) -> Any:
         "aliases": [
             {"model": model, "alias": which, "version": alias.version, "canary": alias.canary}
             for (model, which), alias in sorted(book.aliases.items())
-            if model in reached or not grant.namespaces
+            if model in reached or grant.namespaces is None
         ],
     }
 

@@ -6,6 +6,7 @@ The data plane does not use this module.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def key_of_text(text: str, *, hashed: bool, modulo: int | None = None) -> int:
     Raises:
         InvalidArgument: ``text`` is not an integer in [0, 2**64), and is not to be hashed.
     """
-    if not hashed and (not text.isdecimal() or int(text) >= 2**64):
+    if not hashed and (not re.fullmatch("[0-9]{1,20}", text) or int(text) >= 2**64):
         raise InvalidArgument(f"key {text!r} is no integer in [0, 2**64); strings are hashed with --hash")
     key = hash_key(text) if hashed else int(text)
     return key if modulo is None else key % modulo

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..proto import serving_pb2 as pb
 from ..proto.errors import InvalidArgument
+from ..proto.published.model_names import is_version
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .client.shard_assignment import ShardAssignment
@@ -107,7 +108,7 @@ class ServingService:
             )
             for (model, which), alias in sorted(book.aliases.items())
             if request.model in ("", model)
-            and not which.isdecimal()
+            and not is_version(which)
             and reaches_namespace(grant, book.namespace_of(model, alias))
         ]
         return pb.DescribeReply(

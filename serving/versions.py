@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..cpp_ext import _server
 from ..proto.errors import NotFound, SparserowError
 from ..proto.published.dense import newest_number
-from ..proto.published.model_names import handle_of
+from ..proto.published.model_names import handle_of, is_version
 from ..proto.published.registry import Alias, ModelRegistry
 from ..proto.security.security import process_security
 from .client.shard_assignment import ShardAssignment
@@ -178,7 +178,7 @@ class ServedModels:
             NotFound: this process does not serve it; the text lists the models of namespaces that the caller reaches.
         """
         book = self.book()
-        if which.isdecimal() and (model, int(which)) in book.versions:
+        if is_version(which) and (model, int(which)) in book.versions:
             return Alias(int(which)), {int(which): book.versions[model, int(which)]}
         alias = book.aliases.get((model, which))
         if alias is None:

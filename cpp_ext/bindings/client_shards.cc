@@ -298,7 +298,7 @@ void bind_shards(py::module_& module) {
              options.has_quorum = has_quorum;
              options.tls = tls_of<rpc::TlsContext::for_client>(tls);
              options.token = std::move(token);
-             options.worker_proof = worker_proof_of(std::string(worker_proof));
+             options.worker_proof = bytes_of_proof<16>(std::string(worker_proof));
              options.route_epoch = route_epoch;
              options.cluster_id = cluster_id;
              options.namespace_id = namespace_id;

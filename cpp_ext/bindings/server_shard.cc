@@ -99,7 +99,7 @@ void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::o
     } else {
       const auto& [worker_id, epoch, rank, first, until, final_sequence, proof] = std::get<SpanTuple>(member);
       spec.members.push_back({worker_id, epoch, rank, first, until.value_or(rpc::kForever), final_sequence,
-                              worker_proof_of(std::string(proof))});
+                              bytes_of_proof<32>(std::string(proof))});
     }
   }
   Status status;
@@ -238,6 +238,12 @@ void bind_shard(py::module_& module) {
       [](const std::string& certificate) {
         const auto facts = value_or_raise(rpc::facts_of(certificate));
         return py::make_tuple(facts.begins, facts.ends, facts.subject);
+      },
+      py::arg("certificate"));
+  module.def(
+      "check_server_certificate",
+      [](const std::string& certificate) {
+        if (value_or_raise(rpc::facts_of(certificate)).names == 0) raise_if_error(rpc::nameless_certificate());
       },
       py::arg("certificate"));
   module.def(

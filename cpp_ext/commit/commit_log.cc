@@ -346,7 +346,7 @@ std::optional<std::string> CommitLog::job_name(std::uint32_t job_id) const {
   return found == jobs_.end() ? std::nullopt : std::optional(found->second->name);
 }
 
-std::optional<WorkerProof> CommitLog::proof_of(std::uint32_t job_id, const WorkerKey& worker) const {
+std::optional<ProofDigest> CommitLog::proof_of(std::uint32_t job_id, const WorkerKey& worker) const {
   const Lock lock(mutex_);
   const auto job = jobs_.find(job_id);
   if (job == jobs_.end()) return std::nullopt;

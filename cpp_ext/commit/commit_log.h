@@ -68,7 +68,7 @@ struct Member {
   std::int64_t first_step = 0;         // it counts from here; at least the first step that is not complete
   std::int64_t until_step = kForever;  // else it has left, and counts up to here
   std::uint64_t final_sequence = 0;    // of one that left: its last commit accepted by any shard
-  WorkerProof proof = {};              // that its connections must show; zeros: none
+  ProofDigest proof = {};              // of what its connections must show; zeros: none
 };
 
 struct JobSpec {
@@ -188,7 +188,7 @@ class CommitLog {
   // "namespace/job"; nullopt for a job that this shard does not know.
   [[nodiscard]] std::optional<std::string> job_name(std::uint32_t job_id) const;
   // The proof of a live worker, zeros when it needs none; nullopt for a worker that this shard does not know.
-  [[nodiscard]] std::optional<WorkerProof> proof_of(std::uint32_t job_id, const WorkerKey& worker) const;
+  [[nodiscard]] std::optional<ProofDigest> proof_of(std::uint32_t job_id, const WorkerKey& worker) const;
   [[nodiscard]] CommitLogStats stats() const;
   // Which commits commits_lost counts.
   [[nodiscard]] std::vector<LostRange> lost() const;

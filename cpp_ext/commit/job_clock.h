@@ -25,7 +25,7 @@
 namespace sparserow::rpc {
 
 using WorkerKey = std::pair<std::uint32_t, std::uint32_t>;  // (worker id, epoch)
-using WorkerProof = std::array<std::byte, 16>;
+using ProofDigest = std::array<std::byte, 32>;              // SHA-256 of a worker's proof
 
 inline constexpr std::int64_t kForever = INT64_MAX;
 
@@ -38,7 +38,7 @@ struct JobWorker {
   bool fenced = false;                 // says nothing any more; the coordinator is deciding what becomes of it
   bool named_a_step = false;
   bool is_restored = false;  // it had taken later steps than its window knows of, before this shard was restored
-  WorkerProof proof{};       // that its connections must show; zeros: none
+  ProofDigest proof{};       // of what its connections must show; zeros: none
   JobWindow window;
 
   [[nodiscard]] bool is_live() const noexcept { return until_step == kForever; }

@@ -44,6 +44,7 @@ def gateway(
     from ...proto.control import ControlClient
     from ...proto.errors import not_allowed
     from ...proto.security.fresh_security import fresh_security
+    from ...ps_server.process.access import check_certificate
     from ...ps_server.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
     from ...ps_server.process.event_loop import run_server
     from ...ps_server.process.listen import check_host, check_port_free
@@ -81,7 +82,7 @@ def gateway(
         leaving = asyncio.create_task(leave_idle(service))
         print(f"sparserow: gateway ready at gRPC {server.host}:{server.port}", flush=True)
         try:
-            async with fresh_security():
+            async with fresh_security(check_certificate):
                 await stop.wait()
         finally:
             leaving.cancel()

@@ -68,11 +68,15 @@ def token_(
         list[str] | None,
         typer.Option("--namespace", help="Namespace whose tables the token reaches; may be repeated. Default: all."),
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File for the token, which its owner alone can read. Default: it is printed.")
+    ] = None,
 ) -> None:
-    """Make a token and print it once; the file has only its digest."""
+    """Make a token and give it once; the file of tokens has only its digest."""
     from ..launch.security_files import add_token
 
-    print(add_token(tokens, name, role, namespaces or ()))  # type: ignore[arg-type]  # checked there
+    token = add_token(tokens, name, role, namespaces or (), output=output)  # type: ignore[arg-type]  # checked there
+    print(token if output is None else f"sparserow: the token is in {output}")
 
 
 @app.command("revoke")

@@ -150,16 +150,17 @@ def certificate_names(hosts: Sequence[str]) -> str:
     return ",".join(names)
 
 
-def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str]) -> str:
-    """Makes a token, adds its digest to a tokens file, and returns the token, which no file keeps.
+def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str], *, output: Path | None = None) -> str:
+    """Makes a token, adds its digest to a tokens file, and returns the token.
 
-    The file is created when there is none.
+    The tokens file is created when there is none.
 
     Args:
         path: the tokens file.
         name: the name of the token in logs.
         role: the role of the token.
         namespaces: the namespaces that the token reaches; empty means all.
+        output: a file for the token, which only its owner can read; a former one is replaced. None writes none.
 
     Raises:
         FailedPrecondition: the file has a token of that name.
@@ -170,8 +171,10 @@ def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str]) -> s
         raise FailedPrecondition(f"{path}: the file has a token named {name!r}; revoke that token first")
     token = secrets.token_urlsafe(32)
     entry = validate(
-        TokenEntry, {"name": name, "sha256": digest_of(token), "role": role, "namespaces": list(namespaces)}
+        TokenEntry, {"name": name, "sha256": digest_of(token), "role": role, "namespaces": list(namespaces) or None}
     )
+    if output is not None:  # first, because a token that nobody has is of no use
+        _write(output, token + "\n", secret=True)
     _write_tokens(path, (*entries, entry))
     return token
 
@@ -217,7 +220,8 @@ def describe_security(security: Security) -> list[tuple[str, str]]:
     if security.tokens is None:
         lines.append(("tokens taken", "none is asked for"))
     for entry in security.tokens or ():
-        lines.append(("token taken", f"{entry.name}: {entry.role}, {', '.join(entry.namespaces) or 'all namespaces'}"))
+        reached = "all namespaces" if entry.namespaces is None else ", ".join(entry.namespaces) or "no namespace"
+        lines.append(("token taken", f"{entry.name}: {entry.role}, {reached}"))
     return lines
 
 

@@ -22,7 +22,7 @@ from ..documents import Positive, Share, Text, checked, parse_json
 from ..errors import DataLoss, FailedPrecondition, NotFound, not_allowed
 from ..security.security import Security
 from .manifest import MANIFEST, MOST_BYTES, ModelManifest
-from .model_names import NAME_PATTERN, check_name
+from .model_names import NAME_PATTERN, check_name, is_version
 from .shared_file import MOST_BYTES as MOST_ALIASES_BYTES, SharedFile, signature
 
 ALIASES = "aliases.json"
@@ -173,7 +173,7 @@ class ModelRegistry:
         versions = self.versions(model)
         if not versions:
             raise self._no_model(model)
-        if which.isdecimal():
+        if is_version(which):
             if int(which) not in versions:
                 raise NotFound(f"model {model!r}: has no version {which}; it has: {', '.join(map(str, versions))}")
             return Alias(int(which))

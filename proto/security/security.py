@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -36,6 +37,8 @@ Role: TypeAlias = Literal["serve-read", "train", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # each role may do what the roles before it may
 TOKEN_HEADER = "authorization"  # the metadata of a call that has the token
 _MOST_TOKEN_BYTES = 1024
+_SECRETS = frozenset({"key", "token_file", "signing_key"})  # keys of the file that name others
+_OF_OTHERS = 0o027  # a group may read, because Kubernetes lets a pod read its secrets so
 
 
 class Limits(StrictModel):
@@ -86,11 +89,11 @@ class SecurityFile(StrictModel):
 
     ca: str | None = Field(None, description="PEM file of authorities to trust; null: connections are plain.")
     cert: str | None = Field(None, description="PEM file of the certificate to show, with intermediate ones after it.")
-    key: str | None = Field(None, description="PEM file of its private key, without a passphrase.")
+    key: str | None = Field(None, description="PEM file, mode 0600 or 0640, of its private key, without a passphrase.")
     client_ca: str | None = Field(
         None, description="PEM file of authorities; servers accept only clients with a certificate of these."
     )
-    token_file: str | None = Field(None, description="File of the token to show to servers.")
+    token_file: str | None = Field(None, description="File, mode 0600 or 0640, of the token to show to servers.")
     token_in_clear: bool = Field(
         False,
         description="Whether the token may be shown on plain connections, where other machines on the network can read "
@@ -103,7 +106,7 @@ class SecurityFile(StrictModel):
         None, description="PEM file of publishers' public keys; programs without a signature of these are refused."
     )
     signing_key: str | None = Field(
-        None, description="PEM file, mode 0600, of the private key that signs published programs."
+        None, description="PEM file, mode 0600 or 0640, of the private key that signs published programs."
     )
     limits: Limits = Field(Limits(), description="What servers let clients hold.")
 
@@ -128,11 +131,11 @@ class SecurityFile(StrictModel):
 class TokenEntry(StrictModel):
     """One token of the tokens file, which has its digest and never the token itself."""
 
-    name: str = Field(min_length=1, description="Name of the token in logs.")
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,255}$", description="Name of the token in logs.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the token in hexadecimal digits.")
     role: Role = Field(description="What the token permits; each role includes the roles before it.")
-    namespaces: Annotated[tuple[str, ...], FromList] = Field(
-        (), description="Namespaces whose tables the token reaches; empty: all."
+    namespaces: Annotated[tuple[str, ...], FromList] | None = Field(
+        None, description="Namespaces whose tables the token reaches; null: all; []: none."
     )
 
 
@@ -186,7 +189,12 @@ class Security:
                 return ""
             files.append(path.parent / name)
             try:
-                return files[-1].read_text(encoding="utf-8")
+                with files[-1].open(encoding="utf-8") as file:
+                    if key in _SECRETS and os.fstat(file.fileno()).st_mode & _OF_OTHERS:
+                        raise InvalidArgument(
+                            f"{path}: {key}: {files[-1]}: others may read or change it; allowed: mode 0600, or 0640"
+                        )
+                    return file.read()
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidArgument(f"{path}: {key}: {files[-1]} cannot be read: {error}") from None
 
@@ -194,8 +202,6 @@ class Security:
         if config.verification_key is not None:
             verification_keys(verification_key)
         if config.signing_key is not None:
-            if files[-1].stat().st_mode & 0o077:
-                raise InvalidArgument(f"{path}: signing_key: {files[-1]}: others may read it; allowed: mode 0600")
             signing_key(private_key)
         token = text_of("token_file").strip()
         if config.token_file is not None and not 0 < len(token.encode()) <= _MOST_TOKEN_BYTES:
@@ -233,7 +239,7 @@ class Security:
         tls = (self.client_authorities, self.certificate, self.key) if self.certificate else None
         grants = None
         if self.tokens is not None:
-            grants = [(bytes.fromhex(entry.sha256), entry.role, list(entry.namespaces)) for entry in self.tokens]
+            grants = [(bytes.fromhex(entry.sha256), entry.role, _native_namespaces(entry)) for entry in self.tokens]
         return {"tls": tls, "grants": grants, **self.limits.native()}
 
     def give_to(self, server: Any) -> None:
@@ -261,9 +267,14 @@ class Security:
         raise PermissionDenied("token: the token is missing, or not one that this server knows")
 
 
+def _native_namespaces(entry: TokenEntry) -> list[str]:
+    """Returns the namespaces as the native server has them: it takes an empty list for all, and no name is empty."""
+    return [] if entry.namespaces is None else list(entry.namespaces) or [""]
+
+
 def reaches_namespace(grant: TokenEntry, namespace: str) -> bool:
-    """Whether a token permits actions on a namespace; a token that names no namespace permits them on all."""
-    return not grant.namespaces or namespace in grant.namespaces
+    """Whether a token permits actions on a namespace; null stands for all."""
+    return grant.namespaces is None or namespace in grant.namespaces
 
 
 def check_namespace(grant: TokenEntry, namespace: str) -> None:

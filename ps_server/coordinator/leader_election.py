@@ -16,6 +16,7 @@ from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import NotLeader
 from ...proto.security.fresh_security import fresh_security
+from ..process.access import check_certificate
 from ..process.advertise import advertised
 from ..process.control_server import ControlServer
 from ..process.listen import check_host
@@ -107,7 +108,7 @@ async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
         stack.enter_context(serve_metrics(gate, host=options.host, port=options.metrics_port))
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
-        await stack.enter_async_context(fresh_security())
+        await stack.enter_async_context(fresh_security(check_certificate))
         address = told.address(server.port)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         lease = min(options.cluster.worker_lease_sec, options.cluster.shard_lease_sec)

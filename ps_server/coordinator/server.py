@@ -14,6 +14,7 @@ from typing import Any
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.security.fresh_security import fresh_security
+from ..process.access import check_certificate
 from ..process.advertise import Advertised, advertised
 from ..process.control_server import ControlServer
 from ..process.listen import check_host
@@ -109,7 +110,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         stack.enter_context(serve_metrics(CoordinatorMetrics(cluster), host=options.host, port=options.metrics_port))
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
-        await stack.enter_async_context(fresh_security())
+        await stack.enter_async_context(fresh_security(check_certificate))
         await server.set_serving(True)
         coordinator = Coordinator(cluster, server, service.recoveries, told)
         log.info("coordinator of cluster %x listens on %s", cluster.cluster_id, coordinator.address)

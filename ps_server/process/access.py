@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from ...cpp_ext import _server
 from ...proto.errors import PermissionDenied
 from ...proto.security.security import (
     ROLES,
@@ -69,7 +70,7 @@ def check_call(security: Security, method: str, metadata: Any) -> None:
     needed = _ROLES.get(name, "admin")
     if ROLES.index(grant.role) < ROLES.index(needed):
         raise PermissionDenied(f"token: its role {grant.role} does not allow {name}; {needed} does")
-    if grant.namespaces and name in _OF_ALL_NAMESPACES:
+    if grant.namespaces is not None and name in _OF_ALL_NAMESPACES:
         raise PermissionDenied(f"token: {name} needs a token that reaches all namespaces")
 
 
@@ -115,11 +116,26 @@ def _namespace_of(request: Any) -> str | None:
     return None
 
 
+def check_certificate(security: Security) -> None:
+    """Refuses a certificate that names no host, for servers to show.
+
+    Raises:
+        InvalidArgument: it does not.
+    """
+    if security.certificate:
+        _server.check_server_certificate(security.certificate)
+
+
 def server_credentials() -> grpc.ServerCredentials | None:
-    """Returns the credentials of a gRPC server, which follow changes of the certificate; None without a certificate."""
+    """Returns the credentials of a gRPC server, which follow changes of the certificate; None without a certificate.
+
+    Raises:
+        InvalidArgument: the certificate names no host.
+    """
     shown = process_security()
     if not shown.certificate:
         return None
+    check_certificate(shown)
     last = [shown]
 
     def configuration(security: Security) -> Any:

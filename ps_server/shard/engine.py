@@ -236,7 +236,7 @@ class ShardEngine:
                     member.first_step,
                     member.until_step if member.HasField("until_step") else None,
                     member.final_sequence,
-                    member.proof,
+                    member.proof_sha256,
                 )
                 for member in request.members
             ],

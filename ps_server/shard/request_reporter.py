@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...cpp_ext import _server
 from ...proto.errors import error_of
+from ...proto.log_rate import RateLimit
 from .periodic_thread import PeriodicThread
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 log = logging.getLogger(__name__)
+log.addFilter(RateLimit())  # peers cause these lines
 
 _EVERY_SEC = 0.5
 
@@ -59,7 +61,9 @@ class RequestReporter:
             fields["trace_id"] = event["trace_id"].hex()
         fields |= {"code": error.code, "error": event["message"]}
         level = logging.DEBUG if error.retryable else logging.INFO
-        log.log(level, "refused %s, %s: %s: %s", event["type"], who, error.code, error, extra={"fields": fields})
+        kind = (str(event["peer"]).rpartition(":")[0], event["type"], error.code)
+        extra = {"fields": fields, "kind": kind}
+        log.log(level, "refused %s, %s: %s: %s", event["type"], who, error.code, error, extra=extra)
 
     def _export(self, tracer: Tracer, event: dict[str, Any]) -> None:
         from opentelemetry import trace as otel

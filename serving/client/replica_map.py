@@ -20,6 +20,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.grpc_status import error_of_status
+from ...proto.published.model_names import is_version
 from ...proto.security.channels import SecureChannel
 from ...proto.security.fresh_security import FreshSecurity
 from .shard_assignment import ShardAssignment
@@ -74,7 +75,7 @@ class ReplicaMap:
             NotFound: there is no such alias, or not every process has its version yet.
         """
         known = self.versions.get(model, {})
-        if name.isdecimal():
+        if is_version(name):
             if int(name) not in known:
                 raise NotFound(f"model {model}@{name} is not served; served: {self._served()}")
             return int(name), 0, 0.0

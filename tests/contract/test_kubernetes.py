@@ -224,7 +224,7 @@ def test_disruptions_and_scaling_are_of_what_there_is() -> None:
 def test_the_files_of_the_secrets_are_those_that_the_commands_make(tmp_path: Path) -> None:
     folder = tmp_path / "security"
     init_security(folder, ["coordinator.sparserow.svc", "*.ps.sparserow.svc", "serve.sparserow.svc"], valid_sec=3600)
-    (folder / "trainer.token").write_text(add_token(folder / "tokens.yaml", "trainers", "train", ()))
+    add_token(folder / "tokens.yaml", "trainers", "train", (), output=folder / "trainer.token")
     (folder / "trainer.yaml").write_text("ca: ca.pem\ntoken_file: trainer.token\n")
     for secret in kustomization()["secretGenerator"]:
         mounted = tmp_path / secret["name"]
@@ -232,6 +232,7 @@ def test_the_files_of_the_secrets_are_those_that_the_commands_make(tmp_path: Pat
         for entry in secret["files"]:
             name, _, path = entry.partition("=")
             (mounted / name).write_bytes((tmp_path / path).read_bytes())
+            (mounted / name).chmod(0o440)  # the defaultMode of the volumes
         assert "ca.key" not in {path.name for path in mounted.iterdir()}
         security = Security.load(mounted / "security.yaml")
         assert security.token

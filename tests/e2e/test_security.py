@@ -25,6 +25,7 @@ from sparserow.deploy.launch.security_files import (
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security
+from sparserow.proto.whole_file import write_whole
 from sparserow.worker.session.session import Session
 from sparserow_process import Launcher, wait_until
 
@@ -46,7 +47,7 @@ class Secured:
 
     def client_of(self, name: str, token: str) -> Path:
         """The security file of a client with this token."""
-        (self.folder / f"{name}.token").write_text(token)
+        write_whole(self.folder / f"{name}.token", token, mode=0o600)
         path = self.folder / f"{name}.yaml"
         path.write_text(f"ca: ca.pem\ntoken_file: {name}.token\n")
         return path

@@ -25,6 +25,7 @@ from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import SparserowError
 from sparserow.proto.security.security import Security
+from sparserow.proto.whole_file import write_whole
 from sparserow_process import Launcher, Process, wait_until
 
 pytestmark = pytest.mark.skipif(network.why_not() != "", reason=network.why_not() or "")
@@ -43,7 +44,7 @@ class Field:
         self.security = init_security(folder / "security", addresses, valid_sec=3600)
         for role in ("train", "serve-read"):
             token = add_token(folder / "security" / "tokens.yaml", role, role, ())
-            (folder / "security" / f"{role}.token").write_text(token)
+            write_whole(folder / "security" / f"{role}.token", token, mode=0o600)
             (folder / "security" / f"{role}.yaml").write_text(f"ca: ca.pem\ntoken_file: {role}.token\n")
         self.coordinator = f"{hosts['control'].address}:7000"
         self.stop_file, self.kept = folder / "stop", folder / "kept"

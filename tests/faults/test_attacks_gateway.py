@@ -16,6 +16,7 @@ from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.channels import SecureChannel
 from sparserow.proto.security.security import Security
+from sparserow.proto.whole_file import write_whole
 from sparserow_process import Launcher, Process
 
 DIM = 4
@@ -36,7 +37,7 @@ class Scene:
             "reader": ("serve-read", ("ads",)),
         }
         for name, (role, namespaces) in tokens.items():
-            (folder / f"{name}.token").write_text(add_token(folder / "tokens.yaml", name, role, namespaces))
+            write_whole(folder / f"{name}.token", add_token(folder / "tokens.yaml", name, role, namespaces), mode=0o600)
             (folder / f"{name}.yaml").write_text(f"ca: ca.pem\ntoken_file: {name}.token\n")
         self.launcher = launcher
         self.names = tuple(tokens)

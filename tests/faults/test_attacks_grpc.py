@@ -20,6 +20,7 @@ import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token
 from sparserow.proto import changes_pb2, control_pb2 as pb, rows_pb2, serving_pb2
 from sparserow.proto.grpc_status import CHANNEL_OPTIONS
+from sparserow.proto.whole_file import write_whole
 from sparserow_process import Launcher
 
 MIB = 1 << 20
@@ -44,8 +45,7 @@ class Scene:
         self.tokens = {}
         for name, role in (("owner", "admin"), ("trainer", "train"), ("reader", "serve-read")):
             self.tokens[name] = add_token(folder / "tokens.yaml", name, role, ())  # type: ignore[arg-type]
-            (folder / f"{name}.token").write_text(self.tokens[name])
-            (folder / f"{name}.token").chmod(0o600)
+            write_whole(folder / f"{name}.token", self.tokens[name], mode=0o600)
         (folder / "server.yaml").write_text("tokens: tokens.yaml\ntoken_file: owner.token\ntoken_in_clear: true\n")
         self.places: dict[str, tuple[str, psutil.Process]] = {}
 

@@ -224,6 +224,28 @@ def test_malformed_requests_end_the_connection(served: Served, head: bytes) -> N
     assert "Traceback" not in served.process.err
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"model": "ctr", "tables": {"user": [1]}, "routing_key": "\\ud800"}', "routing_key: "),
+        ('{"model": "ctr@' + "9" * 5000 + '", "tables": {"user": [1]}}', "alias: "),
+        ('{"model": "ctr@\\u0661", "tables": {"user": [1]}}', "alias: "),  # a digit in Arabic
+        ('{"model": "ctr\\ud800", "tables": {"user": [1]}}', "model: "),
+        ('{"model": "ctr", "tables": {"user\\ud800": [1]}}', "table "),
+        ('{"model": "ctr", "tables": {"user": ["\\ud800"]}}', "table "),
+        ('{"model": "ctr", "tables": {"user": [' + "9" * 5000 + "]}}", ""),
+        ('{"model": "ctr", "tables": {"user": [1e400]}}', ""),
+        ('{"model": "ctr", "tables": {"user": [1]}, "deadline_ms": 1e400}', ""),
+        ('{"model": "ctr", "tables": {"user": [1]}, "deadline_ms": NaN}', ""),
+    ],
+)
+def test_texts_and_numbers_at_their_edges_are_refused(served: Served, body: str, words: str) -> None:
+    reply = served.door.ask("POST", "/v1/lookup", body.encode(), served.token)
+    assert reply.status in (400, 404), reply
+    assert words in json.loads(reply.body)["error"]
+    assert "Traceback" not in served.process.err
+
+
 def test_log_lines_of_malformed_requests_are_few(served: Served) -> None:
     before = len(served.process.err.splitlines())
     for _ in range(200):

@@ -23,6 +23,7 @@ from sparserow.deploy.launch.security_files import add_token
 from sparserow.proto.control import ControlClient
 from sparserow.proto.names import id_of_name
 from sparserow.proto.security.security import Security
+from sparserow.proto.whole_file import write_whole
 from sparserow.worker.session.session import Session
 from sparserow_process import wait_until
 
@@ -55,8 +56,7 @@ class Scene:
             ("reader", "serve-read", ("other",)),
         ):
             self.tokens[name] = add_token(folder / "tokens.yaml", name, role, namespaces)  # type: ignore[arg-type]
-            (folder / f"{name}.token").write_text(self.tokens[name])
-            (folder / f"{name}.token").chmod(0o600)
+            write_whole(folder / f"{name}.token", self.tokens[name], mode=0o600)
             (folder / f"{name}.yaml").write_text(f"token_file: {name}.token\ntoken_in_clear: true\n")
         (folder / "server.yaml").write_text("tokens: tokens.yaml\ntoken_file: owner.token\ntoken_in_clear: true\n")
 

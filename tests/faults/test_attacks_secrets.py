@@ -36,7 +36,7 @@ class Scene:
         self.folder = folder
         self.tokens = folder / "tokens.yaml"
         self.trainer = folder / "trainer.yaml"
-        (folder / "trainer.token").write_text(add_token(self.tokens, "trainer", "train", ()))
+        write_whole(folder / "trainer.token", add_token(self.tokens, "trainer", "train", ()), mode=0o600)
         self.trainer.write_text("ca: ca.pem\ntoken_file: trainer.token\n")
 
     def look(self, cluster: sr.LocalCluster) -> None:
@@ -121,7 +121,7 @@ class Training:
 
 def replace_admin(scene: Scene) -> None:
     """Exchanges the admin token at once: no process has both at a time."""
-    (scene.folder / "token").write_text(add_token(scene.tokens, "next admin", "admin", ()))
+    write_whole(scene.folder / "token", add_token(scene.tokens, "next admin", "admin", ()), mode=0o600)
     revoke_token(scene.tokens, "servers and operators")
 
 
@@ -153,7 +153,7 @@ def test_each_secret_changes_while_a_job_trains(scene: Scene) -> None:
         for name, role, file in (("trainer", "train", "trainer.token"), ("servers and operators", "admin", "token")):
             token = add_token(scene.tokens, f"next {name}", role, ())  # type: ignore[arg-type]
             time.sleep(READ_SEC)
-            (scene.folder / file).write_text(token)
+            write_whole(scene.folder / file, token, mode=0o600)
             time.sleep(READ_SEC + LEASE_SEC / 3)
             revoke_token(scene.tokens, name)
             time.sleep(READ_SEC)
@@ -196,7 +196,7 @@ def test_a_client_of_serving_follows_its_token(scene: Scene, launcher: Launcher,
     with sr.ServingClient(ready[1], security=scene.trainer) as client:
         token = add_token(scene.tokens, "next trainer", "train", ())
         time.sleep(READ_SEC)
-        (scene.folder / "trainer.token").write_text(token)
+        write_whole(scene.folder / "trainer.token", token, mode=0o600)
         time.sleep(READ_SEC)
         revoke_token(scene.tokens, "trainer")
         replace_admin(scene)
@@ -240,7 +240,7 @@ def test_an_empty_list_takes_all_tokens_back(scene: Scene) -> None:
 
 
 def test_one_that_starts_with_a_wrong_token_ends(scene: Scene, launcher: Launcher) -> None:
-    (scene.folder / "wrong.token").write_text("not a token")
+    write_whole(scene.folder / "wrong.token", "not a token", mode=0o600)
     wrong = scene.path.read_text().replace("token_file: token", "token_file: wrong.token")
     (scene.folder / "wrong.yaml").write_text(wrong)
     launcher.environment["SPARSEROW_SECURITY"] = str(scene.folder / "wrong.yaml")

@@ -19,6 +19,7 @@ from sparserow.proto.checkpoint.urls import check_url, is_inside
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from sparserow.proto.security.security import Security, use_security
+from sparserow.proto.whole_file import write_whole
 from sparserow.ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
 from sparserow_process import Launcher, Process, free_port, wait_until
 
@@ -117,7 +118,7 @@ class Cluster:
 
     @staticmethod
     def _make_token(home: Path, name: str, *namespaces: str) -> Security:
-        (home / f"{name}.token").write_text(add_token(home / "tokens.yaml", name, "train", namespaces))
+        write_whole(home / f"{name}.token", add_token(home / "tokens.yaml", name, "train", namespaces), mode=0o600)
         (home / f"{name}.yaml").write_text(f"ca: ca.pem\ntoken_file: {name}.token\n")
         return Security.load(home / f"{name}.yaml")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,8 @@ import pytest
 
 import sparserow as sr
 from restart_scene import Scene
-from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security
-from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow.worker.membership.shard_client import shard_client
 from sparserow.worker.session.session import Session
 from sparserow_process import Launcher, wait_until
@@ -68,20 +68,13 @@ def test_a_worker_is_spoken_for_by_itself_alone(launcher: Launcher, tmp_path: Pa
         np.testing.assert_array_equal(table.pull(KEYS), np.full((len(KEYS), DIM), -1.0, np.float32))
 
 
-def test_a_worker_of_the_version_before_needs_no_proof() -> None:
-    with sr.local_cluster(shards=1) as cluster, ControlClient(cluster.address) as control:
-        request = pb.RegisterWorkerRequest(namespace="ads", job="old", rank=0, world_size=1)
-        reply = control._call("RegisterWorker", request, 30.0)
-        assert reply.proof == b""
-        identity = WorkerIdentity(
-            reply.job_id, reply.worker_id, reply.epoch, reply.lease_sec, reply.first_step, reply.namespace_id
-        )
-        with sr.connect(cluster.address, "ads", job="maker") as session:
-            table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
-            client = shard_client(control.cluster(), Security(), identity)
-            ones = np.ones((len(KEYS), DIM), np.float32)
-            (schema,) = control.list_tables("ads")
-            client.push(schema.id, KEYS, ones, dim=DIM, lr=0.5, sequence=1, deadline_ms=9000)
-            np.testing.assert_array_equal(table.pull(KEYS), np.full((len(KEYS), DIM), -0.5, np.float32))
-        assert control.heartbeat_worker(identity).lease_sec > 0
-        control.deregister_worker(identity)
+def test_the_state_has_the_digest_of_a_proof_for_its_owner_alone(launcher: Launcher, tmp_path: Path) -> None:
+    scene = Scene(launcher, tmp_path)
+    state = tmp_path / "state.json"
+    with sr.connect(scene.address, "ads", job="train", staleness=None) as session:
+        assert session.core.identity is not None
+        proof = session.core.identity.proof
+        assert len(proof) == 16
+        wait_until(lambda: hashlib.sha256(proof).hexdigest() in state.read_text(), "the state")
+        assert proof.hex() not in state.read_text()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("state.json*")} == {0o600}

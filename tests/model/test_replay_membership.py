@@ -8,6 +8,7 @@ every sum is exact and rows compare bit-equal.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from collections.abc import Iterator
@@ -104,7 +105,7 @@ class Replay:
                 span.first_step,
                 span.until_step,
                 span.final_sequence,
-                proof_of(span.worker_id),
+                hashlib.sha256(proof_of(span.worker_id)).digest(),
             )
             for span in self.roster.spans.values()
         ]

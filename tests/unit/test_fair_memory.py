@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 import pytest
 
@@ -59,6 +60,23 @@ def test_waiting_requests_go_on_in_their_order_and_leave_nothing_when_they_give_
 def test_limits_that_no_request_could_meet_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="memory_bytes: 1048576 is too little for body_bytes; allowed: at least"):
         validate(HttpLimits, {"memory_bytes": "1MiB"})
+
+
+def test_lines_of_very_many_kinds_are_few_and_forgotten() -> None:
+    limit = RateLimit(lines=1, period_sec=1.0)
+
+    def line(kind: int) -> logging.LogRecord:
+        record = logging.LogRecord("x", logging.INFO, "", 0, "refused", (), None)
+        record.kind = ("127.0.0.1", kind)
+        return record
+
+    written = sum(limit.filter(line(kind)) for kind in range(5000))
+    assert 1024 <= written <= 1100
+    assert len(limit._kinds) <= 1025
+    assert not limit.filter(line(0))
+    time.sleep(1.1)
+    assert limit.filter(line(6000))
+    assert len(limit._kinds) <= 2
 
 
 def test_lines_of_a_kind_are_few_and_those_left_out_are_counted() -> None:

@@ -12,6 +12,7 @@ import pytest
 from sparserow.proto.config.config import StrictModel, load_config
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.security.security import Security, use_security
+from sparserow.proto.whole_file import write_whole
 from sparserow.ps_server.coordinator.procedures.checkpoint_save import config_of
 from sparserow.worker.membership.fault_report import without_credentials
 from sparserow.worker.row_files.matrices import _check_inflation
@@ -73,7 +74,7 @@ def test_an_archive_that_inflates_is_refused_before_it_is_read(tmp_path: Path) -
 
 
 def test_a_fault_holds_no_token(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("s3cr3t-of-this-process")
+    write_whole(tmp_path / "token", "s3cr3t-of-this-process", mode=0o600)
     (tmp_path / "security.yaml").write_text("token_file: token\ntoken_in_clear: true\n")
     use_security(Security.load(tmp_path / "security.yaml"))
     try:
@@ -91,7 +92,7 @@ def test_a_fault_holds_no_token(tmp_path: Path) -> None:
 
 
 def test_a_token_is_not_sent_in_clear_unless_told(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret")
+    write_whole(tmp_path / "token", "secret", mode=0o600)
     (tmp_path / "security.yaml").write_text("token_file: token\n")
     with pytest.raises(InvalidArgument, match="token_file without ca would send the token in clear"):
         Security.load(tmp_path / "security.yaml")

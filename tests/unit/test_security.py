@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from sparserow.cpp_ext import _client, _server
 from sparserow.deploy.launch.security_files import (
@@ -21,7 +27,7 @@ from sparserow.proto import changes_pb2, control_pb2 as pb, rows_pb2 as rows_pb,
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from sparserow.proto.security.security import Security, bearer_token
 from sparserow.ps_server.process import access
-from sparserow.ps_server.process.access import check_call, check_request
+from sparserow.ps_server.process.access import check_call, check_certificate, check_request
 
 COORDINATOR = "/sparserow.v1.Coordinator/"
 
@@ -81,6 +87,22 @@ def test_more_certificates(folder: Path) -> None:
         sign_certificate(folder / "none", "worker", ["worker"], valid_sec=60)
 
 
+def test_a_certificate_that_names_no_host_is_not_shown(folder: Path) -> None:
+    """Its subject names one, which clients of old took for the host."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    draft = x509.CertificateBuilder(name, name, key.public_key(), 7, now, now + datetime.timedelta(hours=1))
+    text = draft.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    with pytest.raises(InvalidArgument, match="certificate: it names no host in subjectAltName"):
+        check_certificate(Security(certificate=text))
+    with pytest.raises(InvalidArgument, match="certificate: it names no host in subjectAltName"):
+        _server.Server(_server.Store(slot_count=16), tls=("", text, private))
+    check_certificate(Security.load(folder / "security.yaml"))
+    check_certificate(Security())
+
+
 def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
     path = folder / "tokens.yaml"
     token = add_token(path, "ads", "train", ["ads", "news"])
@@ -91,6 +113,9 @@ def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
         add_token(path, "ads", "train", [])
     with pytest.raises(InvalidArgument, match="role: 'root' is not allowed; allowed: serve-read, train, admin"):
         add_token(path, "more", "root", [])  # type: ignore[arg-type]
+    add_token(path, "everywhere", "train", (), output=folder / "everywhere.token")
+    assert read_tokens(path)[-1].namespaces is None
+    assert (folder / "everywhere.token").stat().st_mode & 0o777 == 0o600
     revoke_token(path, "ads")
     with pytest.raises(NotFound, match="no token named 'ads'; it has: servers and operators"):
         revoke_token(path, "ads")
@@ -105,6 +130,9 @@ def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
         ("client_ca: ca.pem", "client_ca has no effect without cert"),
         ("ca: nowhere.pem", "ca: .*nowhere.pem cannot be read"),
         ("token_file: empty\ntoken_in_clear: true", "token_file: allowed: a token of 1 to"),
+        ("{token_file: read, token_in_clear: true}", "token_file: .*read: others may read or change it; .* 0600"),
+        ("{cert: server.pem, key: read, ca: ca.pem}", "key: .*read: others may read or change it"),
+        ("signing_key: read", "signing_key: .*read: others may read or change it"),
         ("tokens: bad.yaml", "sha256: 'xyz' is not allowed"),
         ("limits: {connections: 0}", "limits.connections: 0 is not allowed; allowed: "),
         ("limits: {client_inflight_bytes: 1MiB}", "client_inflight_bytes: 1048576 is less than frame_bytes"),
@@ -112,6 +140,9 @@ def test_tokens_are_added_and_revoked_by_name(folder: Path) -> None:
 )
 def test_what_is_wrong_in_a_security_file_is_named(folder: Path, text: str, words: str) -> None:
     (folder / "empty").write_text("\n")
+    (folder / "empty").chmod(0o600)
+    (folder / "read").write_text("secret")
+    (folder / "read").chmod(0o644)
     (folder / "bad.yaml").write_text("tokens: [{name: a, sha256: xyz, role: train}]")
     (folder / "security.yaml").write_text(text)
     with pytest.raises(InvalidArgument, match=words):
@@ -133,6 +164,10 @@ def test_roles_on_the_control_plane(folder: Path) -> None:
             return False
         return True
 
+    none = add_token(path, "none", "admin", ["x"])
+    path.write_text(path.read_text().replace("namespaces:\n  - x\n", "namespaces: []\n"))
+    security = Security.load(folder / "security.yaml")
+
     create = pb.CreateTableRequest(schema=pb.TableSchema(namespace="shop"))
     for method, request, roles in (
         ("GetStatus", pb.GetStatusRequest(), ("serve-read", "train", "admin")),
@@ -149,6 +184,9 @@ def test_roles_on_the_control_plane(folder: Path) -> None:
     assert allows(ads, COORDINATOR + "DropTable", pb.DropTableRequest(namespace="ads"))
     assert allows(ads, "/sparserow.v1.Rows/Push", rows_pb.PushRowsRequest(namespace="ads"))
     assert not allows(ads, "/sparserow.v1.Rows/Pull", rows_pb.PullRowsRequest(namespace="shop"))
+    assert not allows(none, COORDINATOR + "CreateTable", create)  # [] is no namespace, and not all
+    assert not allows(none, COORDINATOR + "GetStatus", pb.GetStatusRequest())
+    assert security.native_server()["grants"][-1][2] == [""]
     assert not allows(tokens["serve-read"], "/sparserow.v1.Rows/Push", rows_pb.PushRowsRequest(namespace="ads"))
     assert not allows(ads, COORDINATOR + "DropTable", pb.DropTableRequest(namespace="shop"))
     assert not allows(ads, COORDINATOR + "Restore", pb.RestoreRequest())

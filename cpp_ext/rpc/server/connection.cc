@@ -166,6 +166,7 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
     if (!section.value()) break;
     if (section.value()->kind == SectionKind::kWorker && section.value()->payload.size() == sizeof worker_) {
       std::memcpy(&worker_, section.value()->payload.data(), sizeof worker_);
+      proof_ = digest_of({reinterpret_cast<const char*>(worker_.proof.data()), worker_.proof.size()});
       continue;
     }
     if (section.value()->kind != SectionKind::kHello || hello) {
@@ -269,8 +270,8 @@ Status Connection::check_worker(const FrameHeader& header) {
   if (proven_ && is_of(*proven_)) return Status::ok();
   const auto proof = core_.commits.proof_of(header.job_id, {header.worker_id, header.worker_epoch});
   if (!proof) return Status::ok();  // no member: the commit log says so
-  const bool needs_none = *proof == WorkerProof{};
-  if (!needs_none && (!is_of(worker_) || CRYPTO_memcmp(proof->data(), worker_.proof.data(), proof->size()) != 0)) {
+  const bool needs_none = *proof == ProofDigest{};
+  if (!needs_none && (!is_of(worker_) || CRYPTO_memcmp(proof->data(), proof_.data(), proof->size()) != 0)) {
     return {Code::kFailedPrecondition, "worker " + std::to_string(header.worker_id) + " epoch " +
                                            std::to_string(header.worker_epoch) + " of job " +
                                            std::to_string(header.job_id) +

@@ -75,6 +75,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Grant grant_;
   std::uint64_t grant_generation_ = 0;   // of the access list, when grant_ was taken from it
   WorkerPayload worker_;                 // shown in HELLO; job 0: none
+  ProofDigest proof_{};                  // of worker_
   std::optional<WorkerPayload> proven_;  // the worker that this connection was last found to speak for
 
   // check_stall() reads these from another thread.

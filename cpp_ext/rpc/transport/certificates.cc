@@ -106,11 +106,23 @@ Result<CertificateFacts> facts_of(const std::string& certificate) {
     print(out.get());
     return text_of(out.get());
   };
+  int names = 0;
+  if (auto* found = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(parsed.get(), NID_subject_alt_name, nullptr, nullptr));
+      found != nullptr) {
+    names = sk_GENERAL_NAME_num(found);
+    GENERAL_NAMES_free(found);
+  }
   return CertificateFacts{.begins = printed([&](BIO* out) { ASN1_TIME_print(out, X509_get0_notBefore(parsed.get())); }),
                           .ends = printed([&](BIO* out) { ASN1_TIME_print(out, X509_get0_notAfter(parsed.get())); }),
                           .subject = printed([&](BIO* out) {
                             X509_NAME_print_ex(out, X509_get_subject_name(parsed.get()), 0, XN_FLAG_ONELINE);
-                          })};
+                          }),
+                          .names = names};
+}
+
+Status nameless_certificate() {
+  return {Code::kInvalidArgument,
+          "certificate: it names no host in subjectAltName; allowed: one with the names that clients dial"};
 }
 
 }  // namespace sparserow::rpc

@@ -25,8 +25,11 @@ struct CertificateFacts {
   std::string begins;  // as OpenSSL prints a time
   std::string ends;
   std::string subject;
+  int names = 0;  // of hosts, in subjectAltName
 };
 // Reads the first certificate of a text. kInvalidArgument when there is none.
 Result<CertificateFacts> facts_of(const std::string& certificate);
+// The error for a server's certificate that names no host there: clients would have to trust its subject.
+[[nodiscard]] Status nameless_certificate();
 
 }  // namespace sparserow::rpc

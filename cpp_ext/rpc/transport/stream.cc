@@ -144,7 +144,8 @@ Result<sockaddr_un> unix_address(const std::string& path) {
 Result<int> unix_socket(const sockaddr_un& address, bool connects) {
   FileDescriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const auto* name = reinterpret_cast<const sockaddr*>(&address);
-  if (fd.get() >= 0) {
+  // On Linux the file of a socket gets the mode that the socket has when it is bound, less the umask.
+  if (fd.get() >= 0 && (connects || ::fchmod(fd.get(), 0600) == 0)) {
     const int failed = connects ? ::connect(fd.get(), name, sizeof address) : ::bind(fd.get(), name, sizeof address);
     if (failed == 0 && (connects || ::listen(fd.get(), SOMAXCONN) == 0)) return fd.release();
   }

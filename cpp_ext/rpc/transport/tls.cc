@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "rpc/transport/certificates.h"
 #include "rpc/transport/openssl_ptr.h"
 #include "rpc/transport/tls_stream.h"
 
@@ -93,6 +94,8 @@ TlsContext::~TlsContext() = default;
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::for_server(const TlsTexts& texts) {
   ContextPtr context = make_context(TLS_server_method());
+  const auto facts = facts_of(texts.certificate);
+  if (facts.is_ok() && facts.value().names == 0) return nameless_certificate();
   SR_RETURN_IF_ERROR(use_certificate(context.get(), texts));
   if (!texts.authorities.empty()) {
     SR_RETURN_IF_ERROR(trust(context.get(), texts.authorities));

@@ -48,6 +48,7 @@ class TlsStream final : public Stream {
     if (::inet_pton(AF_INET, host->c_str(), &address) == 1 || ::inet_pton(AF_INET6, host->c_str(), &address) == 1) {
       X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl_.get()), host->c_str());
     } else {
+      SSL_set_hostflags(ssl_.get(), X509_CHECK_FLAG_NEVER_CHECK_SUBJECT);  // a subject's name is no host (RFC 9525, 2)
       SSL_set1_host(ssl_.get(), host->c_str());
       SSL_set_tlsext_host_name(ssl_.get(), host->c_str());
     }

@@ -87,7 +87,7 @@ Result<std::unique_ptr<SsdFolder>> SsdFolder::claim(const SsdOptions& options) {
   if (!fs::is_directory(path, error)) {
     return refused(options.path, "is no folder; make it, on the disk that shall hold the rows");
   }
-  const int lock = ::open((path / kLock).c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+  const int lock = ::open((path / kLock).c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   if (lock < 0) return refused(options.path, std::string("cannot be written: ") + std::strerror(errno));
   std::unique_ptr<SsdFolder> folder(new SsdFolder(lock, (path / kRows).string()));
   if (::flock(lock, LOCK_EX | LOCK_NB) != 0) {

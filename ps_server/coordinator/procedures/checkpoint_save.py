@@ -26,6 +26,7 @@ from ....proto.errors import (
 )
 from ....proto.grpc_status import NotLeader
 from ..state.cluster import Cluster
+from ..state.faults import MESSAGE_CHARS, one_line
 from ..state.membership import Job
 from ..state.shards import Shard
 from .membership_change import CUT_DEADLINE_SEC, CutPoint, JobOperations
@@ -153,7 +154,8 @@ class CheckpointSaves:
 
     def _take(self, save: Save, caller: Caller, request: pb.EnterSaveRequest) -> None:
         if request.problem:
-            save.problem = Unavailable(f"another worker could not write its part of the checkpoint: {request.problem}")
+            said = one_line(request.problem, MESSAGE_CHARS)
+            save.problem = Unavailable(f"another worker could not write its part of the checkpoint: {said}")
             return
         if request.HasField("state"):
             ranks = {m.ticket.worker_id: rank for rank, m in self._members(caller[0]).items()}

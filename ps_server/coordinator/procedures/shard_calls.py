@@ -187,7 +187,7 @@ class ShardCalls:
     def _job_message(self, job_id: int, roster: Roster) -> pb.SetJobRequest:
         identities = self._cluster.jobs.identities.get(job_id, {})
         newest = filter(None, (identities.get(span.rank) for span in roster.spans.values()))
-        proofs = {(identity.worker_id, identity.epoch): identity.proof for identity in newest}
+        proofs = {(identity.worker_id, identity.epoch): identity.proof_sha256 for identity in newest}
         return job_message(job_id, roster, proofs)
 
     async def drop_job(self, job_id: int, operation: int) -> None:
@@ -337,7 +337,7 @@ def job_message(job_id: int, roster: Roster, proofs: Mapping[tuple[int, int], by
     Args:
         job_id: the id of the job.
         roster: the members of the job.
-        proofs: the proof of each worker, by (worker id, epoch).
+        proofs: the SHA-256 of the proof of each worker, by (worker id, epoch).
     """
     return pb.SetJobRequest(
         job_id=job_id,
@@ -351,7 +351,7 @@ def job_message(job_id: int, roster: Roster, proofs: Mapping[tuple[int, int], by
                 first_step=span.first_step,
                 until_step=span.until_step,
                 final_sequence=span.final_sequence,
-                proof=proofs.get(span.key, b""),
+                proof_sha256=proofs.get(span.key, b""),
             )
             for span in roster.spans.values()
         ],

@@ -73,7 +73,7 @@ class WorkerRegistrations:
         if terms.quorum is not None:
             check_knows_quorum(self._cluster.shards.shards)
         namespace_id = self._cluster.registry.namespace_id(request.namespace)
-        proof = secrets.token_bytes(_PROOF_BYTES) if request.proves else b""
+        proof = secrets.token_bytes(_PROOF_BYTES)
         ticket = self._cluster.jobs.register(request.namespace, request.job, request.rank, terms, proof)
         process = Process(ticket.rank, ticket.epoch, request.host, request.pid)
         key = ticket.job_id, ticket.worker_id

@@ -34,8 +34,7 @@ from .slots import SlotMap
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5
-_FORMAT_BEFORE = 4  # the previous format, which counted generations by job
+FORMAT = 6
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ class Cluster:
             ],
             "next_worker_id": self.jobs.next_worker_id,
             "workers": [
-                [job_id, rank, identity.worker_id, identity.epoch, identity.proof.hex()]
+                [job_id, rank, identity.worker_id, identity.epoch, identity.proof_sha256.hex()]
                 for job_id, ranks in self.jobs.identities.items()
                 for rank, identity in ranks.items()
             ],
@@ -337,10 +336,9 @@ class Cluster:
             FailedPrecondition: the document has another format, or its cluster has other options.
         """
         try:
-            if document["format"] not in (FORMAT, _FORMAT_BEFORE):
+            if document["format"] != FORMAT:
                 raise FailedPrecondition(
-                    f"the state has format {document['format']}; this program reads formats {_FORMAT_BEFORE} and "
-                    f"{FORMAT}"
+                    f"the state has format {document['format']}; this program reads format {FORMAT}"
                 )
             route = document["route"]
             _check_same("shards", len(document["shards"]), options.shards)
@@ -363,14 +361,11 @@ class Cluster:
                 cluster.registry.admit(schema_of_message(pb.TableSchema.FromString(base64.b64decode(text))))
             jobs = cluster.jobs
             jobs.next_worker_id = document["next_worker_id"]
-            for job_id, rank, worker, epoch, *proof in document["workers"]:  # the previous version saved no proof
-                identity = Identity(worker, epoch, bytes.fromhex("".join(proof)))
+            for job_id, rank, worker, epoch, proof_sha256 in document["workers"]:
+                identity = Identity(worker, epoch, bytes.fromhex(proof_sha256))
                 jobs.identities.setdefault(job_id, {})[rank] = identity
             jobs.names = dict(document["job_names"])
-            if document["format"] == _FORMAT_BEFORE:
-                jobs.next_generation = 1 + max((last for _, last in document["generations"]), default=0)
-            else:
-                jobs.next_generation = document["next_generation"]
+            jobs.next_generation = document["next_generation"]
             for saved in document["jobs"]:
                 job = _job_of_document(saved, expires_at=now + options.worker_lease_sec)
                 if job.members:  # a job of candidates alone is over, and they have to register again

@@ -74,7 +74,7 @@ class FaultBook:
         Returns:
             The fault of the worker's former process, when it never reported its end; None otherwise.
         """
-        process = replace(process, host=_line(process.host, _HOST_CHARS))
+        process = replace(process, host=one_line(process.host, _HOST_CHARS))
         former = self.processes.get(key)
         due = self._due.pop(key, now)
         self.processes[key] = process
@@ -112,8 +112,8 @@ class FaultBook:
     ) -> Fault:
         """Notes a worker's report of why it ends."""
         self.left(key, process.epoch)
-        words = _line(message, MESSAGE_CHARS) or "an error without a message"
-        process = replace(process, host=_line(process.host, _HOST_CHARS))
+        words = one_line(message, MESSAGE_CHARS) or "an error without a message"
+        process = replace(process, host=one_line(process.host, _HOST_CHARS))
         return self._add(full_name, key[1], process, now, words, bounded_traceback(trace), echo)
 
     def listed(self) -> list[Fault]:
@@ -235,6 +235,7 @@ def bounded_traceback(text: str) -> str:
     return data[:head].decode("utf-8", "ignore") + gap + data[-tail:].decode("utf-8", "ignore")
 
 
-def _line(text: str, most: int) -> str:
+def one_line(text: str, most: int) -> str:
+    """Returns the text in one line of at most ``most`` printable characters."""
     words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * most]).split())
     return words if len(words) <= most else words[: most - 3] + "..."

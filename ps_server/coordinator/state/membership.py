@@ -20,6 +20,7 @@ Times are seconds of a monotonic clock that the caller passes in.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ class Identity:
 
     worker_id: int
     epoch: int
-    proof: bytes = b""  # the worker of this epoch shows it with each call; b"": it does not have to
+    proof_sha256: bytes  # of what the worker of this epoch shows with each call
 
 
 class Membership:
@@ -128,7 +129,7 @@ class Membership:
             namespace, name: the namespace and name of the job.
             rank: the rank within the job.
             terms: the terms that the job's workers agree on.
-            proof: random bytes that only this epoch of the worker will know; b"" when it does not have to prove itself.
+            proof: random bytes that only this epoch of the worker will know; their SHA-256 is kept.
 
         Raises:
             InvalidArgument: the rank, the world size or the quorum is out of range.
@@ -146,10 +147,10 @@ class Membership:
         ranks = self.identities.setdefault(job.job_id, {})
         identity = ranks.get(rank)
         if identity is None:
-            identity = ranks[rank] = Identity(self.next_worker_id, 0)
+            identity = ranks[rank] = Identity(self.next_worker_id, 0, b"")
             self.next_worker_id += 1
         identity.epoch += 1
-        identity.proof = proof
+        identity.proof_sha256 = hashlib.sha256(proof).digest()
         ticket = Ticket(job.job_id, rank, identity.worker_id, identity.epoch)
         job.members[rank] = Member(ticket, joins=job.gathered)
         job.revision += 1
@@ -194,9 +195,9 @@ class Membership:
             FailedPrecondition: the worker of this epoch has another proof.
         """
         identity = self.identities.get(ticket.job_id, {}).get(ticket.rank)
-        if identity is None or identity.epoch != ticket.epoch or not identity.proof:
+        if identity is None or identity.epoch != ticket.epoch:
             return
-        if not hmac.compare_digest(identity.proof, proof):
+        if not hmac.compare_digest(identity.proof_sha256, hashlib.sha256(proof).digest()):
             raise FailedPrecondition(
                 f"proof: the bytes are not the proof of worker {ticket.worker_id} (epoch {ticket.epoch}) of job "
                 f"{self.names.get(ticket.job_id, ticket.job_id)}; only the worker itself may call in its name"

@@ -34,7 +34,7 @@ class Registry:
         holder = self._namespaces.setdefault(number, namespace)
         if holder != namespace:
             raise FailedPrecondition(
-                f"namespace {namespace!r} hashes to the id of {holder!r} ({number}); choose another name"
+                f"namespace {namespace!r} hashes to the id of another one ({number}); choose another name"
             )
         return number
 
@@ -58,7 +58,7 @@ class Registry:
             return self._tables[number], True
         if existing.full_name != schema.full_name:
             raise FailedPrecondition(
-                f"table {schema.full_name} hashes to the id of {existing.full_name} ({number}); choose another name"
+                f"table {schema.full_name} hashes to the id of another table ({number}); choose another name"
             )
         difference = first_difference(existing, schema)
         if difference is not None:

@@ -15,6 +15,7 @@ from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, Reso
 class StateFile:
     """A file with one JSON document, replaced as a whole: after a crash it has the former document or the new one.
 
+    Others than its owner can read neither it nor the lock, as it names every job, host and worker.
     It has a lock (``PATH.lock``) as long as it is open, so that two coordinators cannot share it.
 
     Args:
@@ -28,7 +29,7 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidArgument(f"--state {path}: the file cannot be written: {error.strerror}") from None
         try:
@@ -65,7 +66,8 @@ class StateFile:
         """
         temporary = self.path.with_name(self.path.name + ".new")
         try:
-            with temporary.open("w", encoding="utf-8") as file:
+            temporary.unlink(missing_ok=True)  # one of another mode may be left
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
                 json.dump(document, file)
                 file.flush()
                 os.fsync(file.fileno())

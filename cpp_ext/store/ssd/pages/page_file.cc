@@ -52,7 +52,7 @@ off_t offset_of(std::uint32_t segment, std::size_t at) noexcept {
 
 Result<std::unique_ptr<PageFile>> PageFile::make(const std::string& path, Access access) {
   const int file =
-      ::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC | (access.is_direct ? O_DIRECT : 0), 0644);
+      ::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC | (access.is_direct ? O_DIRECT : 0), 0600);
   if (file < 0 && errno == EINVAL && access.is_direct) {
     return Status(Code::kFailedPrecondition,
                   "true is not allowed, since the file system of " + path + " has no direct I/O; allowed: false");
