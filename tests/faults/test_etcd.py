@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +20,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from restart_scene import DIM, ROWS, Trained, facts, is_ready, rows_of, status_of
+from sparserow.deploy.launch.security_files import init_security, sign_certificate
 from sparserow.proto import etcd_pb2
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import NotLeader
 from sparserow.proto.optimizers import SGD
 from sparserow.proto.schema import TableSchema
+from sparserow.proto.security.security import use_security
 from sparserow.ps_server.coordinator.storage.etcd import EtcdAddress, EtcdSeat
 from sparserow_process import Launcher, free_port, stop, wait_until
 
@@ -33,15 +38,20 @@ pytestmark = [
 
 
 class Etcd:
-    """One server of its own."""
+    """One server of its own; with the folder of an authority it takes clients with certificates of that."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, security: Path | None = None) -> None:
         port, peers = free_port(), f"http://127.0.0.1:{free_port()}"
-        self.endpoint, url = f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"
+        self.endpoint = f"127.0.0.1:{port}"
+        url = f"{'http' if security is None else 'https'}://{self.endpoint}"
+        tls = [] if security is None else [
+            f"--cert-file={security / 'server.pem'}", f"--key-file={security / 'server.key'}",
+            "--client-cert-auth", f"--trusted-ca-file={security / 'ca.pem'}",
+        ]  # fmt: skip
         self.process = subprocess.Popen(
             ["etcd", f"--data-dir={folder / 'etcd'}", "--log-level=error", f"--listen-client-urls={url}",
              f"--advertise-client-urls={url}", f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}",
-             f"--initial-cluster=default={peers}"],
+             f"--initial-cluster=default={peers}", *tls],
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         wait_until(self._answers, "etcd to listen")
@@ -213,3 +223,50 @@ def _refusal(address: str) -> str:
     except SparserowError as error:
         return str(error)
     return ""
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Etcd]:
+    """A server with TLS that takes certificates of one authority; the name in one is the user."""
+    folder = init_security(tmp_path / "security", ["127.0.0.1"], valid_sec=3600).parent
+    for name in ("coordinator", "stranger"):
+        sign_certificate(folder, name, [name, "127.0.0.1"], valid_sec=3600)
+        (folder / f"{name}.yaml").write_text(f"ca: ca.pem\ncert: {name}.pem\nkey: {name}.key\n")
+    server = Etcd(tmp_path, folder)
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+
+    def ask(path: str, **body: object) -> None:
+        request = urllib.request.Request(f"https://{server.endpoint}/v3/auth/{path}", json.dumps(body).encode())
+        urllib.request.urlopen(request, context=context, timeout=20).close()
+
+    ask("role/add", name="root")
+    for user in ("root", "coordinator"):
+        ask("user/add", name=user, options={"no_password": True})
+        ask("user/grant", user=user, role="root")
+    ask("enable")
+    yield server
+    server.process.kill()
+    server.process.wait()
+    use_security(None)
+
+
+def test_a_guarded_etcd_knows_a_coordinator_by_its_certificate(guarded: Etcd, tmp_path: Path) -> None:
+    def guarded_seat(name: str) -> EtcdSeat:
+        use_security(tmp_path / "security" / f"{name}.yaml")
+        return EtcdSeat(EtcdAddress(f"etcds://{guarded.endpoint}/tests/one"), f"{name}:1", 2, lambda: None)
+
+    own = guarded_seat("coordinator")
+    term = lead(own)
+    own.save(term, {"of": "coordinator"})
+    assert own.load(term) == {"of": "coordinator"}
+    own.close()
+    stranger = guarded_seat("stranger")
+    wait_until(lambda: "permission denied" in stranger.problem or "user name" in stranger.problem, "the refusal")
+    assert not stranger.term
+    stranger.close()
+    (tmp_path / "security" / "plain.yaml").write_text("ca: ca.pem\n")
+    without = guarded_seat("plain")
+    wait_until(lambda: bool(without.problem), "the refusal")
+    assert not without.term
+    without.close()
