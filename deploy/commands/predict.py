@@ -74,10 +74,11 @@ def predict(
 
     from ...proto.errors import InvalidArgument
     from ...serving.client.client import ServingClient
-    from ...serving.inference.column_files import check_exists, is_with_types, naming_rows, read_columns
+    from ...serving.inference.column_files import check_exists, naming_rows, read_columns
     from ...serving.inference.inference import ServedModel
     from ...serving.inference.output_files import write_parquet
     from ...serving.inference.prediction import format_output, read_batches
+    from ...worker.data.sources.table_columns import has_columns
 
     given = {
         "columns": None if columns is None else tuple(columns.split(",")),
@@ -91,7 +92,7 @@ def predict(
     }
     given = {name: value for name, value in given.items() if value is not None}
     unused = next((f"--{name.replace('_', '-')}" for name in given), None)
-    if unused is not None and (is_with_types(input_file) or input_file.suffix == ".jsonl"):
+    if unused is not None and has_columns(input_file):
         raise InvalidArgument(f"{unused}: has no effect with {input_file.suffix} files; it needs --input of CSV")
     if output is not None and not output.parent.is_dir():
         raise InvalidArgument(f"--output {output}: the folder of the file does not exist; create it first")
@@ -128,13 +129,11 @@ def predict(
 
 def _source_of(path: Path, features: FeatureSet, given: dict[str, Any]) -> ColumnSource:
     """Opens the columns of a file: of delimited text by the dialect of the training files, but for what is given."""
-    from ...serving.inference.column_files import TypedColumns, is_with_types
-    from ...worker.data.sources.text_columns import FALLBACK, CsvColumns, JsonColumns
+    from ...worker.data.sources.table_columns import TableColumns, has_columns
+    from ...worker.data.sources.text_columns import FALLBACK, CsvColumns
 
-    if is_with_types(path):
-        return TypedColumns(path)
-    if path.suffix == ".jsonl":
-        return JsonColumns(path, features)
+    if has_columns(path):
+        return TableColumns(path, features)
     if given.get("header") and "columns" not in given:
         given = {"columns": (), **given}  # the names are those of this file's header
     return CsvColumns(path, features, (features.csv or FALLBACK).changed(given))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.dataset as pa_dataset
 
-from ...proto.errors import DataLoss, InvalidArgument, NotFound
+from ...proto.errors import InvalidArgument, NotFound
 from ...proto.features.cells import RefusedRow
 from ...proto.features.feature_set import FeatureSet
 
-_FORMATS = {".parquet": "parquet", ".orc": "orc", ".arrow": "feather", ".feather": "feather"}
+_LISTED = 20  # columns in an error text
 
 
 class ColumnSource(Protocol):
@@ -29,46 +27,6 @@ class ColumnSource(Protocol):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yields runs of rows of some columns, of any number of rows."""
         ...
-
-
-class TypedColumns:
-    """The columns of a file whose format has types: .parquet, .orc, .arrow or .feather.
-
-    Args:
-        path: the path of the file.
-
-    Attributes:
-        names: of all columns.
-
-    Raises:
-        DataLoss: the file is damaged.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with _told(path):
-            self._source = pa_dataset.dataset(path, format=_FORMATS[path.suffix])
-        self.names: Sequence[str] = self._source.schema.names
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields runs of rows of some columns."""
-        with _told(self._path):
-            for batch in self._source.to_batches(columns=list(columns)):
-                yield pa.Table.from_batches([batch])
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Has errors of Arrow name the file."""
-    try:
-        yield
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataLoss(f"{path}: {' '.join(str(error).split())}") from None
-
-
-def is_with_types(path: Path) -> bool:
-    """Returns whether a file has a format with types, by the end of its name."""
-    return path.suffix in _FORMATS
 
 
 def check_exists(path: Path) -> None:
@@ -100,11 +58,12 @@ def read_columns(
         InvalidArgument: the file lacks a column.
         DataLoss: the file is damaged.
     """
-    names = ", ".join(source.names)
+    names = ", ".join(source.names[:_LISTED]) + (", ..." if len(source.names) > _LISTED else "")
+    known = set(source.names)
     for name in keep:
-        if name not in source.names:
+        if name not in known:
             raise InvalidArgument(f"--keep {name}: {path} has no such column; columns: {names}")
-    absent = [name for name in features.columns if name not in source.names]
+    absent = [name for name in features.columns if name not in known]
     if absent and (not nulls or len(absent) == len(features.columns)):
         raise InvalidArgument(f"{path}: there is no column {absent[0]!r}, which the features read; columns: {names}")
     there = dict.fromkeys([*(name for name in features.columns if name not in absent), *keep])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pyarrow as pa
 
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
-from .roles import ColumnRoles
+from .ipc_sizes import IpcSizes
+from .part_bounds import check_size, checked
 from .row_filter import Selection
-from .tables import NumberedRows, count_by_reading, narrow_column, numbered_parts, numbered_rows
+from .tables import NumberedRows, count_by_reading, numbered_parts, numbered_rows
 
 
 class IpcFile:
@@ -27,14 +29,17 @@ class IpcFile:
     def __init__(self, path: str) -> None:
         file_system, inside = arrow_file_system(path)
         self._source = file_system.open_input_file(inside)
+        self._path = path
         self._readers: dict[tuple[str, ...], Any] = {}
         whole = pa.ipc.open_file(self._source)
         self.schema, self._batches = whole.schema, whole.num_record_batches
+        self._sizes = IpcSizes(self._source, self.schema)
+        size = self._sizes.dictionaries()
+        check_size(f"{path}: its dictionaries", size.stored, 0, 0, size.inflated)
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the rows of each record batch; a place is (number of the batch, rows before it)."""
-        reader = self._reader(narrow_column(self.schema))
-        return numbered_parts(reader.get_batch(at).num_rows for at in range(self._batches))
+        return numbered_parts(self._checked_rows(at, ()) for at in range(self._batches))
 
     def selected(
         self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], selection: Selection
@@ -49,7 +54,15 @@ class IpcFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a record batch."""
         batch, before = int(place[0]), int(place[1])
-        return numbered_rows(pa.Table.from_batches([self._reader(names).get_batch(batch)]), before)
+        self._checked_rows(batch, names)
+        table = pa.Table.from_batches([self._reader(names).get_batch(batch)])
+        return numbered_rows(checked(self._path, table), before)
+
+    def _checked_rows(self, at: int, names: tuple[str, ...]) -> int:
+        """Returns the rows of a record batch, after checking what it becomes where some columns are read."""
+        size = self._sizes.batch(at, [self.schema.get_field_index(name) for name in names])
+        check_size(f"{self._path}: record batch {at}", size.stored, size.rows, len(names), size.inflated)
+        return size.rows
 
     def _reader(self, names: tuple[str, ...]) -> Any:
         """Returns a reader of some columns."""
@@ -65,6 +78,6 @@ class IpcFormat:
 
     name = "Arrow"
 
-    def open(self, path: str, roles: ColumnRoles) -> IpcFile:  # noqa: ARG002 - other formats need the roles
+    def open(self, path: str, names: Sequence[str], coded: Sequence[str]) -> IpcFile:  # noqa: ARG002 - others need them
         """Opens a file."""
         return IpcFile(path)

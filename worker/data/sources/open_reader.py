@@ -27,7 +27,8 @@ from .feature_columns import FeatureDecoder, feature_set, roles_of, translated
 from .hive import Partitions
 from .lines import LineSource
 from .roles import ColumnRoles, check_columns
-from .tables import TableFormat, TableSource
+from .table_formats import table_format
+from .tables import TableSource
 
 _FILES_AT_ONCE = 16  # whose footers are read, as each may be a round trip to an object store
 
@@ -242,7 +243,7 @@ def _sources(config: DataConfig, paths: Sequence[str]) -> Callable[[], Source]:
         return lambda: LineSource(_line_format(config, roles), decoder, config.on_bad_line)
     where = None if config.where is None else parse_where(config.where)
     partitions = Partitions(paths)
-    return lambda: TableSource(_table_format(config), decoder, where, partitions, config.on_bad_line)
+    return lambda: TableSource(table_format(config.format), decoder, where, partitions, config.on_bad_line)
 
 
 def _columns_and_features(config: DataConfig, path: str) -> tuple[SampleColumns, FeatureSet]:
@@ -261,22 +262,3 @@ def _line_format(config: DataConfig, roles: ColumnRoles) -> Callable[[str], File
         return criteo_format(path, roles.uses) if schema is None else csv_format(schema, path, roles.uses)
 
     return format_of
-
-
-def _table_format(config: DataConfig) -> TableFormat:
-    # Each module is imported where its format is used, as Arrow's modules take time.
-    if config.format == "parquet":
-        from .parquet import ParquetFormat
-
-        return ParquetFormat()
-    if config.format == "orc":
-        from .orc import OrcFormat
-
-        return OrcFormat()
-    if config.format == "arrow":
-        from .ipc import IpcFormat
-
-        return IpcFormat()
-    from .json_lines import JsonLinesFormat
-
-    return JsonLinesFormat()

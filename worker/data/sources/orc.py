@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -9,7 +11,7 @@ from pyarrow import orc
 
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system
-from .roles import ColumnRoles
+from .part_bounds import checked
 from .row_filter import Selection
 from .tables import NumberedRows, count_by_reading, narrow_column, numbered_parts, numbered_rows
 
@@ -25,6 +27,7 @@ class OrcFile:
 
     def __init__(self, path: str) -> None:
         file_system, inside = arrow_file_system(path)
+        self._path = path
         self._file = orc.ORCFile(file_system.open_input_file(inside))
         self.schema = self._file.schema
 
@@ -54,7 +57,8 @@ class OrcFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a stripe."""
         stripe, before = int(place[0]), int(place[1])
-        return numbered_rows(pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))]), before)
+        table = pa.Table.from_batches([self._file.read_stripe(stripe, columns=list(names))])
+        return numbered_rows(checked(self._path, table), before)
 
 
 class OrcFormat:
@@ -62,6 +66,6 @@ class OrcFormat:
 
     name = "ORC"
 
-    def open(self, path: str, roles: ColumnRoles) -> OrcFile:  # noqa: ARG002 - other formats need the roles
+    def open(self, path: str, names: Sequence[str], coded: Sequence[str]) -> OrcFile:  # noqa: ARG002 - others need them
         """Opens a file."""
         return OrcFile(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import pyarrow.parquet as pq
 from ....proto.features.cells import is_plain_text
 from ..bad_line import BadLinePolicy
 from ..storage import arrow_file_system, is_url
-from .roles import ColumnRoles
+from .part_bounds import check_size, checked
 from .row_filter import Selection, partition_expression
 from .tables import NumberedRows, numbered_parts
+
+_LEAST_BYTES = 4  # of a value, or of its index in a dictionary
 
 
 class ParquetFile:
@@ -22,28 +25,26 @@ class ParquetFile:
 
     Args:
         path: the path or URL of the file.
-        roles: the columns that will be read; texts among them are read as dictionaries.
+        coded: columns whose texts are read as dictionaries.
     """
 
     is_sequential = has_blanks = False
 
-    def __init__(self, path: str, roles: ColumnRoles) -> None:
+    def __init__(self, path: str, coded: Sequence[str]) -> None:
         self._file_system, self._inside = arrow_file_system(path)
         source = self._file_system.open_input_file(self._inside)
         metadata = pq.read_metadata(source)
         self.schema = pq.ParquetFile(source, metadata=metadata).schema_arrow
+        self._path, self._stored = path, source.size()
         coded = [
-            name
-            for name in roles.coded
-            if self.schema.names.count(name) == 1 and is_plain_text(self.schema.field(name).type)
+            name for name in coded if self.schema.names.count(name) == 1 and is_plain_text(self.schema.field(name).type)
         ]
         # Ranges of an object store that lie close together are fetched at once.
         self._file = pq.ParquetFile(source, metadata=metadata, read_dictionary=coded, pre_buffer=is_url(path))
 
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the rows of each row group; a place is (number of the row group, rows before it)."""
-        metadata = self._file.metadata
-        return numbered_parts(metadata.row_group(at).num_rows for at in range(metadata.num_row_groups))
+        return numbered_parts(self._checked_rows(at, ()) for at in range(self._file.num_row_groups))
 
     def selected(
         self,
@@ -70,9 +71,19 @@ class ParquetFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:  # noqa: ARG002
         """Returns the rows of a row group."""
         group, before = int(place[0]), int(place[1])
+        rows = self._checked_rows(group, names)
         table: Any = self._file.read_row_group(group, columns=list(names))
-        rows = self._file.metadata.row_group(group).num_rows
-        return NumberedRows(table, np.arange(before + 1, before + 1 + rows))
+        return NumberedRows(checked(self._path, table), np.arange(before + 1, before + 1 + rows))
+
+    def _checked_rows(self, at: int, names: tuple[str, ...]) -> int:
+        """Returns the rows of a row group, after checking what its metadata say of some columns."""
+        group = self._file.metadata.row_group(at)
+        found = [group.column(number) for number in range(group.num_columns)]
+        read = [column for column in found if column.path_in_schema.partition(".")[0] in names]
+        stored = min(sum(column.total_compressed_size for column in read), self._stored)
+        inflated = sum(max(column.total_uncompressed_size, column.num_values * _LEAST_BYTES) for column in read)
+        check_size(f"{self._path}: row group {at}", stored, group.num_rows, len(names), inflated)
+        return int(group.num_rows)
 
 
 class ParquetFormat:
@@ -80,6 +91,6 @@ class ParquetFormat:
 
     name = "Parquet"
 
-    def open(self, path: str, roles: ColumnRoles) -> ParquetFile:
+    def open(self, path: str, names: Sequence[str], coded: Sequence[str]) -> ParquetFile:  # noqa: ARG002 - others need them
         """Opens a file."""
-        return ParquetFile(path, roles)
+        return ParquetFile(path, coded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -23,7 +23,7 @@ from ..storage import arrow_file_system
 from .columns import ColumnDecoder
 from .hive import Partitions
 from .lines import changed
-from .roles import ColumnRoles, check_columns
+from .roles import check_columns
 from .row_filter import Selection, expression_of, may_select
 
 _OPEN_FILES = 4
@@ -86,12 +86,13 @@ class TableFormat(Protocol):
 
     name: str
 
-    def open(self, path: str, roles: ColumnRoles) -> TableFile:
+    def open(self, path: str, names: Sequence[str], coded: Sequence[str]) -> TableFile:
         """Opens a file.
 
         Args:
             path: the path or URL of the file.
-            roles: the columns that will be read.
+            names: the columns that will be read.
+            coded: those whose texts are best seen once, and whose integers are ids.
         """
 
 
@@ -106,7 +107,9 @@ def reading(path: str, name: str) -> Iterator[None]:
                 raise NotFound(f"{path}: No such file or directory") from error
             except (PermissionError, IsADirectoryError) as error:
                 raise FailedPrecondition(f"{path}: {error}") from error
-            except (pa.ArrowException, OSError) as error:
+            except DataLoss:
+                raise
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise DataLoss(f"{path}: the {name} file is damaged or cut short: {error}") from error
     except (DataLoss, FailedPrecondition):
         _check_not_empty(path, name)
@@ -253,7 +256,8 @@ class TableSource:
         """Returns an open file, whose columns were checked. The last few files stay open."""
         if path not in self._open:
             with reading(path, self._form.name):
-                file = self._form.open(path, self._roles)
+                file = self._form.open(path, self._names, self._roles.coded)
+                _ = file.schema.names  # which raises where a name is no UTF-8
             partition = {
                 name: value for name, value in self._partitions.of(path).items() if name not in file.schema.names
             }

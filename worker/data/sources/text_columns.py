@@ -18,7 +18,7 @@ from ..line_decoder import LineDecoder
 from ..line_layout import FieldKind, typed_name
 from ..line_windows import header_end, read_runs
 from ..table_csv import csv_format, names_of
-from .json_lines import JsonLinesFile
+from .table_columns import kinds_of
 
 FALLBACK = CsvDialect(header=True, quote='"')  # of features that were published without a dialect
 
@@ -67,45 +67,6 @@ class CsvColumns:
         if kind != "text":
             return made
         return _integers(_texts(made), name, self._path) if self._kinds.get(name) == "integer" else _texts(made)
-
-
-class JsonColumns:
-    """The columns of a file of JSON lines: texts are as they are written, and integers that are keys stay integers.
-
-    Args:
-        path: the path of the file.
-        features: what reads its cells.
-
-    Attributes:
-        names: of all columns.
-
-    Raises:
-        InvalidArgument: the first lines have no object.
-        NotFound: the file does not exist.
-    """
-
-    def __init__(self, path: Path, features: FeatureSet) -> None:
-        coded = [name for name, kinds in kinds_of(features).items() if kinds & {"text", "texts"}]
-        self._file = JsonLinesFile(str(path), coded)
-        self.names: Sequence[str] = tuple(self._file.schema.names)
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yields runs of rows of some columns, of any number of rows.
-
-        Raises:
-            InvalidArgument: a line is malformed; the text names it.
-        """
-        for place in self._file.parts()[1]:
-            yield self._file.read(place, tuple(columns), BadLinePolicy("error")).table
-
-
-def kinds_of(features: FeatureSet) -> dict[str, set[CellKind]]:
-    """Returns what features read of the cells of each column."""
-    kinds: dict[str, set[CellKind]] = {}
-    for feature in features.features:
-        for name, kind in feature.cells.items():
-            kinds.setdefault(name, set()).add(kind)
-    return kinds
 
 
 def _kind_of(name: str, kinds: set[CellKind], where: str) -> FieldKind | str:
