@@ -170,6 +170,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], str], type[sr.SparserowError], str]]
         "there is no column 'key'; its columns: id",
     ),
     "garbage": (lambda p: str(write(p / "f.parquet", b"PAR1 no")), sr.DataLoss, "no whole Parquet file"),
+    "index": (lambda p: str(indices(p / "f.parquet")), sr.DataLoss, "Value at position 0 out of bounds: 31"),
     "cut": (lambda p: str(cut(p / "f.safetensors")), sr.DataLoss, "no whole safetensors file"),
     "shape": (
         lambda p: str(
@@ -187,6 +188,17 @@ BAD_FILES: dict[str, tuple[Callable[[Path], str], type[sr.SparserowError], str]]
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def indices(path: Path) -> Path:
+    """Keys in a dictionary of 20, whose places there are 31."""
+    keys = pa.array([f"word {at % 20}" for at in range(24)]).dictionary_encode()
+    columns = {"key": keys, "vector": pa.array(GOOD * 24)}
+    schema = pa.schema([pa.field("key", keys.type, nullable=False), pa.field("vector", columns["vector"].type)])
+    pq.write_table(pa.table(columns, schema), path, compression="none")
+    data = path.read_bytes()
+    before, run, after = data.partition(b"\x05\x07")  # 24 places of 5 bits each
+    return write(path, before + run + b"\xff" * 15 + after[15:])
 
 
 def tensors(path: Path, **arrays: np.ndarray[Any, Any]) -> Path:

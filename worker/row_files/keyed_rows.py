@@ -86,21 +86,21 @@ def _read_parquet(
 ) -> Iterator[tuple[KeyArray, Rows]]:
     try:
         file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
+        names = file.schema_arrow.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataLoss(f"{url}: this is no whole Parquet file ({error})") from error
     with file:
         for column in (key_column, vector_column):
-            if column not in file.schema_arrow.names:
-                raise InvalidArgument(
-                    f"{url}: there is no column {column!r}; its columns: {', '.join(file.schema_arrow.names)}"
-                )
+            if column not in names:
+                raise InvalidArgument(f"{url}: there is no column {column!r}; its columns: {', '.join(names)}")
         at = 0
         try:
             for batch in file.iter_batches(batch_rows, columns=[key_column, vector_column]):
+                batch.validate(full=True)  # because Arrow reads where a file's offsets and indices lead
                 keys = _parquet_keys(batch.column(key_column), f"{url}: column {key_column!r}")
                 yield keys, _parquet_vectors(batch.column(vector_column), f"{url}: column {vector_column!r}", dim, at)
                 at += len(keys)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             if isinstance(error, DataLoss):
                 raise
             raise DataLoss(f"{url}: the file is damaged after row {at} ({error})") from error
