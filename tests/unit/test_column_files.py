@@ -14,8 +14,9 @@ import sparserow as sr
 from sparserow.proto.config.csv_dialect import CsvDialect
 from sparserow.proto.features.feature_set import FeatureSet
 from sparserow.serving.inference import column_files
-from sparserow.serving.inference.column_files import TypedColumns, check_exists
-from sparserow.worker.data.sources.text_columns import FALLBACK, CsvColumns, JsonColumns
+from sparserow.serving.inference.column_files import check_exists
+from sparserow.worker.data.sources.table_columns import TableColumns, has_columns
+from sparserow.worker.data.sources.text_columns import FALLBACK, CsvColumns
 
 
 def features() -> FeatureSet:
@@ -25,10 +26,7 @@ def features() -> FeatureSet:
 def read_columns(path: Path, read_by: FeatureSet, rows: int, dialect: CsvDialect = FALLBACK, **options):
     """As ``sparserow predict`` reads a file."""
     check_exists(path)
-    if path.suffix == ".parquet":
-        source = TypedColumns(path)
-    else:
-        source = JsonColumns(path, read_by) if path.suffix == ".jsonl" else CsvColumns(path, read_by, dialect)
+    source = TableColumns(path, read_by) if has_columns(path) else CsvColumns(path, read_by, dialect)
     return column_files.read_columns(path, source, read_by, rows, **options)
 
 
