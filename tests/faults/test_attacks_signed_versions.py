@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from sparserow.cpp_ext import _server
 from sparserow.deploy.launch.security_files import init_signing_key
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.security.security import Security
+from sparserow.proto.whole_file import write_whole
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.versions import ModelsOptions, ServedModels
 from sparserow_process import Launcher, wait_until
@@ -219,6 +221,8 @@ def test_a_publisher_says_no_path_of_its_own(published: Path) -> None:
     document = json.loads((published / "ctr" / "v000001" / "features.json").read_text())
     assert document["features"]["city"]["vocabulary"] == "vocabulary.0.txt"
     assert str(published.parent) not in json.dumps(document)
+    program = (published / "ctr" / "v000001" / "program.pt2").read_bytes()
+    assert b".py" not in program, program[program.index(b".py") - 100 :][:200]
 
 
 def rows_of(scale: float) -> np.ndarray:
@@ -343,3 +347,31 @@ def test_a_running_server_keeps_its_signed_version(
     ModelRegistry(str(root)).point("plain", "live", 1)
     refused = launcher.start(secure, "serve", "--port=0", f"--root={root}", "--model=plain").error_line()
     assert "plain/v000001/manifest.json: the file is not signed" in refused
+
+
+def test_a_signing_key_changes_while_a_process_serves(tmp_path: Path, launcher: Launcher) -> None:
+    """The order of docs/security.md, "Changing certificates and tokens"."""
+    folder, root = tmp_path / "keys", tmp_path / "models"
+    for name in ("former", "next"):
+        init_signing_key(folder, name)
+        (folder / f"{name}.yaml").write_text(f"signing_key: {name}.key\n")
+    former, following = ((folder / f"{name}.pub").read_text() for name in ("former", "next"))
+    (folder / "keys.pub").write_text(former)
+    (folder / "reader.yaml").write_text("verification_key: keys.pub\n")
+    write_version(str(root), "rows", rows_of(1), security=Security.load(folder / "former.yaml"))
+    ModelRegistry(str(root)).point("rows", "live", 1)
+    secure = f"--security={folder / 'reader.yaml'}"
+    serving = launcher.start(secure, "serve", "--port=0", "--poll=20ms", f"--root={root}", "--model=rows")
+    with sr.ServingClient(serving.wait_for(r"ready at gRPC (\S+),")[1], refresh_sec=0.05) as client:
+        write_whole(folder / "keys.pub", former + following)
+        time.sleep(2.0)  # the process looks at its files each second
+        write_version(str(root), "rows", rows_of(2), security=Security.load(folder / "next.yaml"))
+        ModelRegistry(str(root)).point("rows", "live", 2)
+        wait_until(lambda: client.version == 2, "the version of the next key")
+        write_whole(folder / "keys.pub", following)
+        time.sleep(2.0)
+        write_version(str(root), "rows", rows_of(3), security=Security.load(folder / "former.yaml"))
+        ModelRegistry(str(root)).point("rows", "live", 3)
+        wait_until(lambda: "no key of verification_key" in serving.err, "the refusal of the former key")
+        assert client.version == 2
+    assert serving.popen.poll() is None

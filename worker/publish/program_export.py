@@ -146,6 +146,9 @@ def _export(source: ProgramSource, *, is_signed: bool) -> Program:
     finally:
         source.model.train(was_training)
     program._example_inputs = None  # torch would pickle them
+    for module in program.graph_module.modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            node.meta.pop("stack_trace", None)  # it names files of this machine
     data = {value.untyped_storage().data_ptr() for value in pytree.tree_leaves(source.example) if _has_memory(value)}
     for tensors in (program.state_dict, program.constants):
         _own(tensors, data)
