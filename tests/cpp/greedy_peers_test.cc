@@ -164,7 +164,7 @@ TEST_CASE("a body is refused before it takes memory where its header or first ta
   REQUIRE(peer->read_frame(header, body, 5000));
   SectionReader sections(body, header.section_count);
   const Status status = parse_error(sections.next().value()->payload);
-  CHECK(status.code() == Code::kFailedPrecondition);
+  CHECK(status.code() == Code::kPermissionDenied);
   CHECK(status.message().find("namespace 'honest'") != std::string::npos);
 }
 
