@@ -131,6 +131,7 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
         ("train.row_optimizer={kind: sgd, nesterov: true}",),
     ),
     OptionEffect("job", "train.staleness not 0", "model.backend ps", (*_LOCAL, "train.staleness=2")),
+    OptionEffect("job", "train.timeout", "train.dense ddp", ("train.dense=ps", "train.timeout=1h")),
     OptionEffect("job", "train.zero", "train.dense ddp, and 2 workers", ("train.dense=ps", "train.zero=true")),
     OptionEffect("doctor", "--disk-bytes", "--disk", ("--disk-bytes", "5GiB")),
     OptionEffect(

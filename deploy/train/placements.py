@@ -41,7 +41,7 @@ def placements_of(job: JobConfig, group: WorkerGroup, local_world: int) -> Choos
             if there.placement == "device":
                 chosen.append(table.path)
                 used += there.rank_bytes
-        return group.share(chosen if group.is_first else None) or []
+        return group.share(chosen if group.is_first else None, what="placement of tables") or []
 
     return choose
 

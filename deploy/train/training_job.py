@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -252,11 +253,13 @@ def _run_under_torchrun(
         job.train, local_rank=place.local_rank, local_world=place.local_world, world=place.world
     )  # fmt: skip
     with (
-        joined_group(place.rank, place.world, "env://", device=device) as group,
+        joined_group(
+            place.rank, place.world, "env://", device=device, timeout=timedelta(seconds=job.train.timeout)
+        ) as group,
         contextlib.ExitStack() as stack,
     ):
         address = stack.enter_context(_cluster(job))[0] if group.rank == 0 else None
-        address = group.share(address)
+        address = group.share(address, what="start of the cluster")
         result = _run_here(
             job,
             group,
@@ -266,7 +269,7 @@ def _run_under_torchrun(
             resume=resume,
             identity=identity,
         )
-        group.wait()  # worker 0 stops the cluster when all have left it
+        group.wait("publication of the model")  # worker 0 stops the cluster when all have left it
         return result
 
 

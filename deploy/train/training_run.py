@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, SparserowError, not_allowed
+from ...proto.lone_work import lone_work
 from ...worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
@@ -94,9 +95,13 @@ def run_worker(
         end()
         is_kept = backend.session is not None and (job.publish is not None or job.keep is not None)
         model = trainer.model_on_host() if is_kept else None
-        result = _with_places(job, trainer, model, backend, result) if group.is_first else result
+        if group.is_first:
+            with lone_work.doing("publication of the model"):
+                result = _with_places(job, trainer, model, backend, result)
         if trace_file is not None and isinstance(trace, RecordedTrace):
-            events = [event for part in group.collect(trace.events()) for event in part]
+            events = [
+                event for part in group.collect(trace.events(), what="publication of the model") for event in part
+            ]
             if group.is_first:
                 write_trace(trace_file, events)
             elif not group.meets:
@@ -222,7 +227,7 @@ def _check_folders(job: JobConfig, group: WorkerGroup, identity: RunIdentity) ->
         except SparserowError as error:
             refusal = error
     if group.meets:
-        refusal = group.share(refusal)
+        refusal = group.share(refusal, what="look into the folders of the job")
     if refusal is not None:
         raise refusal
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def _train(order: dict[str, Any]) -> dict[str, Any]:
                 world,
                 order["init_method"],
                 device=training_device(job.train, local_rank=rank, local_world=world, world=world),
+                timeout=timedelta(seconds=job.train.timeout),
             ) as group,
             TrainingDisplay(
                 job.train.epochs, silent=rank != 0, of_worker=rank if job.train.dense == "ps" and world > 1 else None

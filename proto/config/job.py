@@ -14,7 +14,7 @@ from ..optimizers import OPTIMIZERS
 from ..schema import Dtype
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
-from .config import ClusterConfig, StrictModel
+from .config import ClusterConfig, Seconds, StrictModel
 from .data_config import DataConfig
 from .elastic_config import ElasticConfig, check_elastic
 from .features_config import features_of_job
@@ -118,6 +118,13 @@ class TrainConfig(StrictModel):
         None,
         description="For a dense tower that processes have in parts; null: each process has it whole (DDP).",
         json_schema_extra={"allowed": "a section with fsdp or tensor"},
+    )
+    timeout: Seconds = Field(
+        1800.0,
+        ge=1,
+        le=7 * 86400,
+        description="Time that a collective call of a step may take, and that a worker which others wait for may give "
+        "no sign of life.",
     )
     threads: int = Field(
         0,
@@ -362,6 +369,7 @@ class JobConfig(StrictModel):
         for name, is_set in (
             ("device", train.device == "cuda"),
             ("zero", train.zero),
+            ("timeout", "timeout" in train.model_fields_set),
             ("clip_norm", train.clip_norm is not None),
             ("clip_row_norm", train.clip_row_norm is not None),
         ):

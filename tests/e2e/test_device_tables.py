@@ -488,13 +488,13 @@ def jobs(rank: int, address: str, folder: Path) -> None:
             results[name] = seen
             assert session.stats().device_tables == (0 if name == "servers" else len(session.core.bound_tables()))
             assert result.rows == (result.rows if name == "servers" else 64 * len(session.core.bound_tables()))
-            group.wait()
+            group.wait("peers")
         if name == "servers":
             if rank == 0:
                 with sr.connect(address, "jobs", job="cleaner", rank=0, world_size=1) as session:
                     for schema in session.core.catalog.list_tables("jobs"):
                         session.drop_table(schema.name)
-            group.wait()
+            group.wait("peers")
     for name in ("device", "again", "auto"):
         np.testing.assert_allclose(results[name], results["servers"], rtol=1e-14, err_msg=name)  # sums of numpy
 

@@ -103,15 +103,15 @@ def train_served(
         table = session.table(TABLE)
         if group.rank == 0:
             table.assign(np.arange(ROWS), start.rows)
-        group.wait()
+        group.wait("peers")
         result, error = None, ""
         try:
             result = trainer.run()
         except sr.SparserowError as caught:
             error = f"{type(caught).__name__}: {caught}"
-        group.wait()
+        group.wait("peers")
         state = state_of(trainer, table.pull(np.arange(ROWS)))
-        group.wait()
+        group.wait("peers")
         state.result, state.error = result, error
         return state
 

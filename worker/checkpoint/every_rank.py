@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ...proto.errors import SparserowError, error_of
+from ...proto.lone_work import lone_work
+from ..session.rank_beats import give_signs, meet
 
 Value = TypeVar("Value")
 
@@ -29,18 +31,27 @@ def part_again(model: nn.Module | None) -> None:
             reshard()
 
 
-def on_every_rank(call: Callable[[], Value]) -> Value:
+def on_every_rank(call: Callable[[], Value], *, what: str = "checkpoint") -> Value:
     """Returns the result of ``call``, which every rank makes, unless it fails on one.
+
+    A rank whose call takes longer is waited for as long as it lives.
+
+    Args:
+        call: what this rank does.
+        what: what all of them do, for errors.
 
     Raises:
         SparserowError: the error of the lowest rank on which the call failed; every rank raises it.
     """
     outcome, failure = None, None
+    give_signs()
     try:
-        outcome = call()
+        with lone_work.doing(what):
+            outcome = call()
     except SparserowError as error:
         failure = error
     told = None if failure is None else (failure.number, str(failure))
+    meet(what)
     for rank, other in enumerate(gathered(told)):
         if failure is None and other is not None:
             failure = error_of(other[0], f"rank {rank}: {other[1]}")

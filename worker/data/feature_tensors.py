@@ -80,7 +80,7 @@ class Features:
             InvalidArgument: a column is missing or does not fit, and the text names it; or ``features_policy`` has no
                 effect without ``session``.
             FailedPrecondition: a feature differs from that which the namespace keeps; the text names it.
-            DeadlineExceeded: the worker that learns the statistics was not done in 30 minutes.
+            DeadlineExceeded: the worker that learns the statistics gave no sign of life.
         """
         if session is None:
             if features_policy != "keep":

@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
+from ...proto.lone_work import lone_work
 from ...proto.optimizers import starts_at_zero
 from ...proto.schema import Constant, Normal, RowPolicy, Table, TableSchema
+from ..session.rank_beats import give_signs, meet
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
 from ..session.tensor_group import on_leader
@@ -277,14 +279,17 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
     group = session.core.tensor_group
     is_group = session.core.is_distributed and dist.is_available() and dist.is_initialized()
     failure: SparserowError | None = None
+    give_signs()
     made: list[TableSchema] = []
     if (session.rank == 0 or not is_group) and (group is None or group.leads):
         try:
-            made = _create(session, swaps, has_rows=session.rank == 0)
+            with lone_work.doing("tables and their first rows"):
+                made = _create(session, swaps, has_rows=session.rank == 0)
         except SparserowError as error:
             failure = error
     if is_group:
         outcome: list[str | None] = [None if failure is None else str(failure)]
+        meet("distribute: tables and their first rows")
         dist.broadcast_object_list(outcome, src=0)
         if failure is None and outcome[0] is not None:
             failure = FailedPrecondition(f"distribute failed on rank 0: {outcome[0]}")

@@ -23,6 +23,7 @@ from ...proto.config.units import format_bytes
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, not_allowed
 from ...proto.grpc_status import error_of_status
+from ...proto.lone_work import lone_work
 from ...proto.published.feature_files import write_features
 from ...proto.published.manifest import (
     PROGRAM,
@@ -307,6 +308,7 @@ class _RowWriter:
                 file = f"rows.{index}.{shard}.{number}.safetensors"
                 yield write_rows(self._folder, file, dtype, keys, versions, rows, is_signed=self._is_signed)
                 self._done += len(keys)
+                lone_work.progress(f"{self._done:,} rows")
                 if self._progress is not None:
                     self._progress(self._done)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from .join import collective_device
+from .rank_beats import timeout_of_default_group
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,17 +92,10 @@ def own_group(mesh: DeviceMesh, dim: int) -> Any:
     """
     mine, found = dist.get_rank(), None
     for ranks in mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist():
-        group = dist.new_group(ranks, timeout=_timeout_of_default_group())
+        group = dist.new_group(ranks, timeout=timeout_of_default_group())
         if mine in ranks:
             found = group
     return found
-
-
-def _timeout_of_default_group() -> timedelta | None:
-    """Returns the timeout that ``init_process_group`` was given; None where this torch does not tell it."""
-    group: Any = dist.group.WORLD
-    options = getattr(group._get_backend(collective_device()), "options", None)
-    return getattr(options, "_timeout", None)
 
 
 def _check_name(name: str | None) -> None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch.distributed as dist
 
-from ...proto.errors import DataLoss, DeadlineExceeded, FailedPrecondition, SparserowError, not_allowed
+from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, not_allowed
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import NOTHING_KEPT, FeaturesPolicy, KeptFeatures, is_kept, kept_of
+from ...proto.lone_work import lone_work
 from ...proto.names import FEATURES_TABLE
 from .namespace_file import NamespaceFile
+from .rank_beats import give_signs, meet
 
 if TYPE_CHECKING:
     from .session_core import SessionCore
@@ -22,7 +24,7 @@ Fit: TypeAlias = Callable[[FeatureSet], FeatureSet]
 
 _log = logging.getLogger(__name__)
 _POLL_SEC = 0.2
-_WAIT_SEC = 1800.0
+_TELL_SEC = 60.0
 _MOST_NAMED = 5
 
 
@@ -43,7 +45,7 @@ def agreed_features(
     """Returns features with the statistics that their namespace keeps, on every worker of a job, which all call it.
 
     Those that it does not keep yet are learnt by one worker: rank 0 where the workers have a process group, and else
-    the lowest rank in the job, for which the others wait, 30 minutes at most.
+    the lowest rank in the job, for which the others wait as long as it is there.
 
     Args:
         core: the session of this worker.
@@ -55,7 +57,7 @@ def agreed_features(
     Raises:
         FailedPrecondition: a feature differs from that of an earlier run, or of another worker; the text names it.
         InvalidArgument: ``policy`` is none.
-        DeadlineExceeded: another worker did not give the features in time.
+        DeadlineExceeded: the worker that learns them gave no sign of life.
         DataLoss: the namespace's document is damaged.
     """
     if policy not in ("keep", "refit"):
@@ -94,6 +96,7 @@ def _tell_of_earlier(core: SessionCore, features: FeatureSet) -> None:
 def _of_first_rank(made: Callable[[], KeptFeatures]) -> KeptFeatures:
     box: list[KeptFeatures | SparserowError | None] = [None]
     failure: Exception | None = None
+    give_signs()
     if dist.get_rank() == 0:
         try:
             box = [made()]
@@ -102,6 +105,7 @@ def _of_first_rank(made: Callable[[], KeptFeatures]) -> KeptFeatures:
         except Exception as error:  # of the data, say: the others must not wait for ever
             failure = error
             box = [FailedPrecondition(f"features: rank 0 could not learn them: {type(error).__name__}: {error}")]
+    meet("features")
     dist.broadcast_object_list(box, src=0)
     (result,) = box
     if failure is not None:
@@ -140,21 +144,20 @@ class _Agreement:
             _tell_of_earlier(self._core, self._features)
             return kept
         known = kept.statistics_for(self._features, self._core.namespace) if counts else {}
-        made = kept.holding(self._fit(self._features.with_statistics(known)), self._clock)
+        with lone_work.doing("statistics of features"):
+            made = kept.holding(self._fit(self._features.with_statistics(known)), self._clock)
         NamespaceFile(self._core, FEATURES_TABLE).write(made.written())
         return made
 
     def alone(self) -> KeptFeatures:
         """Returns what the namespace keeps, which is made here or by a lower rank."""
-        deadline = time.monotonic() + _WAIT_SEC
+        began = told_at = time.monotonic()
         while not self._core.is_lowest_rank():
             kept, counts = self._read()
             if counts and not kept.lacks(self._features):
                 return kept
-            if time.monotonic() > deadline:
-                raise DeadlineExceeded(
-                    f"features: no rank before rank {self._core.placement.rank} has given namespace "
-                    f"{self._core.namespace!r} its statistics in {_WAIT_SEC:g} s"
-                )
+            if time.monotonic() - told_at > _TELL_SEC:  # a lower rank that is gone is in the job no more
+                told_at = time.monotonic()
+                _log.info("features: waiting since %.0f s for the statistics of a lower rank", told_at - began)
             time.sleep(_POLL_SEC)
         return self.made()

@@ -50,7 +50,7 @@ class BestModel:
             progress: the position of the run.
             history: the results of the epochs before.
         """
-        noted = self._group.share(self._noted() if self._group.is_first else None)
+        noted = self._group.share(self._noted() if self._group.is_first else None, what="best model")
         by_epoch = {result.epoch: result for result in history}
         if noted is not None and noted.metric == self._metric and noted.epoch in by_epoch:
             result = by_epoch[noted.epoch]
@@ -97,7 +97,7 @@ class BestModel:
                 note_best(self._checkpoints.folder, best)
             except SparserowError as error:
                 problem = error
-        if (problem := self._group.share(problem)) is not None:
+        if (problem := self._group.share(problem, what="best model")) is not None:
             log.warning("%s: the model of epoch %d is not kept: %s", _SETTING, result.epoch, problem)
             return
         self.kept, self._goodness = best, goodness(_SETTING, self._metric, result)

@@ -122,7 +122,7 @@ class _Scores:
                 results = type(parts[0]).merged(parts).results()  # type: ignore[arg-type]
                 found.update({f"{task.name}.{name}": value for name, value in results.items()})
         gauc = {f"{name}.gauc": self._gauc(group, scores) for name, scores in self._all_groups(group).items()}
-        metrics = {**group.share(found), **gauc}
+        metrics = {**group.share(found, what="evaluation"), **gauc}
         name = "" if self._outputs.shown is None else self._outputs.shown.name
         auc, log_loss = (metrics.get(f"{name}.{metric}", math.nan) for metric in ("auc", "log_loss"))
         return Evaluation(auc, log_loss, group.total(self._samples), metrics)

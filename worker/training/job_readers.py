@@ -13,11 +13,13 @@ import numpy as np
 from ...proto.config.job import JobConfig
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import FeaturesPolicy
+from ...proto.lone_work import lone_work
 from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, PlannedFile, ReadOptions, StepBatch
 from ..data.candidates import CandidateSampler, ItemTable
 from ..data.negatives import NegativeSampling
 from ..data.sources import features_of, fit_features, item_table, open_reader, plan_files, spec_of
 from ..data.sources.feature_columns import feature_set
+from ..data.sources.open_reader import Which
 from ..session.namespace_features import agreed_features
 from ..session.session import Session
 from .build_model import input_names
@@ -64,11 +66,13 @@ class JobReaders:
         files = self.train.files
 
         def fitted(features: FeatureSet) -> FeatureSet:
-            return features.with_statistics(fit_features(job.data, files, features.statistics).statistics)
+            with lone_work.doing("statistics of the training files"):
+                return features.with_statistics(fit_features(job.data, files, features.statistics).statistics)
 
         features = features_of(job.data, files)
         if session is None:
-            found = group.share(fitted(features).statistics if group.makes_shared else None)
+            made = fitted(features).statistics if group.makes_shared else None
+            found = group.share(made, what="statistics of the training files")
             features = features.with_statistics(found or {})
         else:
             features = agreed_features(session.core, features, fitted, policy=policy)
@@ -85,11 +89,11 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
         BadLine: a line or row that must be read for it is malformed, and such ones are not skipped.
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file cannot be read, or lacks a column.
     """
-    train = _shared(group, plan_files(job.data, "train") if group.makes_shared else ())
-    spec = group.share(spec_of(job.data, train) if group.makes_shared else None)
+    train = _planned(job, group, "train")
+    spec = group.share(spec_of(job.data, train) if group.makes_shared else None, what="columns of the training files")
     assert spec is not None
     features = FittedFeatures(spec)
-    test = _shared(group, plan_files(job.data, "test") if group.makes_shared else ())
+    test = _planned(job, group, "test")
     made = _made_by(job, features, size=job.train.batch_size, least=job.train.accumulate)
     tested = _made_by(job, features, size=_TEST_BATCH, least=1)
     candidates = _candidates_of(job, group, train)
@@ -145,9 +149,12 @@ def _candidates_of(job: JobConfig, group: WorkerGroup, train: Sequence[PlannedFi
     """Returns the sampler that worker 0 made, for which it reads the training files once."""
 
     def made() -> CandidateSampler | None:
-        return candidate_sampler(job, lambda item, weighted: item_table(job.data, item, weighted=weighted, plan=train))
+        with lone_work.doing("items of the training files"):
+            return candidate_sampler(
+                job, lambda item, weighted: item_table(job.data, item, weighted=weighted, plan=train)
+            )
 
-    return group.share(made() if group.makes_shared else None)
+    return group.share(made() if group.makes_shared else None, what="items of the training files")
 
 
 def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
@@ -168,6 +175,11 @@ def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int)
     return made
 
 
-def _shared(group: WorkerGroup, plan: Sequence[PlannedFile]) -> Sequence[PlannedFile]:
-    """Returns the plan of worker 0."""
-    return group.share(plan)
+def _planned(job: JobConfig, group: WorkerGroup, which: Which) -> Sequence[PlannedFile]:
+    """Returns the plan of worker 0, which counts the lines of text files for it."""
+    what = f"lines of the files of data.{which}"
+    plan: Sequence[PlannedFile] = ()
+    if group.makes_shared:
+        with lone_work.doing(what):
+            plan = plan_files(job.data, which)
+    return group.share(plan, what=what)

@@ -16,11 +16,13 @@ from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ...proto.lone_work import lone_work
 from ...proto.optimizers import RowOptimizer, starts_at_zero
 from ...proto.schema import Constant, Init, Table, Uniform
 from ..data.sources.feature_columns import feature_set
 from ..layers.distribute import layers_of_tables
 from ..row_files.keyed_rows import import_table
+from ..session.rank_beats import meet
 from ..session.session import Session
 from .own_model import check_key_counts
 
@@ -118,12 +120,14 @@ class JobTables:
             return
         if session.rank == 0:
             try:
-                for name, url in files.items():
-                    import_table(session, name, url)
+                with lone_work.doing("rows of frozen tables"):
+                    for name, url in files.items():
+                        import_table(session, name, url, progress=lambda rows: lone_work.progress(f"{rows:,} rows"))
             except SparserowError as error:
                 failure = error
         if session.core.is_distributed:
             outcome = [None if failure is None else str(failure)]
+            meet("rows of frozen tables")
             dist.broadcast_object_list(outcome, src=0)
             if failure is None and outcome[0] is not None:
                 failure = FailedPrecondition(f"tables: a frozen table could not be filled on rank 0: {outcome[0]}")

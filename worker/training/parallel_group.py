@@ -50,8 +50,9 @@ class ParallelGroup(WorkerGroup):
         """Whether the value that this process passes to :meth:`share` matters."""
         return self.is_first
 
-    def share(self, value: Value) -> Value:
+    def share(self, value: Value, *, what: str = "") -> Value:
         """Returns the value of the first process on every process."""
+        self._meet(what)
         box: list[Any] = [value if self.is_first else None]
         dist.broadcast_object_list(box, src=0)
         shared: Value = box[0]
@@ -63,8 +64,9 @@ class ParallelGroup(WorkerGroup):
         dist.gather_object(value, parts, dst=dist.get_global_rank(self.peers, rank), group=self.peers)
         return parts
 
-    def collect(self, value: Value) -> list[Value]:
+    def collect(self, value: Value, *, what: str = "") -> list[Value]:
         """Returns every worker's value, in rank order, on every process."""
+        self._meet(what)
         parts: list[Any] = [None] * self.world
         dist.all_gather_object(parts, value, group=self.peers)
         return parts

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from ..session.rank_beats import DEFAULT_TIMEOUT, end_beats, give_signs, meet
 from .training_device import group_backend
 
-_COLLECTIVE_DEADLINE = datetime.timedelta(minutes=30)  # long, as all wait while rank 0 takes statistics of the data
-
+_STEP = ""  # of calls within a step
 Value = TypeVar("Value")
 
 
@@ -50,10 +50,17 @@ class WorkerGroup:
         """Whether the value that this worker passes to :meth:`share` matters."""
         return self.rank == 0 or not self.meets
 
-    def share(self, value: Value) -> Value:
-        """Returns the value that rank 0 passed, on every rank; the values of other ranks are ignored."""
+    def share(self, value: Value, *, what: str = _STEP) -> Value:
+        """Returns the value that rank 0 passed, on every rank; the values of other ranks are ignored.
+
+        Args:
+            value: the value.
+            what: what rank 0 may have done alone for it, for which the others wait as long as it lives; the default is
+                for calls within a step, which ranks reach together.
+        """
         if self.is_alone:
             return value
+        self._meet(what)
         box: list[Any] = [value if self.rank == 0 else None]
         dist.broadcast_object_list(box, src=0)
         shared: Value = box[0]
@@ -80,10 +87,11 @@ class WorkerGroup:
             mine = self.to_rank(value, rank) or mine
         return mine
 
-    def collect(self, value: Value) -> list[Value]:
-        """Returns every rank's value, in rank order, on every rank."""
+    def collect(self, value: Value, *, what: str = _STEP) -> list[Value]:
+        """Returns every rank's value, in rank order, on every rank; ``what`` is that of :meth:`share`."""
         if self.is_alone:
             return [value]
+        self._meet(what)
         parts: list[Any] = [None] * self.world
         dist.all_gather_object(parts, value)
         return parts
@@ -92,14 +100,23 @@ class WorkerGroup:
         """Returns the sum of the values over ranks, on every rank."""
         return sum(self.collect(value))
 
-    def wait(self) -> None:
-        """Waits until every rank has called it."""
-        self.collect(None)
+    def wait(self, what: str) -> None:
+        """Waits until every rank has called it; ``what`` is that of :meth:`share`."""
+        self.collect(None, what=what)
+
+    def _meet(self, what: str) -> None:
+        if what != _STEP:
+            meet(what)
 
 
 @contextlib.contextmanager
 def joined_group(
-    rank: int, world: int, init_method: str | None, *, device: torch.device | None = None
+    rank: int,
+    world: int,
+    init_method: str | None,
+    *,
+    device: torch.device | None = None,
+    timeout: datetime.timedelta = DEFAULT_TIMEOUT,
 ) -> Iterator[WorkerGroup]:
     """Joins a process group for the duration of the block; a single worker joins none.
 
@@ -111,6 +128,8 @@ def joined_group(
         init_method: how the workers find each other: ``file://PATH``, or ``env://`` under torchrun. None: there is no
             process group.
         device: the device of this worker's model; None: the host.
+        timeout: how long a collective call may take, and how long a worker that others wait for may give no sign of
+            life.
     """
     device = device or torch.device("cpu")
     if world == 1 or init_method is None:
@@ -121,10 +140,12 @@ def joined_group(
         init_method=init_method,
         rank=rank,
         world_size=world,
-        timeout=_COLLECTIVE_DEADLINE,
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    give_signs()
     try:
         yield WorkerGroup(rank, world, device=device)
     finally:
+        end_beats()
         dist.destroy_process_group()

@@ -368,7 +368,7 @@ class Trainer:
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)
         if self._progressive is not None:
             self._progressive.end_epoch(epoch)
-        self._group.wait()  # until the last step of every rank is applied
+        self._group.wait("last steps of all workers")  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
 
     def _run_step(self, batch: StepBatch) -> StepResult:

@@ -318,7 +318,7 @@ class TrainingCheckpoints:
         """
         parts = self._parts
         if name is None:
-            name = self._group.share(self.newest() if self._group.makes_shared else None)
+            name = self._group.share(self.newest() if self._group.makes_shared else None, what="newest checkpoint")
         if name is None:
             _tell(self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning")
             return None

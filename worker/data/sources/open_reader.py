@@ -13,6 +13,7 @@ from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument, not_allowed
 from ....proto.features.feature_set import FeatureSet
 from ....proto.features.statistics import Statistics
+from ....proto.lone_work import lone_work
 from ..batch import Batch
 from ..candidates import ItemTable, count_items
 from ..criteo import COLUMNS, criteo_format
@@ -163,9 +164,13 @@ def item_table(
 
 
 def _samples(source: Source, plan: Sequence[PlannedFile]) -> Iterator[Lines]:
+    count = 0
     for file in plan:
         for part in range(len(file.rows)):
-            yield source.read(file, part).lines
+            lines = source.read(file, part).lines
+            yield lines
+            count += len(lines.keys)
+            lone_work.progress(f"{count:,} samples")
 
 
 def check_first_samples(config: DataConfig, which: Which) -> int:
