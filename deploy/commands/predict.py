@@ -102,7 +102,7 @@ def predict(
             raise InvalidArgument(f"{option}: has no effect without an --output that ends in .parquet; remove it")
     with contextlib.ExitStack() as opened:
         client = opened.enter_context(ServingClient(serving, model=model))
-        served = opened.enter_context(ServedModel(client, root))
+        served = opened.enter_context(ServedModel(client, root, refresh_sec=None))
         score = naming_rows(input_file, served)
         if served.features is None:
             for option, value in (("--nulls", nulls), ("a Parquet --output", is_parquet)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from ...cpp_ext.device.row_store import KeptRows
 from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice, register
 from ...cpp_ext.torch_arrays import tensor_of
-from ...proto.arguments import check_integer
+from ...proto.arguments import check_integer, check_number
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.closing import Closing
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from ...proto.security.security import Security
     from ..client.replica_map import TableShape
 
+_log = logging.getLogger(__name__)
+
+_REFRESH_SEC = 5.0
 _DEADLINE_MS = 1000
 
 
@@ -88,6 +92,9 @@ class ServedModel(Closing):
         client: the client of the serving processes, which the caller closes.
         root: the folder of published models that holds the program, by path or URL.
         deadline_ms: the deadline of each lookup, in milliseconds.
+        refresh_sec: the pause between two calls of :meth:`refresh` that the model makes itself, in seconds;
+            it has to be less than the ``--grace`` of the serving processes (30 s). None: it makes none, and stays with
+            its version for as long as that is served.
         cache: the options of a cache of rows in this process; None: every lookup asks the serving processes.
         device: the device of the program; arguments may be on the host, and cross in one copy. None: the host.
         device_bytes: how many bytes of rows the device keeps from one call to the next, so that a row that has not
@@ -110,6 +117,7 @@ class ServedModel(Closing):
         root: str,
         *,
         deadline_ms: int = _DEADLINE_MS,
+        refresh_sec: float | None = _REFRESH_SEC,
         cache: LookupCache | None = None,
         device: torch.device | str | None = None,
         device_bytes: int = 0,
@@ -120,6 +128,8 @@ class ServedModel(Closing):
         if cache is not None and not isinstance(cache, LookupCache):
             raise not_allowed("ServedModel.cache: type", type(cache).__name__, "sr.LookupCache, None")
         check_integer("ServedModel.deadline_ms", deadline_ms, 1)
+        if refresh_sec is not None:
+            check_number("ServedModel.refresh_sec", refresh_sec)
         check_integer("ServedModel.device_bytes", device_bytes, 0)
         self._device = torch.device("cpu" if device is None else device)
         if self._device.type != "cpu":
@@ -142,12 +152,33 @@ class ServedModel(Closing):
         self._closed = False
         self._loaded: _Loaded
         self._load(None)
+        self._ended = threading.Event()
+        self._refreshes: threading.Thread | None = None
+        if refresh_sec is not None:
+            self._refreshes = threading.Thread(
+                target=self._keep_fresh, args=(refresh_sec,), name="sparserow-served-model", daemon=True
+            )
+            self._refreshes.start()
 
     def close(self) -> None:
         """Unbinds the tables' names in this process, when the last call has returned."""
+        self._ended.set()
         with self._lock, self._gate.change():
             self._closed = True
             self._loaded.session.close()
+        if self._refreshes is not None:
+            self._refreshes.join()
+
+    def _keep_fresh(self, pause_sec: float) -> None:
+        said = ""
+        while not self._ended.wait(pause_sec):
+            try:
+                self.refresh()
+                said = ""
+            except Exception as error:  # of torch too; the version in use stays
+                if not self._closed and str(error) != said:
+                    said = str(error)
+                    _log.warning("%s: version %d stays: %s", self._client.model, self._loaded.version, error)
 
     @property
     def version(self) -> int:
@@ -185,6 +216,7 @@ class ServedModel(Closing):
     def refresh(self) -> int:
         """Loads the version that the alias names now, or the newest dense weights of the version in use.
 
+        The model calls it itself each ``refresh_sec``; a call is for what must be there now.
         It also connects to other replicas when processes came or went. Calls under way finish with the former version,
         and calls that begin meanwhile wait for them.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -192,6 +193,25 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
                 assert words in refused.json()["detail"]
 
 
+def test_a_program_follows_its_alias_by_itself(trained: Trained, scores: list[list[float]], launcher: Launcher) -> None:
+    assert len(scores) == 2, "both versions are there"
+    registry = ModelRegistry(trained.root)
+    registry.point("ctr", "live", 2)
+    process = launcher.start("serve", f"--root={trained.root}", "--model=ctr", "--port=0", "--poll=50ms", "--grace=3s")
+    address = process.wait_for(r"gRPC (\S+:\d+)")[1].rstrip(",")
+    with (
+        sr.ServingClient(address, model="ctr", refresh_sec=0.1) as client,
+        ServedModel(client, trained.root, refresh_sec=0.1) as served,
+    ):
+        for version in (1, 2):
+            registry.point("ctr", "live", version)
+            wait_until(lambda version=version: served.version == version, "the version")  # type: ignore[misc]
+            began = time.monotonic()
+            while time.monotonic() < began + 4.0:  # until the version before is given up
+                np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[version - 1], rtol=1e-5, atol=1e-6)
+    assert "sparserow-served-model" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_program_that_is_not_refreshed_in_time_is_told_so(
     trained: Trained, scores: list[list[float]], launcher: Launcher
 ) -> None:
@@ -202,7 +222,10 @@ def test_a_program_that_is_not_refreshed_in_time_is_told_so(
         "serve", f"--root={trained.root}", "--model=ctr", "--port=0", "--poll=50ms", "--grace=500ms"
     )
     address = process.wait_for(r"gRPC (\S+:\d+)")[1].rstrip(",")
-    with sr.ServingClient(address, model="ctr", refresh_sec=0.1) as client, ServedModel(client, trained.root) as served:
+    with (
+        sr.ServingClient(address, model="ctr", refresh_sec=0.1) as client,
+        ServedModel(client, trained.root, refresh_sec=None) as served,
+    ):
         before = served(*batch(9, 6))
         registry.point("ctr", "live", 1)
         wait_until(lambda: client.version == 1, "the swap")

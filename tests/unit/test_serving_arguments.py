@@ -92,6 +92,7 @@ def test_of_a_cache(field: str, value: Any) -> None:
         ({"client": None}, "client: type: 'NoneType'", "sr.ServingClient"),
         ({"cache": 1 << 20}, "cache: type: 'int'", "sr.LookupCache, None"),
         ({"deadline_ms": "5"}, "deadline_ms: '5'", FROM_1),
+        ({"refresh_sec": 0}, "refresh_sec: 0", "numbers > 0"),
         ({"device_bytes": -1}, "device_bytes: -1", "integers >= 0"),
         ({"device_bytes": 9}, "device_bytes: 9", "0 without a device, integers >= 0 with one"),
     ],
