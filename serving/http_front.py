@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +52,9 @@ class HttpRequest(Protocol):
     peer: str
 
     async def read(self, length: int) -> bytes: ...
-    async def send(self, status: int, data: bytes, content_type: str, *, ends: bool = False) -> None: ...
+    async def send(
+        self, status: int, data: bytes, content_type: str, *, ends: bool = False, headers: Mapping[str, str] = ...
+    ) -> None: ...
 
 
 class Refused(Exception):  # noqa: N818 - as the taxonomy's
@@ -62,12 +64,14 @@ class Refused(Exception):  # noqa: N818 - as the taxonomy's
         status: the HTTP status.
         message: the text of the error.
         ends: whether the connection is closed, because the body of the request is not read.
+        allow: the methods that the path takes.
     """
 
-    def __init__(self, status: int, message: str, *, ends: bool = False) -> None:
+    def __init__(self, status: int, message: str, *, ends: bool = False, allow: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.status = status
         self.ends = ends
+        self.allow = allow
 
 
 @dataclass(frozen=True)
@@ -110,16 +114,21 @@ class HttpFront:
             except PermissionDenied as refusal:
                 await self._answer_stranger(exchange, refusal, ends=has_body)
                 return
-            if (exchange.method, exchange.path) == ("GET", "/v1/health"):
+            if (_verb(exchange), exchange.path) == ("GET", "/v1/health"):
                 problems = {**self._models.problems(), **self._models.sync_problems()}
                 await self._answer_health(exchange, problems=problems)
                 return
-            route = self._routes.get((exchange.method, exchange.path))
+            route = self._routes.get((_verb(exchange), exchange.path))
             if route is None:
+                allowed = [verb for verb, path in (("GET", "/v1/health"), *self._routes) if path == exchange.path]
+                if allowed:
+                    raise Refused(405, f"{exchange.path} takes {', '.join(allowed)}", ends=has_body, allow=allowed)
                 raise Refused(404, f"{exchange.method} {exchange.path} is not served; served: {self._served}")
             await route(exchange, grant, token)
         except Refused as refused:
-            await _send(exchange, refused.status, {"error": str(refused)}, ends=refused.ends)
+            headers = {"Allow": ", ".join(refused.allow)} if refused.allow else {}
+            data = json.dumps({"error": str(refused)}).encode()
+            await exchange.send(refused.status, data, "application/json", ends=refused.ends, headers=headers)
         except SparserowError as error:
             await _send(exchange, _STATUS.get(error.code, 500), {"error": str(error), "code": error.code})
 
@@ -132,9 +141,9 @@ class HttpFront:
 
         Such a peer learns whether the process is ready, for probes, but no names and no paths.
         """
-        if (exchange.method, exchange.path) == ("GET", "/v1/health"):
+        if (_verb(exchange), exchange.path) == ("GET", "/v1/health"):
             await self._answer_health(exchange)
-        elif (exchange.method, exchange.path) in self._routes:
+        elif (_verb(exchange), exchange.path) in self._routes:
             await _send(exchange, 401, {"error": str(refusal), "code": refusal.code}, ends=ends)
         else:
             await _send(exchange, 404, {"error": "this path is not served"}, ends=ends)
@@ -205,6 +214,11 @@ class HttpFront:
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def _verb(exchange: HttpRequest) -> str:
+    """Returns the method whose route answers: a HEAD is answered as a GET, without its body."""
+    return "GET" if exchange.method == "HEAD" else exchange.method
 
 
 async def _send(exchange: HttpRequest, status: int, reply: Any, *, ends: bool = False) -> None:

@@ -92,7 +92,11 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def answer_many(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
                 async with received(method, handler.request_deserializer, requests, context) as request:
-                    async for reply in handler.unary_stream(request, context):
+                    replies = handler.unary_stream(request, context)
+                    if asyncio.iscoroutine(replies):  # as health's Watch, which writes to the call itself
+                        await replies
+                        return
+                    async for reply in replies:
                         yield reply
             except asyncio.CancelledError as given_up:
                 await _abort(context, method, _unavailable(context, method, given_up))
@@ -178,6 +182,15 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
     return await context.abort(code, message, metadata)
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """Health with the method List, which the package lacks."""
+
+    async def List(self, _request: Any, _context: Any) -> Any:  # noqa: N802 - gRPC names it
+        """Answers with the state of each service."""
+        states = {name: health_pb2.HealthCheckResponse(status=it) for name, it in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=states)
+
+
 class ControlServer:
     """A listening gRPC server with the process's certificate and tokens (proto/security/security.py).
 
@@ -213,7 +226,7 @@ class ControlServer:
             options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes)),
             maximum_concurrent_rpcs=_CALLS_AT_ONCE,
         )
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         add_service(self._server)
         names = (service, *beside, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -52,7 +53,15 @@ class HttpExchange:
         except (asyncio.IncompleteReadError, web.RequestPayloadError):
             raise ConnectionError("the connection ended within the body") from None
 
-    async def send(self, status: int, data: bytes, content_type: str, *, ends: bool = False) -> None:
+    async def send(
+        self,
+        status: int,
+        data: bytes,
+        content_type: str,
+        *,
+        ends: bool = False,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Sends the reply in pieces, as fast as the client reads; returns when all are sent.
 
         Args:
@@ -60,12 +69,13 @@ class HttpExchange:
             data: the body.
             content_type: the value of the header Content-Type.
             ends: whether the connection is closed afterwards.
+            headers: further headers.
 
         Raises:
             ConnectionError: the client did not read the reply in time; its connection is closed.
         """
-        headers = {"Content-Type": content_type, "Server": "sparserow"}
-        response = self.response = web.StreamResponse(status=status, headers=headers)
+        sent = {**headers, "Content-Type": content_type, "Server": "sparserow"}
+        response = self.response = web.StreamResponse(status=status, headers=sent)
         response.content_length = len(data)
         if ends:
             response.force_close()

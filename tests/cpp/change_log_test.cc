@@ -258,12 +258,21 @@ TEST_CASE("pages that are damaged, or of another schema, change nothing") {
   std::mt19937 random(3);
   for (int i = 0; i < 300; ++i) {
     auto bytes = page.value().bytes;
-    bytes[random() % bytes.size()] ^= std::byte{static_cast<unsigned char>(1 + random() % 255)};
-    if (i % 3 == 0) bytes.resize(random() % bytes.size());
+    const std::size_t at = random() % bytes.size();
+    bytes[at] ^= std::byte{static_cast<unsigned char>(1 + random() % 255)};
+    const bool is_format = at == 4 || at == 5;  // a page of another build is none that is damaged
+    const bool is_cut = i % 3 == 0;
+    if (is_cut) bytes.resize(random() % bytes.size());
     const auto to = make_store();
-    CHECK(apply_changes(*to, bytes).status().code() == Code::kDataLoss);
+    const auto expected = is_format && !is_cut ? Code::kFailedPrecondition : Code::kDataLoss;
+    CHECK(apply_changes(*to, bytes).status().code() == expected);
     CHECK(rows_of(*to).empty());
   }
+  auto newer = page.value().bytes;
+  newer[4] = std::byte{77};
+  const Status refused = apply_changes(*make_store(), newer).status();
+  CHECK(refused.code() == Code::kFailedPrecondition);
+  CHECK(refused.message().find("has format 77, and this process reads format ") != std::string::npos);
   StoreOptions options;
   options.slot_count = kSlots;
   const auto other = Store::create(options);

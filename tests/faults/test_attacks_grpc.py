@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2
 
 import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token
@@ -237,6 +238,21 @@ def test_many_entries_are_refused_and_hold_nobody_up(scene: Scene, method: Any) 
         attacker.join()
         assert isinstance(outcome[0], grpc.StatusCode), field
         assert outcome[0] is not grpc.StatusCode.INTERNAL, field
+
+
+@pytest.mark.parametrize("process", METHODS)
+def test_malformed_messages_are_refused(scene: Scene, process: str) -> None:
+    for method in methods():
+        if SERVICES[method.containing_service.name] == process and method.input_type.fields:
+            path = f"/{method.containing_service.full_name}/{method.name}"
+            for raw in (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f"):
+                assert scene.call(process, path, raw, "owner") is grpc.StatusCode.INVALID_ARGUMENT, path
+    with grpc.insecure_channel(scene.places[process][0]) as channel:
+        watched = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20.0)
+        assert next(iter(watched)) == b"\x08\x01"
+        watched.cancel()
+    told = scene.call(process, "/grpc.health.v1.Health/List", b"", "reader")
+    assert health_pb2.HealthListResponse.FromString(told).statuses[""].status == health_pb2.HealthCheckResponse.SERVING
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -224,6 +224,21 @@ def test_malformed_requests_end_the_connection(served: Served, head: bytes) -> N
     assert "Traceback" not in served.process.err
 
 
+def test_other_methods_are_told_those_of_the_path(served: Served) -> None:
+    for path, allowed in (("/v1/health", "GET"), ("/v1/models", "GET"), ("/v1/lookup", "POST")):
+        reply = served.door.ask("DELETE", path, None, served.token)
+        assert reply.status == 405
+        assert f"Allow: {allowed}" in reply.head
+        assert served.door.ask("DELETE", path, None, "").status == 404
+    for path in ("/v1/health", "/v1/models"):  # a HEAD is a GET without the body
+        with served.door.open() as connection:
+            connection.sendall(request("HEAD", path, None, served.token))
+            reply = b""
+            while not reply.endswith(b"\r\n\r\n"):
+                reply += connection.recv(65536)
+        assert reply.startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

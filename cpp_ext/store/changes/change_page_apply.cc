@@ -65,10 +65,14 @@ bool read_table(PageReader& reader, TableChanges& table) {
 Result<ParsedPage> parse(std::span<const std::byte> page) {
   PageReader reader(page);
   PageHead head;
-  if (!reader.read(head) || head.magic != kPageMagic || head.format != kPageFormat || head.zero != 0)
-    return damaged("is none, or of another format");
+  if (!reader.read(head) || head.magic != kPageMagic || head.zero != 0) return damaged("is none");
   const auto covered = page.subspan(sizeof head);
   if (XXH3_64bits(covered.data(), covered.size()) != head.checksum) return damaged("fails its checksum");
+  if (head.format != kPageFormat) {
+    return Status(Code::kFailedPrecondition, "the page of changes has format " + std::to_string(head.format) +
+                                                 ", and this process reads format " + std::to_string(kPageFormat) +
+                                                 "; both must be of one build");
+  }
   ParsedPage parsed;
   for (std::uint32_t i = 0; i < head.tables; ++i) {
     if (!read_table(reader, parsed.tables.emplace_back())) return damaged("ends within a table");
