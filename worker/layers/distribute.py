@@ -165,8 +165,12 @@ def _plan(
         done = [plain_path(path) for path, module in model.named_modules() if isinstance(module, distributed)]
         if done:
             raise FailedPrecondition(f"distribute: the layers {', '.join(done)} are distributed already")
+        rows = [
+            module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        ]
+        largest = f"; its largest has {max(rows)}" if rows else ""
         raise InvalidArgument(
-            f"distribute: the model has no nn.Embedding or nn.EmbeddingBag of min_rows={min_rows} rows"
+            f"distribute: the model has no nn.Embedding or nn.EmbeddingBag of min_rows={min_rows} rows{largest}"
         )
     owners = _weight_owners(model)
     for placed in layers:

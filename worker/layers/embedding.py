@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from ...cpp_ext import torch_ops as ops
 from ...cpp_ext.device_step import current_step
-from ...proto.errors import FailedPrecondition, typed_error
+from ...proto.errors import FailedPrecondition
 from ..session.tensor_group import TensorGroup
 from .compiled_lookups import fuse_in_this_graph
 from .current_forward import rows_made_ahead
+from .refused_uses import check_transforms, error_of_lookup, error_of_reset, error_of_script
 from .rows_ahead import LayerChanges
 from .table_handle import EXTRA_STATE, TableHandle
 
@@ -68,6 +69,11 @@ class DistributedLayer(nn.Module):
     """
 
     is_on_devices = False
+    # Options of torch's layers that no distributed layer has; libraries read them.
+    max_norm: float | None = None
+    norm_type = 2.0
+    scale_grad_by_freq = False
+    sparse = False
     _mode_number = ROWS_OF_IDS
     include_last_offset = False
 
@@ -116,6 +122,17 @@ class DistributedLayer(nn.Module):
                 "freezes it"
             )
         return super().__getattr__(name)
+
+    def reset_parameters(self) -> None:
+        """Refuses to draw first rows anew, which belong to the table.
+
+        Raises:
+            FailedPrecondition: always.
+        """
+        raise error_of_reset(self.binding)
+
+    def __prepare_scriptable__(self) -> None:  # what torch.jit.script asks a module for
+        raise error_of_script(self.binding)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedLayer:
         if not _may_share_rows.get():
@@ -299,11 +316,12 @@ class DistributedEmbedding(DistributedLayer):
             fuse_in_this_graph()
             out = self._rows(input)
         else:
+            check_transforms(self.binding)
             try:
                 made = rows_made_ahead(self, input)
                 out = self._rows(input) if made is None else made
             except (RuntimeError, ValueError) as error:
-                raise typed_error(error) from None
+                raise error_of_lookup(self.binding, error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
     def look_up(self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
@@ -390,11 +408,12 @@ class DistributedEmbeddingBag(DistributedLayer):
             fuse_in_this_graph()
             out = self._pool(input, offsets, weights)
         else:
+            check_transforms(self.binding)
             try:
                 made = rows_made_ahead(self, input, offsets, weights)
                 out = self._pool(input, offsets, weights) if made is None else made
             except (RuntimeError, ValueError) as error:
-                raise typed_error(error) from None
+                raise error_of_lookup(self.binding, error) from None
         return out if self.dtype == torch.float32 else out.to(self.dtype)
 
     def _pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:

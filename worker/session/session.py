@@ -58,6 +58,10 @@ class Session(Closing, Joinable):
         """The number of the step that the next commit ends."""
         return self.core.native.step
 
+    def __repr__(self) -> str:
+        place = self.core.placement
+        return f"Session(namespace={self.namespace!r}, rank={place.rank}, world_size={place.world_size})"
+
     @property
     def optimizer(self) -> SparseOptimizer:
         """The optimizer that holds the learning rate of each table, for ``torch.optim.lr_scheduler``.

@@ -37,6 +37,10 @@ class TableRows:
             native, name=schema.name, table_id=schema.id, schema_version=schema.version, dim=schema.dim
         )
 
+    def __repr__(self) -> str:
+        schema = self.schema
+        return f"TableRows({schema.full_name!r}, dim={schema.dim}, optimizer={schema.optimizer})"
+
     def pull(self, keys: Keys) -> Rows:
         """Returns rows of shape (n, dim), float32, in the order of ``keys``, (n).
 

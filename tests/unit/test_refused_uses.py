@@ -1,0 +1,85 @@
+"""What torch's own layers allow and a distributed one does not: refused by name, with what works instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import sparserow as sr
+from sparserow.worker.session.in_process import InProcessCluster
+
+IDS = torch.arange(4)
+
+
+@pytest.fixture
+def session() -> Iterator[sr.Session]:
+    with InProcessCluster(slot_count=16).connect() as session:
+        yield session
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.bag = nn.Embedding(10, 4), nn.EmbeddingBag(10, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.one(ids).sum() + self.bag(ids.reshape(2, 2)).sum()
+
+
+@pytest.fixture
+def model(session: sr.Session) -> Net:
+    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+
+
+USES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
+    "vmap": (lambda model: torch.func.vmap(model)(torch.stack([IDS, IDS])), r"torch\.func \(vmap"),
+    "grad": (
+        lambda model: torch.func.grad(lambda weights: torch.func.functional_call(model, weights, (IDS,)))(
+            dict(model.named_parameters())
+        ),
+        r"torch\.func",
+    ),
+    "jvp": (
+        lambda model: torch.func.jvp(lambda x: model(IDS) * x, (torch.tensor(1.0),), (torch.tensor(1.0),)),
+        r"torch\.func",
+    ),
+    "script": (torch.jit.script, r"torch\.jit\.script"),
+    "trace": (lambda model: torch.jit.trace(model, IDS), r"torch\.jit\.trace"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_transform_is_named_with_what_works(model: Net, use: str) -> None:
+    call, name = USES[use]
+    with pytest.raises(
+        sr.FailedPrecondition, match=rf"^table 'default/\w+': .*{name}.*allowed: torch\.compile, torch\.export"
+    ):
+        call(model)
+    assert torch.isfinite(model(IDS))  # it goes on
+    assert torch.isfinite(torch.func.functional_call(model, {}, (IDS,)))  # this is no transform
+
+
+def test_layers_have_the_options_of_torchs(model: Net) -> None:
+    for layer, local in ((model.one, nn.Embedding(10, 4)), (model.bag, nn.EmbeddingBag(10, 4))):
+        for name in (
+            "num_embeddings",
+            "embedding_dim",
+            "padding_idx",
+            "max_norm",
+            "norm_type",
+            "scale_grad_by_freq",
+            "sparse",
+        ):
+            assert getattr(layer, name) == getattr(local, name), name
+        with pytest.raises(sr.FailedPrecondition, match="reset_parameters draws no rows"):
+            layer.reset_parameters()
+
+
+def test_texts_say_which_one(session: sr.Session, model: Net) -> None:
+    assert repr(session) == "Session(namespace='default', rank=0, world_size=1)"
+    assert repr(session.table("one")).startswith("TableRows('default/one', dim=4, optimizer=SGD(")
+    with pytest.raises(sr.InvalidArgument, match="of min_rows=100 rows; its largest has 10"):
+        sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=100)
