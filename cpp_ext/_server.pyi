@@ -447,7 +447,15 @@ class Store:
         wanted, and is_making_room: whether rows leave ahead, or are about to.
         """
 
-    def stats(self) -> list[TableStats]: ...
+    def stats(self, table_ids: Sequence[int] = ()) -> list[TableStats]:
+        """Of these tables, as far as they exist; of all when none is named."""
+
+    def set_memory_shares(self, shares: dict[str, float]) -> None:
+        """Sets the shares of the memory budget that namespaces have for themselves.
+
+        Raises:
+            InvalidArgument: a share is not above 0, or all together are more than 0.875.
+        """
     def change_versions(self) -> NDArray[np.uint64]:
         """(slot_count) version of each slot now: lineage << 48 | sequence of its last change."""
 

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -333,7 +334,16 @@ void bind_store_class(py::module_& module) {
       .def("fetch_to_memory", &fetch_to_memory, py::arg("table_id"), py::arg("keys"))
       .def("write_back", &write_back)
       .def("tier_stats", &tier_stats)
-      .def("stats", &Store::stats)
+      .def(
+          "stats",
+          [](const Store& store, const std::vector<std::uint32_t>& table_ids) { return store.stats(table_ids); },
+          py::arg("table_ids") = std::vector<std::uint32_t>{})
+      .def(
+          "set_memory_shares",
+          [](Store& store, std::map<std::string, double> shares) {
+            raise_if_error(store.set_memory_shares(std::move(shares)));
+          },
+          py::arg("shares"))
       .def_property_readonly("used_bytes", &Store::used_bytes)
       .def_property_readonly("reserved_bytes",
                              [](const Store& store) {

@@ -24,13 +24,24 @@ constexpr std::uint32_t kMostUpdates = 8;  // that count, so that what has gone 
 std::uint64_t Store::Tiering::next_random() noexcept { return mix_bits(++random_); }
 
 // The coldest of some stripes of some tables where rows may leave; of tables that have a part of memory of their own,
-// only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone.
+// only where they are over it, or it is theirs that is wanted. own_only: of `wanting` alone. Tables of other namespaces
+// that are within their parts (memory_shares.h) lose rows only where no others have any to lose.
 Store::Tiering::Place Store::Tiering::coldest_place(const Table& wanting, bool own_only) {
   std::vector<std::shared_ptr<Table>> tables = store_.tables.all();
   std::erase_if(tables, [&](const std::shared_ptr<Table>& table) {
     if (own_only) return table.get() != &wanting;
     return table->schema.policy.ram_share > 0 && table.get() != &wanting && excess_of_share(*table, 0) == 0;
   });
+  if (own_only) return coldest_of(tables);
+  std::vector<std::shared_ptr<Table>> beyond = tables;
+  std::erase_if(beyond, [&](const std::shared_ptr<Table>& table) {
+    return table->memory != wanting.memory && store_.budget.shares().is_within_part(*table->memory);
+  });
+  Place best = coldest_of(beyond);
+  return best.table != nullptr || beyond.size() == tables.size() ? best : coldest_of(tables);
+}
+
+Store::Tiering::Place Store::Tiering::coldest_of(const std::vector<std::shared_ptr<Table>>& tables) {
   Place best;
   constexpr int kSamples = 6;
   const std::uint64_t places = tables.size() * store_.slots.stripe_count();

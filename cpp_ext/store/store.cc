@@ -78,7 +78,7 @@ std::uint64_t Store::Impl::bytes_for(const Table& table, const StripeCounts& abs
   std::uint64_t bytes = 0;
   std::uint64_t touched = 0;
   StorePools no_memory;
-  const TableStripe empty(no_memory, table.layout.data_bytes, table.is_tiered);
+  const TableStripe empty(no_memory, table.layout.data_bytes, table.is_tiered, nullptr);
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (absent[stripe] == 0) continue;
     const std::shared_lock lock(stripes[stripe].mutex);
@@ -93,6 +93,7 @@ std::uint64_t Store::Impl::bytes_for(const Table& table, const StripeCounts& abs
 Store::Reservation::Reservation(Reservation&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       bytes_(other.bytes_.exchange(0)),
+      memory_(std::move(other.memory_)),
       table_(std::move(other.table_)),
       pins_(std::exchange(other.pins_, {})),
       has_absent_(other.has_absent_),
@@ -103,6 +104,7 @@ Store::Reservation& Store::Reservation::operator=(Reservation&& other) noexcept 
     release();
     store_ = std::exchange(other.store_, nullptr);
     bytes_ = other.bytes_.exchange(0);
+    memory_ = std::move(other.memory_);
     table_ = std::move(other.table_);
     pins_ = std::exchange(other.pins_, {});
     has_absent_ = other.has_absent_;
@@ -114,18 +116,20 @@ Store::Reservation& Store::Reservation::operator=(Reservation&& other) noexcept 
 Store::Reservation::~Reservation() { release(); }
 
 void Store::Reservation::release() noexcept {
-  if (store_ != nullptr) store_->impl_->budget.give_back(bytes_.exchange(0));
+  if (store_ != nullptr && memory_ != nullptr) store_->impl_->budget.give_back(bytes_.exchange(0), *memory_);
   if (store_ != nullptr && table_ != nullptr) store_->unpin(*table_, pins_);
   pins_.clear();
+  memory_ = nullptr;
   table_ = nullptr;
   store_ = nullptr;
 }
 
 void Store::Reservation::consume(std::uint64_t bytes) noexcept {
+  if (memory_ == nullptr) return;
   std::uint64_t promised = bytes_.load();
   while (!bytes_.compare_exchange_weak(promised, promised - std::min(promised, bytes))) {
   }
-  store_->impl_->budget.give_back(std::min(promised, bytes));
+  store_->impl_->budget.give_back(std::min(promised, bytes), *memory_);
 }
 
 Store::Store(const StoreOptions& options)
@@ -154,7 +158,8 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
 Status Store::create_table(const TableSchema& schema) {
   SR_RETURN_IF_ERROR(validate(schema));
   SR_RETURN_IF_ERROR(impl_->tables.add(schema, has_ssd(), [&] {
-    return std::make_shared<Table>(schema, impl_->pools, has_ssd(), impl_->options.slot_count);
+    return std::make_shared<Table>(schema, impl_->pools, impl_->budget.shares().of_table(schema.name), has_ssd(),
+                                   impl_->options.slot_count);
   }));
   // Followers keep the rows of the table of this id that was dropped. With whole slots they replace them.
   if (impl_->tables.came_back(schema.id)) impl_->reset_table(schema.id);
@@ -184,16 +189,29 @@ std::vector<std::uint32_t> Store::table_ids() const {
 Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
   const std::shared_ptr<Table> table = impl_->tables.find(table_id);
   if (table == nullptr) return unknown_table(table_id);
-  if (impl_->options.memory_budget_bytes == 0) return Reservation(this, 0);
+  if (impl_->options.memory_budget_bytes == 0) return Reservation(this);
   if (impl_->tiering != nullptr) return reserve_tiered(table, keys);
   const std::uint64_t bytes = impl_->bytes_for(*table, impl_->count_absent(*table, keys));
   SR_RETURN_IF_ERROR(impl_->promise(*table, bytes));
-  return Reservation(this, bytes);
+  return Reservation(this, bytes, table->memory);
 }
 
-std::vector<TableStats> Store::stats() const {
+Status Store::set_memory_shares(std::map<std::string, double> shares) {
+  constexpr double kMost = 0.875;
+  double sum = 0;
+  for (const auto& [name, share] : shares) {
+    sum += share;
+    if (!(share > 0) || sum > kMost + 1e-9) {
+      return not_allowed("memory share of namespace " + name, share, "above 0, and together at most 0.875");
+    }
+  }
+  impl_->budget.shares().set(std::move(shares));
+  return Status::ok();
+}
+
+std::vector<TableStats> Store::stats(std::span<const std::uint32_t> ids) const {
   std::vector<TableStats> all;
-  for (const auto& table : impl_->tables.all()) {
+  for (const auto& table : ids.empty() ? impl_->tables.all() : impl_->tables.named(ids)) {
     TableStats stats;
     stats.table_id = table->schema.id;
     stats.name = table->schema.name;

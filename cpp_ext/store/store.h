@@ -25,11 +25,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "schema/schema.h"
@@ -111,6 +113,7 @@ class Table;
 struct ApplyOptions;
 struct SnapshotOptions;
 struct LastPush;
+struct NamespaceMemory;
 struct WriteOptions;
 
 class Store {
@@ -127,7 +130,9 @@ class Store {
 
    private:
     friend class Store;
-    Reservation(Store* store, std::uint64_t bytes) : store_(store), bytes_(bytes) {}
+    explicit Reservation(Store* store) : store_(store) {}  // of nothing
+    Reservation(Store* store, std::uint64_t bytes, std::shared_ptr<NamespaceMemory> memory)
+        : store_(store), bytes_(bytes), memory_(std::move(memory)) {}
     void release() noexcept;
     void consume(std::uint64_t bytes) noexcept;
 
@@ -137,9 +142,10 @@ class Store {
     };
     Store* store_ = nullptr;
     std::atomic<std::uint64_t> bytes_{0};
-    std::shared_ptr<Table> table_;  // of the pins
-    std::vector<Pin> pins_;         // by stripe, block by block
-    bool has_absent_ = true;        // some row may have to be created
+    std::shared_ptr<NamespaceMemory> memory_;  // that has the promise; null: of nothing
+    std::shared_ptr<Table> table_;             // of the pins
+    std::vector<Pin> pins_;                    // by stripe, block by block
+    bool has_absent_ = true;                   // some row may have to be created
     // Row hashes that were nowhere when their token (tiering.h) was this; apply() need not look them up again.
     std::unordered_map<std::uint64_t, std::uint32_t> absences_;
   };
@@ -159,7 +165,7 @@ class Store {
               PullExtras extras = {}) const;
 
   // Promises memory for the rows of `keys` that do not exist, and brings the others to it. ResourceExhausted when over
-  // budget (the message says budget, use and need); NotFound.
+  // budget (the message says budget, use and need), or when the rest is kept for other namespaces; NotFound.
   Result<Reservation> reserve(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
   // Applies one gradient per key, in order: grads (n, dim) float32. Absent rows are created from their initial
@@ -187,6 +193,10 @@ class Store {
   Result<SweepReport> sweep(std::uint32_t table_id, const SweepOptions& options);
   // Ends sweeps under way, soon, and lets later ones end at once.
   void stop_sweeps() noexcept;
+
+  // Replaces the shares of the memory budget that namespaces have for themselves, by name (table/memory_shares.h).
+  // InvalidArgument unless each is in (0, 7/8], and all together too.
+  Status set_memory_shares(std::map<std::string, double> shares);
 
   // What a slot remembers of keys without a row (admission.h), and back. NotFound; DataLoss when it is no image;
   // FailedPrecondition for a table that remembers none.
@@ -227,7 +237,8 @@ class Store {
 
   [[nodiscard]] ChangeLog& changes() noexcept;  // for followers: store/changes/change_log.h
 
-  [[nodiscard]] std::vector<TableStats> stats() const;
+  // The tables of these ids that exist; all tables when none is named.
+  [[nodiscard]] std::vector<TableStats> stats(std::span<const std::uint32_t> ids = {}) const;
   [[nodiscard]] std::uint64_t used_bytes() const noexcept;
   [[nodiscard]] ReserveStats reserve_stats() const noexcept;  // beside used_bytes()
   [[nodiscard]] const StoreOptions& options() const noexcept;

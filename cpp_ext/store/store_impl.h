@@ -115,9 +115,10 @@ class Store::Impl {
   ArenaReserve reserve;
   TableMap tables;
 
-  // Promises memory; the reserve makes room for it (memory_budget.h).
+  // Promises memory; the reserve makes room for it (memory_budget.h). With an SSD no namespace is refused for others:
+  // eviction makes room (eviction_policy.cc).
   Status promise(const Table& table, std::uint64_t bytes) {
-    SR_RETURN_IF_ERROR(budget.promise(table.schema.name, bytes));
+    SR_RETURN_IF_ERROR(budget.promise(table.schema.name, *table.memory, bytes, /*by_share=*/tiering == nullptr));
     reserve.shrink_to_budget();
     return Status::ok();
   }

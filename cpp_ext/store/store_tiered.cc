@@ -62,7 +62,7 @@ Status each_missing(const Table& table, const SlotOrder& slots, Stripes& stripes
 // may push out what the next one needs, room is made for the absent at the end.
 Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& table,
                                                  std::span<const std::uint64_t> keys) {
-  Reservation reservation(this, 0);
+  Reservation reservation(this, 0, table->memory);
   reservation.table_ = table;
   reservation.pins_.reserve(keys.size());
   Tiering::Counts absent{};

@@ -162,7 +162,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       ApplyOptions alone = options;
       alone.part = 0;
       alone.parts = 1;
-      Reservation nothing(this, 0);  // what it takes was promised to the batch
+      Reservation nothing(this);  // what it takes was promised to the batch
       alone.reservation = &nothing;
       alone.observation = write.observation;
       SR_RETURN_IF_ERROR(apply(table_id, block.subspan(position, 1), grads + (begin + position) * dim, alone));

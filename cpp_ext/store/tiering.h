@@ -166,6 +166,7 @@ class Store::Tiering {
   Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress);
   [[nodiscard]] std::uint64_t excess_of_share(const Table& table, std::uint64_t more) const;
   [[nodiscard]] Place coldest_place(const Table& wanting, bool own_only = false);
+  [[nodiscard]] Place coldest_of(const std::vector<std::shared_ptr<Table>>& tables);
   [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
   [[nodiscard]] bool is_back_soon(const Table& table, const Miss& miss, const RowImage& image) const noexcept;
   [[nodiscard]] std::uint64_t updates_since(std::uint32_t stripe, std::uint64_t suffix,

@@ -80,6 +80,7 @@ struct Growing {
 
   StorePools pools;
   MemoryBudget budget;
+  NamespaceMemory memory{"t"};
   ArenaReserve reserve;
   std::vector<std::byte*> runs;
 };
@@ -137,11 +138,11 @@ TEST_CASE("a budget is never exceeded by the reserve, and promises take from it 
   growing.grow_by(24);
   if (can_populate()) REQUIRE(growing.is_filled());
   CHECK(growing.all_bytes() <= kLimit - kLimit / 8);
-  for (int turn = 0; growing.budget.promise("t", kRunBytes).is_ok(); ++turn) {
+  for (int turn = 0; growing.budget.promise("t", growing.memory, kRunBytes, true).is_ok(); ++turn) {
     growing.reserve.shrink_to_budget();
     REQUIRE(growing.all_bytes() <= kLimit);
     growing.take();
-    growing.budget.give_back(kRunBytes);
+    growing.budget.give_back(kRunBytes, growing.memory);
     REQUIRE(growing.pools.rows.resident_bytes() <= kLimit);
   }
   CHECK(growing.budget.taken() == kLimit);  // every byte of it came to rows
@@ -153,14 +154,14 @@ TEST_CASE("one promise of all that is left takes the whole reserve") {
   Growing growing(kLimit);
   growing.grow_by(40);
   if (can_populate()) REQUIRE(growing.is_filled());
-  REQUIRE(growing.budget.promise("t", kLimit - growing.budget.taken()).is_ok());
+  REQUIRE(growing.budget.promise("t", growing.memory, kLimit - growing.budget.taken(), true).is_ok());
   growing.reserve.shrink_to_budget();
   CHECK(growing.budget.reserved() == 0);
   CHECK(growing.pools.rows.warm_arenas() == 0);
   growing.grow_by(4);  // asks for a reserve anew, for which nothing is left
   CHECK(comes_true([&] { return !growing.reserve.stats().is_filling; }));
   CHECK(growing.budget.reserved() == 0);
-  growing.budget.give_back(kLimit - 40 * kArena);
+  growing.budget.give_back(kLimit - 40 * kArena, growing.memory);
 }
 
 TEST_CASE("arenas whose rows went stay in the reserve for a while") {

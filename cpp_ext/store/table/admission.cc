@@ -124,19 +124,22 @@ CountingFilter<kIdBits> CountingFilter<kIdBits>::copy() const {
 template class CountingFilter<24>;
 template class CountingFilter<12>;  // for tests: errs often enough to be measured
 
-TableAdmission::TableAdmission(const TableSchema& schema, std::uint32_t slot_count, std::atomic<std::uint64_t>& memory)
+TableAdmission::TableAdmission(const TableSchema& schema, std::uint32_t slot_count, std::atomic<std::uint64_t>& memory,
+                               std::atomic<std::uint64_t>& used)
     : after_(schema.policy.admit_after),
       threshold_(static_cast<std::uint64_t>(static_cast<double>(schema.policy.admit_probability) * 0x1p53)),
       seed_(random_bits(schema.seed ^ 0x61646d6974ull, schema.id)),
       slots_per_stripe_((slot_count + kStripes - 1) / kStripes),
       most_(static_cast<std::uint32_t>(
           std::clamp<std::uint64_t>((schema.policy.admit_capacity + slot_count - 1) / slot_count, 1, 1u << 23))),
-      memory_(memory) {}
+      memory_(memory),
+      used_(used) {}
 
-TableAdmission::~TableAdmission() { memory_ -= bytes_; }
+TableAdmission::~TableAdmission() { add_bytes(bytes_, 0); }
 
 void TableAdmission::add_bytes(std::uint64_t before, std::uint64_t after) noexcept {
   memory_ += after - before;  // wraps where it shrinks
+  used_ += after - before;
   bytes_ += after - before;
 }
 

@@ -70,8 +70,9 @@ class TableAdmission {
  public:
   using Filter = CountingFilter<24>;
 
-  // memory: where the filters' bytes are counted; outlives this.
-  TableAdmission(const TableSchema& schema, std::uint32_t slot_count, std::atomic<std::uint64_t>& memory);
+  // memory, used: where the filters' bytes are counted, of all tables and of the namespace; they outlive this.
+  TableAdmission(const TableSchema& schema, std::uint32_t slot_count, std::atomic<std::uint64_t>& memory,
+                 std::atomic<std::uint64_t>& used);
   TableAdmission(const TableAdmission&) = delete;
   TableAdmission& operator=(const TableAdmission&) = delete;
   ~TableAdmission();
@@ -104,6 +105,7 @@ class TableAdmission {
   const std::uint32_t slots_per_stripe_;
   const std::uint32_t most_;  // entries of a slot
   std::atomic<std::uint64_t>& memory_;
+  std::atomic<std::uint64_t>& used_;
   std::array<std::vector<Filter>, kStripes> filters_;  // by slot in stripe; empty until the stripe's first push
   std::atomic<std::uint64_t> bytes_{0}, refused_{0}, entries_{0}, used_slots_{0}, observations_{0};
 };

@@ -57,7 +57,7 @@ RowIndex::Segment RowIndex::make_segment(std::uint32_t count) {
     bucket.passed_over = bucket.note = 0;
   }
   ++segments_;
-  segment_bytes_ += bytes;
+  add_bytes(bytes);
   return segment;
 }
 
@@ -65,7 +65,7 @@ void RowIndex::free_segment(Segment segment) {
   const std::size_t bytes = segment.count() * sizeof(Bucket);
   pool_->free(reinterpret_cast<std::byte*>(segment.buckets()), bytes);
   --segments_;
-  segment_bytes_ -= bytes;
+  add_bytes(-std::uint64_t{bytes});
 }
 
 bool RowIndex::insert(std::uint64_t suffix, std::uint32_t row) {

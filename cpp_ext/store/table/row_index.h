@@ -41,7 +41,9 @@ class RowIndex {
     std::uint64_t next = 0;  // the first suffix after it; 0 = it is the last
   };
 
-  explicit RowIndex(ArenaPool& pool, Isa isa = best_isa()) noexcept : pool_(&pool), probes_(&index_probes_of(isa)) {}
+  // used: where the bytes of its segments are counted too, beside the pool; outlives this, or null.
+  explicit RowIndex(ArenaPool& pool, Isa isa = best_isa(), std::atomic<std::uint64_t>* used = nullptr) noexcept
+      : pool_(&pool), used_(used), probes_(&index_probes_of(isa)) {}
   RowIndex(const RowIndex&) = delete;
   RowIndex& operator=(const RowIndex&) = delete;
   ~RowIndex();
@@ -182,7 +184,13 @@ class RowIndex {
   static std::uint32_t grown_count(Segment segment) noexcept;
   static std::uint32_t count_for(std::size_t entries) noexcept;
 
+  void add_bytes(std::uint64_t bytes) noexcept {  // wraps where it shrinks
+    segment_bytes_ += bytes;
+    if (used_ != nullptr) used_->fetch_add(bytes, std::memory_order_relaxed);
+  }
+
   ArenaPool* pool_;
+  std::atomic<std::uint64_t>* used_;
   const IndexProbeTable* probes_;
   std::vector<Segment> directory_;  // 2^depth_ entries, or none
   std::uint32_t depth_ = 0;

@@ -24,6 +24,7 @@ RowSlab::~RowSlab() {
   for (std::size_t chunk = 0; chunk < bases_.size(); ++chunk) {
     if (bases_[chunk] != nullptr) pool_->free(bases_[chunk], chunks_[chunk].capacity * unit_bytes());
   }
+  add_bytes(-bytes_);
 }
 
 // About a kShare-th part of the slab: of the counts nearby, the one that wastes least of its last granule.
@@ -69,7 +70,7 @@ bool RowSlab::back_chunk() {
   chunks_[chunk] = {.capacity = static_cast<std::uint16_t>(run.units)};
   open_.push_back(chunk);
   places_ += run.units;
-  bytes_ += ArenaPool::round_up(run.units * unit_bytes());
+  add_bytes(ArenaPool::round_up(run.units * unit_bytes()));
   return true;
 }
 
@@ -110,7 +111,7 @@ void RowSlab::free(std::uint32_t row) {
     bases_[chunk] = nullptr;  // its id leaves open_ when allocate() meets it
     if (info.is_closed) unbacked_.push_back(chunk);
     places_ -= info.capacity;
-    bytes_ -= ArenaPool::round_up(info.capacity * unit_bytes());
+    add_bytes(-std::uint64_t{ArenaPool::round_up(info.capacity * unit_bytes())});
     return;
   }
   std::memcpy(data(row), &info.first_free, sizeof info.first_free);

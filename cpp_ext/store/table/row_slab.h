@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -29,8 +30,10 @@ class RowSlab {
   static constexpr std::uint32_t kRowBits = 12;
   static constexpr std::uint32_t kMaxChunks = 1u << 20;
 
-  RowSlab(ArenaPool& pool, std::size_t data_bytes, bool has_meta = false) noexcept
-      : pool_(&pool), data_bytes_(data_bytes), meta_bytes_(has_meta ? sizeof(std::uint16_t) : 0) {}
+  // used: where its bytes are counted too, beside the pool; outlives this, or null.
+  RowSlab(ArenaPool& pool, std::size_t data_bytes, bool has_meta = false,
+          std::atomic<std::uint64_t>* used = nullptr) noexcept
+      : pool_(&pool), used_(used), data_bytes_(data_bytes), meta_bytes_(has_meta ? sizeof(std::uint16_t) : 0) {}
   RowSlab(const RowSlab&) = delete;
   RowSlab& operator=(const RowSlab&) = delete;
   ~RowSlab();
@@ -96,8 +99,13 @@ class RowSlab {
     }
   }
   std::uint32_t take_from(std::uint32_t chunk) noexcept;
+  void add_bytes(std::uint64_t bytes) noexcept {  // wraps where it shrinks
+    bytes_ += bytes;
+    if (used_ != nullptr) used_->fetch_add(bytes, std::memory_order_relaxed);
+  }
 
   ArenaPool* pool_;
+  std::atomic<std::uint64_t>* used_;
   std::size_t data_bytes_;
   std::size_t meta_bytes_;
   std::vector<std::byte*> bases_;        // per chunk; null when its memory is given back

@@ -24,7 +24,8 @@ void Table::catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps) {
 
 TableStripe& Table::stripe_at(std::uint32_t stripe) {
   std::unique_ptr<TableStripe>& stripe_rows = stripes[stripe];
-  if (stripe_rows == nullptr) stripe_rows = std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered);
+  if (stripe_rows == nullptr)
+    stripe_rows = std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered, &memory->used);
   return *stripe_rows;
 }
 

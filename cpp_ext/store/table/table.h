@@ -18,6 +18,7 @@
 #include "store/table/batch_order.h"
 #include "store/table/initial_rows.h"
 #include "store/table/lock_timer.h"
+#include "store/table/memory_shares.h"
 #include "store/table/row.h"
 #include "store/table/row_codec.h"
 #include "store/table/row_index.h"
@@ -65,8 +66,9 @@ class BroughtRows {
 };
 
 struct TableStripe {
-  TableStripe(StorePools& pools, std::size_t data_bytes, bool has_meta)
-      : slab(pools.rows, data_bytes, has_meta), index(pools.indexes) {}
+  // used: as of RowSlab.
+  TableStripe(StorePools& pools, std::size_t data_bytes, bool has_meta, std::atomic<std::uint64_t>* used)
+      : slab(pools.rows, data_bytes, has_meta, used), index(pools.indexes, best_isa(), used) {}
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slab.bytes() + index.bytes(); }
 
   RowSlab slab;
@@ -89,15 +91,18 @@ struct SweepTotals {
 class Table {
  public:
   // is_tiered: rows may leave for the SSD, and have meta (row_meta.h).
-  Table(const TableSchema& table_schema, StorePools& pools, bool is_tiered, std::uint32_t slot_count)
+  Table(const TableSchema& table_schema, StorePools& pools, std::shared_ptr<NamespaceMemory> namespace_memory,
+        bool is_tiered, std::uint32_t slot_count)
       : schema(table_schema),
+        memory(std::move(namespace_memory)),
         optimizer(make_optimizer(schema)),
         initial_rows(schema),
         layout(schema.dim, schema.dtype, optimizer->state_floats(), schema.policy.stamps()),
         codec(schema.id, schema.dim, schema.dtype, optimizer->state_floats() + schema.policy.stamps()),
         is_tiered(is_tiered),
-        admission(schema.policy.admits_all() ? nullptr
-                                             : std::make_unique<TableAdmission>(schema, slot_count, pools.filters)),
+        admission(schema.policy.admits_all()
+                      ? nullptr
+                      : std::make_unique<TableAdmission>(schema, slot_count, pools.filters, memory->used)),
         pools_(&pools) {}
 
   // The id of the row whose hash has this suffix, or RowIndex::kNone.
@@ -157,6 +162,7 @@ class Table {
   bool is_dropped = false;
 
   const TableSchema schema;
+  const std::shared_ptr<NamespaceMemory> memory;  // before what it counts
   const std::unique_ptr<const Optimizer> optimizer;
   const InitialRows initial_rows;
   const RowLayout layout;
