@@ -87,6 +87,7 @@ class ControlClient(Closing):
         Raises:
             FailedPrecondition: the table exists with another schema (the text names the field and both values), or its
                 id equals the id of another table.
+            ResourceExhausted: the namespace has as many tables as it may have.
             Unavailable: as for :meth:`cluster`.
         """
         reply = self._call("CreateTable", pb.CreateTableRequest(schema=message_of_schema(schema)))
@@ -180,6 +181,7 @@ class ControlClient(Closing):
             InvalidArgument: a value is out of its range.
             FailedPrecondition: another worker of the job gave another value (the text names the field and both), or
                 ``needs_new_namespace`` is set and the namespace has tables (the text names some).
+            ResourceExhausted: the namespace has as many jobs, or registers as often, as it may.
             DeadlineExceeded: not all ranks have joined; the text says how many have.
             Fenced: the same rank registered again meanwhile.
         """

@@ -35,6 +35,7 @@ MOST: dict[str, int | None] = {
     "ShardCreateTableRequest.schemas": _MOST_TABLES,
     "Route.runs": _MOST_SLOTS,
     "Refusal.table_ids": _MOST_TABLES,
+    "ShardStatsRequest.table_ids": _MOST_TABLES,
     "FreezeJobRequest.fence": _MOST_WORKERS,
     "SetJobRequest.members": _MOST_WORKERS,
     "CutRequest.jobs": _MOST_WORKERS,

@@ -13,6 +13,8 @@ tokens.
     signing_key: publisher.key       # signs the programs that are published
     limits:                 # what servers let clients hold
       client_connections: 64
+    quotas:                 # what namespaces may take (quotas.py)
+      default: {tables: 100}
 
 A process has one default identity, set where it starts (:func:`use_security`); a caller may give another one.
 """
@@ -31,6 +33,7 @@ from pydantic import Field, model_validator
 from ..config.config import Bytes, FromList, StrictModel, load_config
 from ..config.http_limits import HttpLimits
 from ..errors import InvalidArgument, PermissionDenied
+from .quotas import Quotas
 from .signing_keys import signing_key, verification_keys
 
 Role: TypeAlias = Literal["serve-read", "train", "admin"]
@@ -109,6 +112,7 @@ class SecurityFile(StrictModel):
         None, description="PEM file, mode 0600 or 0640, of the private key that signs published programs."
     )
     limits: Limits = Field(Limits(), description="What servers let clients hold.")
+    quotas: Quotas = Field(Quotas(), description="What namespaces may take of the cluster.")
 
     @model_validator(mode="after")
     def _whole(self) -> SecurityFile:
@@ -157,6 +161,7 @@ class Security:
         tokens: the tokens that a server accepts; None means that it asks for none.
         verification_key, signing_key: the keys of publishers as texts in PEM, empty where there is none.
         limits: the limits that servers set for clients; those of a server's start count.
+        quotas: what namespaces may take of the cluster.
         files: the paths of all files that were read.
     """
 
@@ -170,6 +175,7 @@ class Security:
     verification_key: str = ""
     signing_key: str = field(default="", repr=False)
     limits: Limits = field(default_factory=Limits)
+    quotas: Quotas = field(default_factory=Quotas, hash=False)  # it has a dict
     files: tuple[Path, ...] = ()
 
     @staticmethod
@@ -221,6 +227,7 @@ class Security:
             verification_key=verification_key,
             signing_key=private_key,
             limits=config.limits,
+            quotas=config.quotas,
             files=tuple(files),
         )
 

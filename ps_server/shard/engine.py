@@ -123,6 +123,7 @@ class ShardEngine:
             observe=options.observe,
             **process_security().native_server(),
         )
+        self._store.set_memory_shares(process_security().quotas.memory_shares())
         self.host = options.host
         self.shard = options.shard
         self._owned = np.zeros(place.slot_count, np.bool_)
@@ -147,12 +148,13 @@ class ShardEngine:
         return int(self._server.port)
 
     def set_security(self, security: Security) -> None:
-        """Sets the certificates of new connections, and the tokens from the next request on.
+        """Sets the certificates of new connections, the tokens from the next request on, and the shares of memory.
 
         Raises:
             InvalidArgument: a text is not a certificate or key. Nothing is changed then.
         """
         security.give_to(self._server)
+        self._store.set_memory_shares(security.quotas.memory_shares())
 
     def create_tables(self, schemas: Iterable[TableSchema]) -> None:
         """Creates tables; the call is harmless for tables that exist.
@@ -310,6 +312,10 @@ class ShardEngine:
             protocol=SHARD_PROTOCOL,
             load=load_message(self._server, self._store, stats, time.monotonic() - self._began),
         )
+
+    def tables_message(self, table_ids: Sequence[int]) -> pb.ShardStatsReply:
+        """Returns the rows and bytes of these tables, as far as they exist."""
+        return pb.ShardStatsReply(tables=table_messages(self._store.stats(table_ids), {"staleness": {}}))
 
     def hottest_share(self) -> float:
         """Returns the share of the sampled keys that the hottest key has at least, in [0, 1]."""

@@ -8,6 +8,7 @@ from doc_blocks import doc_blocks
 from service_units import unit_blocks
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.security.quotas import Quotas
 from sparserow.proto.security.security import Limits
 
 BLOCKS = doc_blocks()
@@ -73,6 +74,8 @@ def test_a_block_of_yaml_is_allowed() -> None:
             tree = yaml.safe_load(block.text.replace(", ..., ", ", education, capital_gain, "))
             if "limits" in tree:
                 Limits.model_validate(tree["limits"])
+            elif "quotas" in tree:
+                Quotas.model_validate(tree["quotas"])
             else:
                 validate(JobConfig, {**whole, **tree})
         except Exception as error:  # of any kind: each block is told with what is wrong in it

@@ -20,6 +20,7 @@ from ....proto.errors import (
     error_of,
     not_allowed,
 )
+from ....proto.security.security import process_security
 from ..state.cluster import Cluster
 from ..state.damage import Damage
 from ..state.shards import Shard, ShardPhase
@@ -254,6 +255,8 @@ class CheckpointRestores:
             repeated = _request_to_repeat(request, manifest.name)
             damage = Damage(f"{folder.url}/{manifest.name}", plan.table_ids, request=repeated)
             try:
+                for name in {table.schema.namespace for table in plan.tables if table.schema.id in plan.made}:
+                    process_security().quotas.check_tables(name, cluster.registry.table_count(name))
                 if cluster.damage is None and await self._has_rows(plan.table_ids):
                     await loads.verify()
                 if not is_of_all:
@@ -321,7 +324,9 @@ class CheckpointRestores:
 
     async def _has_rows(self, table_ids: set[int]) -> bool:
         """Whether a table that the restore would empty has a row."""
-        replies = await all_of(self._shard_calls.stats(shard) for shard in self._cluster.shards.shards)
+        if not table_ids:
+            return False
+        replies = await all_of(self._shard_calls.stats(shard, table_ids) for shard in self._cluster.shards.shards)
         return any(usage.rows for reply in replies for usage in reply.tables if usage.table_id in table_ids)
 
     async def _begin_damage(self, damage: Damage, manifest: files.Manifest, *, is_of_all: bool) -> Damage | None:

@@ -74,8 +74,10 @@ class FoundTablesOfJobs:
             return FoundTables((), 0)
         rows: Counter[int] = Counter()
         is_known = True
+        ids = [schema.id for schema in tables[:_MOST_LISTED]]
         try:
-            for stats in await asyncio.gather(*map(self._shard_calls.stats, self._cluster.shards.shards)):
+            calls = (self._shard_calls.stats(shard, ids) for shard in self._cluster.shards.shards)
+            for stats in await asyncio.gather(*calls):
                 rows.update({usage.table_id: usage.rows for usage in stats.tables})
         except SparserowError:
             is_known = False

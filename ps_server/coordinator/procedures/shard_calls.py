@@ -203,13 +203,15 @@ class ShardCalls:
 
         await self._tell_all(drop)
 
-    async def stats(self, shard: Shard) -> pb.ShardStatsReply:
-        """Returns the statistics of a shard.
+    async def stats(self, shard: Shard, table_ids: Iterable[int] = ()) -> pb.ShardStatsReply:
+        """Returns the statistics of a shard; with ``table_ids`` those of these tables, and nothing else.
 
         Raises:
             SparserowError: the shard cannot be asked.
         """
-        reply: pb.ShardStatsReply = await (await self._link(shard)).call("Stats", pb.ShardStatsRequest())
+        reply: pb.ShardStatsReply = await (await self._link(shard)).call(
+            "Stats", pb.ShardStatsRequest(table_ids=table_ids)
+        )
         return reply
 
     async def cut(self, request: pb.CutRequest) -> list[pb.CutReply]:

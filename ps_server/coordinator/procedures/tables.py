@@ -12,6 +12,7 @@ from ....proto import control_pb2 as pb
 from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema, schema_of_message
+from ....proto.security.security import process_security
 from ..state.cluster import Cluster
 from .shard_calls import ShardCalls
 
@@ -53,6 +54,7 @@ class Tables:
 
         Raises:
             FailedPrecondition: the table exists with another schema.
+            ResourceExhausted: the namespace has as many tables as it may have.
             Unavailable: not every shard serves; nothing is changed.
             SparserowError: a shard refused; no shard has the table.
         """
@@ -77,7 +79,11 @@ class Tables:
         return await self._to_the_end(lambda: self._drop(request, counts=counts))
 
     async def _create(self, request: pb.CreateTableRequest) -> pb.CreateTableReply:
-        schema, created = self._cluster.registry.admit(schema_of_message(request.schema))
+        registry, wanted = self._cluster.registry, schema_of_message(request.schema)
+        if registry.get(wanted.namespace, wanted.name) is None:
+            count = registry.table_count(wanted.namespace) + 1
+            process_security().quotas.check_tables(wanted.namespace, count)
+        schema, created = registry.admit(wanted)
         message = message_of_schema(schema)
         try:
             if created:
@@ -143,7 +149,9 @@ class Tables:
     async def _usage(self, schemas: list[TableSchema]) -> list[pb.DroppedTable]:
         """Returns the rows and bytes of tables on all shards."""
         rows, size = Counter[int](), Counter[int]()
-        for stats in await asyncio.gather(*map(self._shard_calls.stats, self._cluster.shards.shards)):
+        ids = [schema.id for schema in schemas]
+        calls = (self._shard_calls.stats(shard, ids) for shard in self._cluster.shards.shards) if ids else ()
+        for stats in await asyncio.gather(*calls):
             for usage in stats.tables:
                 rows[usage.table_id] += usage.rows
                 size[usage.table_id] += usage.total_bytes + usage.ssd_bytes

@@ -12,9 +12,12 @@ from typing import Any
 from ....proto import control_pb2 as pb
 from ....proto.errors import SparserowError, not_allowed
 from ....proto.job_terms import GRAD_SCALES
+from ....proto.names import check_name, id_of_name
+from ....proto.security.security import process_security
 from ..state.cluster import Cluster
 from ..state.faults import Process
 from ..state.membership import JobTerms, Ticket
+from ..state.registration_rates import MOST_WAIT_SEC, RegistrationRates
 from .found_tables import FoundTablesOfJobs
 from .membership_change import JobOperations
 from .shard_calls import ShardCalls, check_knows_quorum
@@ -54,6 +57,7 @@ class WorkerRegistrations:
         self._save, self._clock, self._begin = save, clock, begin
         self._membership_changed = asyncio.Condition()
         self._found_tables = FoundTablesOfJobs(cluster, shard_calls)
+        self._rates = RegistrationRates()
 
     async def register(self, request: pb.RegisterWorkerRequest, left_sec: float | None) -> pb.RegisterWorkerReply:
         """Registers a worker; returns when every rank has joined and every shard knows the members.
@@ -65,10 +69,13 @@ class WorkerRegistrations:
         Raises:
             InvalidArgument: a value of the request is not allowed.
             FailedPrecondition: another worker of the job gave other terms, or there are tables that must not be.
+            ResourceExhausted: the namespace has as many jobs, or registers as often, as it may.
             DeadlineExceeded: not all ranks have joined in time.
             Fenced: this rank has registered again.
         """
         self._cluster.check_ready()
+        waited_sec = await self._await_turn(request, left_sec)
+        left_sec = None if left_sec is None else left_sec - waited_sec
         terms = _terms_of(request)
         if terms.quorum is not None:
             check_knows_quorum(self._cluster.shards.shards)
@@ -110,6 +117,24 @@ class WorkerRegistrations:
             restores_begun=job.restores_begun,
             generation=job.generation,
         )
+
+    async def _await_turn(self, request: pb.RegisterWorkerRequest, left_sec: float | None) -> float:
+        """Waits as long as the namespace registers too fast, and returns the seconds; nothing is noted before.
+
+        Raises:
+            ResourceExhausted: it registers much too fast, or the job would be one too many.
+        """
+        quotas, namespace = process_security().quotas, request.namespace
+        check_name("namespace", namespace)  # of no other name is the rate noted
+        most_sec = MOST_WAIT_SEC if left_sec is None else min(MOST_WAIT_SEC, left_sec)
+        wait_sec = self._rates.delay(namespace, quotas.of(namespace).registrations_per_sec, self._clock(), most_sec)
+        if wait_sec:
+            await asyncio.sleep(wait_sec)
+            self._cluster.check_ready()
+        jobs = self._cluster.jobs.jobs
+        if id_of_name(f"{namespace}/{request.job}") not in jobs:
+            quotas.check_jobs(namespace, 1 + sum(job.namespace == namespace for job in jobs.values()))
+        return wait_sec
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:
         """Waits for the other ranks.

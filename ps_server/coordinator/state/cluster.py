@@ -18,7 +18,7 @@ from ....proto import control_pb2 as pb
 from ....proto.checkpoint.manifest import Manifest
 from ....proto.config.config import ClusterConfig
 from ....proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
-from ....proto.schema_message import message_of_schema, schema_of_message
+from ....proto.schema_message import schema_of_message
 from .checkpoint_roots import CheckpointRoots
 from .damage import Damage
 from .data_leases import DataLeases, JobData
@@ -293,10 +293,7 @@ class Cluster:
             "lineage": self.shards.lineage,
             "shards": [_shard_document(shard) for shard in self.shards.shards],
             "namespaces": self.registry.namespaces(),
-            "tables": [
-                base64.b64encode(message_of_schema(schema).SerializeToString()).decode()
-                for schema in self.registry.tables()
-            ],
+            "tables": self.registry.saved_forms(),
             "next_worker_id": self.jobs.next_worker_id,
             "workers": [
                 [job_id, rank, identity.worker_id, identity.epoch, identity.proof_sha256.hex()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import difflib
 import struct
@@ -10,6 +11,7 @@ from typing import Any
 from ....proto.errors import FailedPrecondition, NotFound
 from ....proto.names import check_name, id_of_name
 from ....proto.schema import TableSchema
+from ....proto.schema_message import message_of_schema
 
 
 class Registry:
@@ -21,6 +23,8 @@ class Registry:
     def __init__(self) -> None:
         self._namespaces: dict[int, str] = {}
         self._tables: dict[int, TableSchema] = {}
+        self._table_ids: dict[str, set[int]] = {}  # by namespace, of those with tables
+        self._saved_forms: dict[int, str] = {}  # of tables; the state is saved several times for each registration
 
     def namespace_id(self, namespace: str) -> int:
         """Returns the id of a namespace, which is created on first use.
@@ -55,6 +59,7 @@ class Registry:
         if existing is None:
             self.namespace_id(schema.namespace)
             self._tables[number] = dataclasses.replace(schema, id=number, version=1)
+            self._table_ids.setdefault(schema.namespace, set()).add(number)
             return self._tables[number], True
         if existing.full_name != schema.full_name:
             raise FailedPrecondition(
@@ -91,7 +96,14 @@ class Registry:
 
     def remove(self, table_id: int) -> None:
         """Forgets a table; the call is harmless when the table is gone."""
-        self._tables.pop(table_id, None)
+        schema = self._tables.pop(table_id, None)
+        if schema is None:
+            return
+        self._saved_forms.pop(table_id, None)
+        ids = self._table_ids[schema.namespace]
+        ids.discard(table_id)
+        if not ids:
+            del self._table_ids[schema.namespace]
 
     def remove_namespace(self, namespace: str) -> None:
         """Forgets a namespace that has no tables any more; the call is harmless when the namespace is gone.
@@ -102,8 +114,19 @@ class Registry:
 
     def tables(self, namespace: str = "") -> list[TableSchema]:
         """Returns the tables of a namespace, ordered by name; an empty namespace stands for all."""
-        found = [table for table in self._tables.values() if namespace in ("", table.namespace)]
-        return sorted(found, key=lambda table: table.full_name)
+        ids = self._table_ids.get(namespace, ()) if namespace else self._tables
+        return sorted((self._tables[table_id] for table_id in ids), key=lambda table: table.full_name)
+
+    def table_count(self, namespace: str) -> int:
+        """Returns the number of tables of a namespace."""
+        return len(self._table_ids.get(namespace, ()))
+
+    def saved_forms(self) -> list[str]:
+        """Returns each table's schema as the state of the coordinator has it: a message in base64."""
+        for table_id in self._tables.keys() - self._saved_forms.keys():
+            message = message_of_schema(self._tables[table_id])
+            self._saved_forms[table_id] = base64.b64encode(message.SerializeToString()).decode()
+        return list(self._saved_forms.values())
 
     def namespaces(self) -> list[str]:
         """Returns the names of all namespaces, in order."""

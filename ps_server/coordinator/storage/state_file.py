@@ -68,7 +68,7 @@ class StateFile:
         try:
             temporary.unlink(missing_ok=True)  # one of another mode may be left
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-                json.dump(document, file)
+                file.write(json.dumps(document))  # json.dump encodes in Python: 10 times as slow
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.path)
