@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
@@ -150,7 +150,7 @@ def test_clients_of_two_namespaces_do_not_meet() -> None:
 
 
 def test_a_window_is_forgotten_after_its_time_and_never_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_windows, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(push_windows, "MOST_CLIENTS", 4)
     now = [0.0]
 
     async def scene(windows: PushWindows, store: Store) -> None:
@@ -161,7 +161,7 @@ def test_a_window_is_forgotten_after_its_time_and_never_while_it_is_needed(monke
             await windows.push(doubtful, 1, store.push("doubtful"))
         store.error = None
         now[0] = FORGET_AFTER_SEC - 1
-        with pytest.raises(ResourceExhausted, match="this gateway knows 2 clients"):
+        with pytest.raises(ResourceExhausted, match="this gateway knows 2 clients of namespace 'ads'"):
             await windows.push(third, 1, store.push("third"))
         now[0] = FORGET_AFTER_SEC
         assert not await windows.push(third, 1, store.push("third"))
@@ -185,3 +185,27 @@ def test_the_end_waits_for_what_runs() -> None:
         assert not await push
 
     run(scene)
+
+
+def test_a_namespace_leaves_as_many_windows_for_others_as_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_windows, "MOST_CLIENTS", 60)
+    now = [0.0]
+
+    async def scene(windows: PushWindows, store: Store) -> None:
+        async def fill(namespace: str) -> int:
+            before = len(windows)
+            with pytest.raises(ResourceExhausted, match=f"of namespace '{namespace}'"):
+                await push_all(ClientKey(namespace, f"c{number}") for number in range(1000))
+            return len(windows) - before
+
+        async def push_all(keys: Iterable[ClientKey]) -> None:
+            for key in keys:
+                await windows.push(key, 1, store.push("1"))
+
+        assert [await fill(name) for name in ("ads", "news", "shop")] == [30, 15, 8]
+        assert not await windows.push(ClientKey("ads", "c0"), 2, store.push("2"))  # of a client that it knows
+        now[0] = FORGET_AFTER_SEC
+        await windows.push(ClientKey("new", "first"), 1, store.push("1"))
+        assert await fill("new") == 29
+
+    run(scene, now)

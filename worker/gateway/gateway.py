@@ -218,6 +218,8 @@ class Gateway:
         keys = _keys(request.keys, request.packed_keys)
         lr = request.lr if request.HasField("lr") else None
         with self.metrics.call("Push", len(keys)):
+            if not len(keys):
+                raise InvalidArgument("keys: allowed: 1 or more; a push without keys applies nothing")
             try:
                 was_applied_before = await self._windows.push(
                     ClientKey(request.namespace, request.client),

@@ -3,13 +3,17 @@
 The task belongs to the gateway, not to the call that brought the push. When a client gives up or loses its connection,
 the task goes on, and a repeat of the number joins the running task. A client's window is removed ``FORGET_AFTER_SEC``
 after its last push has ended. It stays while a push runs, and while it is unknown whether the last push was applied.
+
+Namespaces share the windows: one never has more than are still free, so that clients of another find one. Of
+``MOST_CLIENTS`` one namespace alone gets half, and each of two gets a third.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +22,7 @@ from ...proto.errors import FailedPrecondition, ResourceExhausted, SparserowErro
 
 MOST_CLIENTS = 65_536
 FORGET_AFTER_SEC = 3600.0
+_LOOK_SEC = 1.0  # between two looks at all windows
 
 
 class ClientKey(NamedTuple):
@@ -57,6 +62,8 @@ class PushWindows:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._windows: OrderedDict[ClientKey, _Window] = OrderedDict()  # in the order in which last pushes ended
+        self._counts: Counter[str] = Counter()  # of windows, by namespace
+        self._looked_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -75,7 +82,7 @@ class PushWindows:
         Raises:
             InvalidArgument: the client's name does not have 1 to 200 bytes, or the number is below 1.
             FailedPrecondition: the number is not the next one, or it is not known whether its push was applied.
-            ResourceExhausted: there are ``MOST_CLIENTS`` clients, and no window of theirs may be removed.
+            ResourceExhausted: the namespace has as many clients as are free for others, and no window may be removed.
         """
         _check(key, sequence)
         window = self._windows.get(key)
@@ -121,24 +128,38 @@ class PushWindows:
             window.last, window.is_known, window.running = sequence, is_known, None
             window.ended = self._clock()
             if window.last == 0:
-                del self._windows[key]
+                self._remove(key)
             else:
                 self._windows.move_to_end(key)
 
     def _add(self, key: ClientKey) -> _Window:
         now = self._clock()
         while self._windows and self._windows[oldest := next(iter(self._windows))].can_go(now):
-            del self._windows[oldest]
-        if len(self._windows) >= MOST_CLIENTS:  # windows after one that must stay may be removable
+            self._remove(oldest)
+        if not self._has_room(key.namespace) and now - self._looked_at >= _LOOK_SEC:
+            self._looked_at = now
+            # Windows after one that must stay may be removable.
             for old in [key for key, window in self._windows.items() if window.can_go(now)]:
-                del self._windows[old]
-        if len(self._windows) >= MOST_CLIENTS:
+                self._remove(old)
+        if not self._has_room(key.namespace):
             raise ResourceExhausted(
-                f"client {key.client!r}: this gateway knows {MOST_CLIENTS} clients that pushed within the last "
-                f"{FORGET_AFTER_SEC:.0f} s; try again later, or let programs keep their names"
+                f"client {key.client!r}: this gateway knows {self._counts[key.namespace]} clients of namespace "
+                f"{key.namespace!r} that pushed within the last {FORGET_AFTER_SEC:.0f} s, and keeps the "
+                f"{MOST_CLIENTS - len(self._windows)} free places for others; try again later, or let programs keep "
+                "their names"
             )
         window = self._windows[key] = _Window()
+        self._counts[key.namespace] += 1
         return window
+
+    def _has_room(self, namespace: str) -> bool:
+        return self._counts[namespace] < MOST_CLIENTS - len(self._windows)
+
+    def _remove(self, key: ClientKey) -> None:
+        del self._windows[key]
+        self._counts[key.namespace] -= 1
+        if not self._counts[key.namespace]:
+            del self._counts[key.namespace]
 
 
 def _check(key: ClientKey, sequence: int) -> None:
