@@ -19,6 +19,7 @@ from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.procedures.checkpoint_restore import CheckpointRestores
 from sparserow.ps_server.coordinator.procedures.checkpoint_save import CheckpointSaves
 from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
+from sparserow.ps_server.coordinator.procedures.turn_lock import TurnLock
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Ticket
 from sparserow.ps_server.coordinator.state.shards import Shard
@@ -114,7 +115,7 @@ def restored(
 ) -> pb.RestoreReply:
     async def scene() -> pb.RestoreReply:
         operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
-        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
+        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, TurnLock())  # type: ignore[arg-type]
         try:
             request = pb.RestoreRequest(url=str(url), namespace=namespace)
             if ticket is not None:
@@ -325,7 +326,7 @@ def test_a_worker_that_comes_late_to_a_failed_restore_gets_its_end(cluster: Clus
     async def scene() -> None:
         shard_calls, disk = FakeFleet(cluster), Disk()
         operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
-        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, asyncio.Lock())  # type: ignore[arg-type]
+        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, TurnLock())  # type: ignore[arg-type]
 
         async def restore(ticket: Ticket, attempt: int) -> pb.RestoreReply:
             caller = caller_of(cluster, ticket, attempt)

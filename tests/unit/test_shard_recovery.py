@@ -19,6 +19,7 @@ from sparserow.proto.optimizers import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
 from sparserow.ps_server.coordinator.procedures.shard_recovery import ShardRecoveries
+from sparserow.ps_server.coordinator.procedures.turn_lock import TurnLock
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.shards import Shard
 
@@ -80,7 +81,7 @@ async def until(done: Any) -> None:
 def test_a_process_without_rows_is_not_let_in_for_the_one_that_got_them(cluster: Cluster) -> None:
     async def scene() -> None:
         shard_calls, saves = FakeFleet(cluster), []
-        recoveries = ShardRecoveries(cluster, shard_calls, asyncio.Lock(), lambda: saves.append(1))  # type: ignore[arg-type]
+        recoveries = ShardRecoveries(cluster, shard_calls, TurnLock(), lambda: saves.append(1))  # type: ignore[arg-type]
         shard = registered(cluster, 2, 0.0)
         assert shard.restoring
         recoveries.begin(shard)
@@ -100,7 +101,7 @@ def test_what_went_wrong_is_forgotten_when_it_went_well(cluster: Cluster) -> Non
     async def scene() -> None:
         shard_calls = FakeFleet(cluster)
         shard_calls.may_end.set()
-        recoveries = ShardRecoveries(cluster, shard_calls, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
+        recoveries = ShardRecoveries(cluster, shard_calls, TurnLock(), lambda: None)  # type: ignore[arg-type]
         shard = registered(cluster, 2, 0.0)
         shard_calls.problem = DataLoss("part-0: is missing")
         recoveries.begin(shard)
@@ -152,7 +153,7 @@ def test_what_a_shard_is_asked_to_load_does_not_grow_with_the_files(cluster: Clu
     async def scene() -> None:
         shard_calls = FakeFleet(cluster)
         shard_calls.may_end.set()
-        recoveries = ShardRecoveries(cluster, shard_calls, asyncio.Lock(), lambda: None)  # type: ignore[arg-type]
+        recoveries = ShardRecoveries(cluster, shard_calls, TurnLock(), lambda: None)  # type: ignore[arg-type]
         recoveries.begin(registered(cluster, 2, 0.0))
         await until(lambda: shard_calls.let_in)
         assert 0 < shard_calls.request_bytes < 4096

@@ -28,6 +28,7 @@ from .membership_change import JobOperations
 from .restore_plan import forget_tables, plan_restore
 from .shard_calls import ShardCalls, all_of
 from .shard_loads import ShardLoads
+from .turn_lock import TurnLock
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class CheckpointRestores:
         shard_calls: ShardCalls,
         operations: JobOperations,
         save: Callable[[], None],
-        tables_lock: asyncio.Lock,
+        tables_lock: TurnLock,
     ) -> None:
         self._cluster = cluster
         self._shard_calls = shard_calls

@@ -27,6 +27,7 @@ from ..state.row_sources import RowSource
 from ..state.shards import Shard
 from .restore_plan import rows_differ
 from .shard_calls import ShardCalls
+from .turn_lock import TurnLock
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class ShardRecoveries:
     """
 
     def __init__(
-        self, cluster: Cluster, shard_calls: ShardCalls, tables_lock: asyncio.Lock, save: Callable[[], None]
+        self, cluster: Cluster, shard_calls: ShardCalls, tables_lock: TurnLock, save: Callable[[], None]
     ) -> None:
         self._cluster = cluster
         self._shard_calls = shard_calls

@@ -15,6 +15,7 @@ from ....proto.schema_message import message_of_schema, schema_of_message
 from ....proto.security.security import process_security
 from ..state.cluster import Cluster
 from .shard_calls import ShardCalls
+from .turn_lock import TurnLock
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class Tables:
-    """Changes the tables of a cluster, one change at a time. It belongs to one event loop.
+    """Changes the tables of a cluster, one change at a time, by turns of namespaces. It belongs to one event loop.
 
     A change that has begun reaches every shard, whether its caller still waits or not. A shard that was left out would
     bring the rows of a dropped table to the next table of its name.
@@ -40,7 +41,7 @@ class Tables:
         self._cluster = cluster
         self._shard_calls = shard_calls
         self._save = save
-        self.lock = asyncio.Lock()
+        self.lock = TurnLock()
         self._changes: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -58,7 +59,7 @@ class Tables:
             Unavailable: not every shard serves; nothing is changed.
             SparserowError: a shard refused; no shard has the table.
         """
-        return await self._to_the_end(lambda: self._create(request))
+        return await self._to_the_end(request.schema.namespace, lambda: self._create(request))
 
     async def drop(self, request: pb.DropTablesRequest, *, counts: bool = True) -> pb.DropTablesReply:
         """Removes tables and their rows, or a namespace with its tables; a dry run reports what would be removed.
@@ -76,7 +77,7 @@ class Tables:
         """
         if bool(request.names) == request.whole_namespace:
             raise InvalidArgument("DropTablesRequest: names or whole_namespace must be given, and not both")
-        return await self._to_the_end(lambda: self._drop(request, counts=counts))
+        return await self._to_the_end(request.namespace, lambda: self._drop(request, counts=counts))
 
     async def _create(self, request: pb.CreateTableRequest) -> pb.CreateTableReply:
         registry, wanted = self._cluster.registry, schema_of_message(request.schema)
@@ -166,12 +167,12 @@ class Tables:
         except SparserowError as error:
             log.warning("%s", error)
 
-    async def _to_the_end(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _to_the_end(self, namespace: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs a change under the lock; a caller that goes before its turn changes nothing, and one that goes later
         does not stop the change.
         """
         self._cluster.check_ready()
-        await self.lock.acquire()
+        await self.lock.acquire(namespace)
 
         async def run() -> T:
             try:
