@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 
 from sparserow.proto.grpc_status import SERVER_OPTIONS
 from sparserow.proto.security.channels import SecureChannel
+from sparserow.proto.security.fresh_security import FreshSecurity
+from sparserow.proto.security.security import Security
 from sparserow_process import free_port
 
 WAITS_SEC = 10.0
@@ -36,3 +40,43 @@ def test_a_new_channel_connects_although_an_older_one_waits_to_try_again() -> No
                 assert call(newer) is grpc.StatusCode.UNIMPLEMENTED
         finally:
             server.stop(None).wait(WAITS_SEC)
+
+
+class Inner:
+    """A channel of gRPC: what was opened with which certificates, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.calls: list[tuple[object, object]] = []
+
+    def unary_unary(self, method: str) -> Callable[..., str]:
+        def call(_: object, timeout: object, metadata: object) -> str:
+            self.calls.append((timeout, metadata))
+            return method
+
+        return call
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_channel_shows_the_certificates_and_the_token_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Inner] = []
+    monkeypatch.setattr(SecureChannel, "_open", lambda self, shown: opened.append(Inner()) or opened[-1])
+    files = FreshSecurity(Security(authorities="a", token="first"))
+    with SecureChannel("host:1", files) as channel:
+        call = channel.unary_unary("/x")
+        assert call(b"", timeout=3.0) == "/x"
+        files._own = Security(authorities="a", token="second")
+        call(b"")
+        assert opened[0].calls == [
+            (3.0, (("authorization", "Bearer first"),)),
+            (None, (("authorization", "Bearer second"),)),
+        ]
+        for authorities in ("b", "c", "d"):
+            files._own = Security(authorities=authorities)
+            call(b"")
+        assert [len(each.calls) for each in opened] == [2, 1, 1, 1]
+        assert [each.is_closed for each in opened] == [True, True, False, False]  # one may have calls under way
+        assert opened[3].calls == [(None, ())]
+    assert all(each.is_closed for each in opened[2:])
