@@ -62,7 +62,12 @@ class Inner:
 
 def test_a_channel_shows_the_certificates_and_the_token_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Inner] = []
-    monkeypatch.setattr(SecureChannel, "_open", lambda self, shown: opened.append(Inner()) or opened[-1])
+
+    def open_inner(_: SecureChannel, __: object) -> Inner:
+        opened.append(Inner())
+        return opened[-1]
+
+    monkeypatch.setattr(SecureChannel, "_open", open_inner)
     files = FreshSecurity(Security(authorities="a", token="first"))
     with SecureChannel("host:1", files) as channel:
         call = channel.unary_unary("/x")
