@@ -181,7 +181,7 @@ def add_changes(service: ChangesService, server: Any) -> None:
 
 def _check_tables(engine: ShardEngine, table_ids: Sequence[int]) -> None:
     """Refuses more ids than tables; some may be of tables that were dropped."""
-    most = max(_DROPPED_TABLES, len(engine.table_stats()))
+    most = max(_DROPPED_TABLES, len(engine.store.stats()))
     if len(table_ids) > most:
         raise InvalidArgument(f"table_ids: there are {len(table_ids)}; allowed: at most {most}")
 

@@ -286,3 +286,19 @@ def test_the_command_says_where_auto_puts_a_table(tmp_path: Path, capsys: pytest
     assert "device: it fits, and a step moves" in shown
     figures = json.loads(file.read_text())["on_devices"]
     assert (figures["placement"], figures["rank_bytes"]) == ("device", 250_000 * 4 * 33)
+
+
+def test_the_blocks_of_the_page_are_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    blocks = [block.strip() for block in page.split("```")[1::2]]
+    first = next(block for block in blocks if block.startswith("$ sparserow plan"))
+    command, _, shown = first.removeprefix("$ sparserow ").replace("\\\n", " ").partition("\n")
+    more = re.search(r"With `(--cache [^`]+)` three lines follow", page)
+    assert more is not None
+    cached = next(block for block in blocks if block.startswith("rows in a row cache"))
+    for options, expected in (("", shown), (more[1], f"{shown}\n{cached}")):
+        with pytest.raises(SystemExit) as ended:
+            main([*command.split(), *options.split()])
+        assert ended.value.code == 0
+        said = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+        assert said == expected.splitlines()
