@@ -70,6 +70,9 @@ class HttpDoor(Protocol):
 SYNC_INTERVAL = "100ms"  # the default of ``--sync-interval``
 
 
+_POLL_SEC, _POLL_FAR_SEC = 0.5, 5.0  # of folders, and of URLs, where each look costs requests
+
+
 @dataclass(frozen=True)
 class ServeOptions:
     """The options of a serving process.
@@ -116,7 +119,7 @@ class ServeOptions:
     io_threads: int = 2
     sync_interval_sec: float = 0.1
     sync_threshold: ThresholdOptions = NO_THRESHOLD
-    poll_sec: float = 0.5
+    poll_sec: float = _POLL_SEC
     grace_sec: float = 30.0
 
     @staticmethod
@@ -144,7 +147,7 @@ class ServeOptions:
         sync_after_updates: int = 0,
         sync_after_move: float = 0.0,
         sync_max_delay: str | None = None,
-        poll: str = "500ms",
+        poll: str | None = None,
         grace: str = "30s",
     ) -> ServeOptions:
         """Makes the options from flags of ``sparserow serve``; defaults are those of the flags.
@@ -159,7 +162,8 @@ class ServeOptions:
         Raises:
             InvalidArgument: a value is not allowed, or has no effect beside the others; the text names the flag.
         """
-        poll_sec = parse_seconds(poll)
+        is_far = root is not None and "://" in root and not root.startswith("file://")
+        poll_sec = (_POLL_FAR_SEC if is_far else _POLL_SEC) if poll is None else parse_seconds(poll)
         if not poll_sec > 0:
             raise not_allowed("--poll", poll, "> 0")
         if sync_max_delay is not None and not (sync_after_updates or sync_after_move):

@@ -74,7 +74,10 @@ def serve(
         str | None, typer.Option(help="With either of these: the longest wait of a changed row. Default: 5s.")
     ] = None,
     sync_hold: Annotated[str | None, typer.Option(hidden=True, help="The former name of --sync-max-delay.")] = None,
-    poll: Annotated[str, typer.Option(help="Time between checks of the aliases, such as 500ms.")] = "500ms",
+    poll: Annotated[
+        str | None,
+        typer.Option(help="Time between checks of the aliases. Default: 500ms for a folder, 5s for a URL."),
+    ] = None,
     grace: Annotated[
         str, typer.Option(help="How long a version is still served after its alias has moved, such as 30s.")
     ] = "30s",

@@ -170,14 +170,14 @@ class ModelRegistry:
         Raises:
             NotFound: there is no such model, alias or version; the text names the existing ones.
         """
+        if not is_version(which):  # one request, however many versions there are, as servers look often
+            return self._known(model, which, self.aliases(model))
+        if self.folder(model, int(which)).exists(MANIFEST):
+            return Alias(int(which))
         versions = self.versions(model)
         if not versions:
             raise self._no_model(model)
-        if is_version(which):
-            if int(which) not in versions:
-                raise NotFound(f"model {model!r}: has no version {which}; it has: {', '.join(map(str, versions))}")
-            return Alias(int(which))
-        return self._known(model, which, self.aliases(model))
+        raise NotFound(f"model {model!r}: has no version {which}; it has: {', '.join(map(str, versions))}")
 
     def point(self, model: str, alias: str, version: int) -> Alias:
         """Lets an alias name a version, and ends its canary.
