@@ -24,21 +24,23 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class RefusedRow(InvalidArgument):
-    """The error for a row that a feature refuses, while its column fits.
+    """The error for rows that a feature refuses, while its column fits. The text is about the first of them.
 
     Attributes:
         column: the name of the column.
-        row: the number of the row among those that were given, from 0.
-        problem: what is wrong with the cell, as a sentence about it.
+        rows: which of the rows that were given are refused for one reason, (n) bool; other rows may be for another.
+        row: the number of the first of them, from 0.
+        problem: what is wrong with its cell, as a sentence about it.
     """
 
-    def __init__(self, text: str, column: str, row: int, problem: str) -> None:
+    def __init__(self, text: str, column: str, rows: npt.NDArray[np.bool_], problem: str) -> None:
         super().__init__(text)
-        self.column, self.row, self.problem = column, row, problem
+        self.column, self.rows, self.problem = column, rows, problem
+        self.row = int(np.argmax(rows))
 
-    def __reduce__(self) -> tuple[type[RefusedRow], tuple[str, str, int, str]]:
+    def __reduce__(self) -> tuple[type[RefusedRow], tuple[str, str, npt.NDArray[np.bool_], str]]:
         """Makes the error picklable, as it crosses processes."""
-        return RefusedRow, (str(self), self.column, self.row, self.problem)
+        return RefusedRow, (str(self), self.column, self.rows, self.problem)
 
 
 @dataclass(frozen=True)
@@ -136,16 +138,16 @@ class Cells:
         return InvalidArgument(f"{self._where}: column {column!r} of feature {self._feature!r}: {text}")
 
     def refuse_row(self, column: str, rows: npt.NDArray[np.bool_], problem: Callable[[int], str]) -> RefusedRow:
-        """Returns the error of the first row that does not fit.
+        """Returns the error of the rows that do not fit.
 
         Args:
             column: the name of the column.
             rows: which rows do not fit, (n) bool.
             problem: returns what is wrong with a row, by its number from 0, as words about it.
         """
-        row = int(np.flatnonzero(rows)[0])
+        row = int(np.argmax(rows))
         text = f"{self._where}: column {column!r} of feature {self._feature!r}: row {row} {problem(row)}"
-        return RefusedRow(text, column, row, f"it {problem(row)} (feature {self._feature})")
+        return RefusedRow(text, column, rows, f"it {problem(row)} (feature {self._feature})")
 
     def column(self, name: str, *, refuses_null: bool = False) -> pa.Array:
         """Returns a column as one array.

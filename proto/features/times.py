@@ -14,6 +14,15 @@ TIME_FORM = "a timestamp, a date, or a text of ISO 8601"
 COUNT_FORM = f"{TIME_FORM}, or an integer of the given unit since 1970"
 _COUNT = r"^-?\d{1,19}$"
 _ZONE = r"[T ]\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+_LEAP_YEAR = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DATE = (
+    r"(\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+    rf"|{_LEAP_YEAR}-02-29)"
+)
+_HOUR, _SIXTIETH = r"([01]\d|2[0-3])", r"[0-5]\d"
+_CLOCK = rf"{_HOUR}(:{_SIXTIETH}(:{_SIXTIETH}(\.\d{{1,6}})?)?)?(Z|[+-]{_HOUR}(:?{_SIXTIETH})?)?"
+_TIME = rf"^{_DATE}([T ]{_CLOCK})?$"  # exactly what Arrow parses, for it says of a whole array that a text is none
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 def moments(array: pa.Array, unit: TimeUnit | None = None) -> pa.Array:
@@ -32,8 +41,13 @@ def moments(array: pa.Array, unit: TimeUnit | None = None) -> pa.Array:
         array = array.dictionary_decode()
     if unit is not None and is_plain_text(array.type):
         texts = array.cast(pa.large_string())
-        if pc.all(pc.match_substring_regex(texts, _COUNT)).as_py() is not False:
+        is_count = pc.match_substring_regex(texts, _COUNT)
+        if pc.all(is_count).as_py() is not False:
             array = texts.cast(pa.int64())
+        elif pc.any(is_count).as_py():
+            counts, others = _divided(texts, is_count)
+            microsecond = pa.timestamp("us", "UTC")
+            return pc.coalesce(moments(counts.cast(pa.int64()), unit).cast(microsecond, safe=False), _parsed(others))
     if is_plain_text(array.type):
         return _parsed(array.cast(pa.large_string()))
     if pa.types.is_date(array.type):
@@ -48,25 +62,44 @@ def moments(array: pa.Array, unit: TimeUnit | None = None) -> pa.Array:
 
 
 def _parsed(texts: pa.Array) -> pa.Array:
-    utc, null = pa.timestamp("us", "UTC"), pa.scalar(None, pa.large_string())
     has_zone = pc.match_substring_regex(texts, _ZONE)
     if not pc.any(has_zone).as_py():
         return pc.assume_timezone(texts.cast(pa.timestamp("us")), "UTC")
-    zoned, plain = pc.if_else(has_zone, texts, null), pc.if_else(has_zone, null, texts)
-    return pc.coalesce(zoned.cast(utc), pc.assume_timezone(plain.cast(pa.timestamp("us")), "UTC"))
+    zoned, plain = _divided(texts, has_zone)
+    return pc.coalesce(zoned.cast(pa.timestamp("us", "UTC")), pc.assume_timezone(plain.cast(pa.timestamp("us")), "UTC"))
 
 
-def are_no_times(texts: pa.Array, unit: TimeUnit | None = None) -> npt.NDArray[np.bool_]:
-    """Returns which texts or integers are no timestamps, (n) bool; see :func:`moments`."""
-    return np.array([_is_no_time(texts[at : at + 1], unit) for at in range(len(texts))], dtype=np.bool_)
+def _divided(texts: pa.Array, is_first: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Returns the texts of which ``is_first`` is true, and the others, with nulls in place of those left out."""
+    null = pa.scalar(None, texts.type)
+    return pc.if_else(is_first, texts, null), pc.if_else(is_first, null, texts)
 
 
-def _is_no_time(text: pa.Array, unit: TimeUnit | None) -> bool:
-    try:
-        moments(text, unit)
-    except pa.ArrowInvalid:
-        return True
-    return False
+def are_no_times(array: pa.Array, unit: TimeUnit | None = None) -> npt.NDArray[np.bool_]:
+    """Returns which texts or integers are no timestamps, (n) bool, in one pass; see :func:`moments`."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if is_plain_text(array.type):
+        texts = array.cast(pa.large_string())
+        is_time = pc.match_substring_regex(texts, _TIME)
+        if unit is not None:
+            counts, _ = _divided(texts, pc.match_substring_regex(texts, _COUNT))
+            is_time = pc.or_(is_time, pc.fill_null(_are_near(counts, unit), fill_value=False))
+    elif unit is not None and pa.types.is_integer(array.type):
+        is_time = _are_near(array, unit)
+    else:
+        return np.zeros(len(array), dtype=np.bool_)
+    is_bad: npt.NDArray[np.bool_] = pc.invert(pc.fill_null(is_time, fill_value=True)).to_numpy(zero_copy_only=False)
+    return is_bad
+
+
+def _are_near(counts: pa.Array, unit: TimeUnit) -> pa.Array:
+    """Returns which integers, or texts of them, are so near to 1970 that microseconds of 64 bits hold them."""
+    whole = counts.cast(pa.decimal128(20, 0))  # which holds every integer of 64 bits, and of 19 digits
+    times = {"s": 1_000_000, "ms": 1_000}.get(unit, 1)
+    most = pa.scalar(_MOST // times).cast(whole.type)
+    least = pa.scalar(-(-_LEAST // times)).cast(whole.type)
+    return pc.and_(pc.greater_equal(whole, least), pc.less_equal(whole, most))
 
 
 def microseconds(array: pa.Array, unit: TimeUnit | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

@@ -79,9 +79,11 @@ WIDE = ", ".join(f'"n{at}": 1' for at in range(100_000))
             "column f has objects of .* fields; allowed: at most 64",
         ),
         (("[" * 40_000).encode(), "line 1: .* cannot be read: "),
+        (b"null\n" + line(), "line 1: 'null' cannot be read: it is no object"),
+        (line() + b"null\n", "line 2: 'null' cannot be read: it is no object"),
     ],
 )
-def test_json_lines_that_are_deep_or_wide_are_refused(text: bytes, words: str, tmp_path: Path) -> None:
+def test_json_lines_that_are_deep_wide_or_no_objects_are_refused(text: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "crafted.jsonl"
     path.write_bytes(text)
     check_refused("jsonl", path, words)

@@ -12,13 +12,17 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.json as pa_json
 import pytest
 
 import sparserow as sr
+from sparserow.proto.config.data_config import TimeUnit
 from sparserow.proto.features.base import Feature, HashUnknown
 from sparserow.proto.features.compute import Jagged
 from sparserow.proto.features.document import features_of, files_of
 from sparserow.proto.features.feature_set import FeatureSet
+from sparserow.proto.features.times import are_no_times, moments
+from sparserow.worker.data.sources.json_checker import ObjectChecker
 
 WORDS = ("a", "b", "", "ä", "long " * 9, "0", "7", "c|d", "e|f|g|h", "|")
 VOCABULARY = "a\nb\nä\n7\n"
@@ -241,3 +245,91 @@ def test_texts_of_times_may_have_zones() -> None:
     for kind in (pa.string(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())):
         found = sr.Features([feature])({"at": pa.array(texts, pa.string()).cast(kind)})["hour"]
         assert found.tolist() == [*hours, 24], kind
+
+
+def drawn_time(draw: random.Random) -> str:
+    """A text that is nearly a time: with days, hours and zones that there are, and others."""
+    text = f"{draw.choice([0, 4, 1900, 2000, 2023, 2024, 9999]):04}-{draw.randint(0, 13):02}"
+    text += f"-{draw.choice([0, 1, 28, 29, 30, 31, 32]):02}"
+    for before, values in (("T", (0, 19, 23, 24)), (":", (0, 59, 60)), (":", (0, 59, 60))):
+        if draw.random() < 0.2:
+            break
+        text += f"{before}{draw.choice(values):02}"
+    text += draw.choice(["", "", "." + "1234567"[: draw.randint(0, 7)]])
+    text += draw.choice(["", "", "", "Z", "+01", "-23", "+24", "+0130", "+01:60", "z", "+1", " Z", " ", "\n"])
+    return draw.choice(
+        [text, text, text.replace("T", " "), str(draw.randint(-(1 << 70), 1 << 70) >> draw.randrange(64))]
+    )
+
+
+@pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
+def test_which_cells_are_no_times_is_what_arrow_says_of_each_alone(unit: TimeUnit | None) -> None:
+    draw = seeded()
+    texts = [None, *(drawn_time(draw) for _ in range(4000))]
+    edges = {"s": 10**6, "ms": 1000}.get(str(unit), 1)
+    counts = [sign * (2**63 // edges) + by for sign in (1, -1) for by in range(-2, 3)]
+    texts += [str(count) for count in counts]
+    numbers = pa.array([count for count in counts if -(2**63) <= count < 2**63], pa.int64())
+    for cells in (pa.array(texts), pa.array(texts).dictionary_encode(), *([] if unit is None else [numbers])):
+        alone = []
+        for at in range(len(cells)):
+            try:
+                moments(cells[at : at + 1], unit)
+                alone.append(False)
+            except pa.ArrowInvalid:
+                alone.append(True)
+        assert are_no_times(cells, unit).tolist() == alone
+        good = cells.filter(pa.array(np.invert(alone)))
+        assert len(moments(good, unit)) == len(good), "together as well"
+
+
+JSON_TYPES = pa.schema(
+    [
+        ("i", pa.int64()),
+        ("u", pa.uint64()),
+        ("f", pa.float64()),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+        ("l", pa.list_(pa.int64())),
+        ("t", pa.struct([("a", pa.float64()), ("c", pa.list_(pa.string()))])),
+    ]
+)
+JSON_GOOD = {"i": "1", "u": "2", "f": "0.5", "s": '"x"', "b": "true", "l": "[1]", "t": '{"a": 1}'}
+JSON_NUMBERS = """
+1 -1 1.0 1.5 1e3 9223372036854775807 9223372036854775808 -9223372036854775809 18446744073709551616 1e400 -1e400 1e-400
+1e - .5 01 +1 1. -0 -0.0 -01 NaN -NaN Inf -Inf Infinity -Infinity Infinite
+"""
+JSON_OTHERS = """true false null tru '' [] [1] [1.5] [null] [[1]] [1,] [-0] [1]] {} {1"""
+JSON_VALUES = (
+    *JSON_NUMBERS.split(),
+    *JSON_OTHERS.split(),
+    *('"x"', '"1"', '["a"]', '{"a":1}', '{"a":"x"}', '{"a":1,"a":2}', '{"q":1,"q":2}', '{"c":["x",null]}', '{"c":[1]}'),
+    *(r'"\ud800"', r'"\ud83d\ude00"', r'"\udc00"', r'"\u0000"', '"\t"', '"\xff"', r'"NaN \u0041"', r'"\x"', '"a'),
+    *("1" * 400, "[" * 50 + "]" * 50, "", " 1 ", "\r1", "\x0b1", "\x00"),
+)
+
+
+def test_a_line_of_json_is_refused_by_python_where_arrow_refuses_it() -> None:
+    draw, checker = seeded(), ObjectChecker(JSON_TYPES)
+    for _ in range(5000):
+        names = draw.sample([*JSON_GOOD, "z", "y", "\\u0069"], draw.randint(0, 5))
+        values = [
+            draw.choice(JSON_VALUES) if draw.random() < 0.35 or name not in JSON_GOOD else JSON_GOOD[name]
+            for name in names
+        ]
+        items = [f'"{name}":{value}' for name, value in zip(names, values, strict=True)]
+        text = "{" + ",".join([*items, *items[: draw.random() < 0.05]]) + "}"
+        if draw.random() < 0.1:
+            text += draw.choice(["{}", " null", "x", ",", " ", "\r", "\x00", "}"])
+        if draw.random() < 0.1:
+            at = draw.randrange(1, len(text) + 1)
+            text = (
+                text[:at] + draw.choice(['"', ",", ":", "{", "}", "\\", "0", "-", ""]) + text[at + draw.randint(0, 1) :]
+            )
+        line = text.encode("latin-1")
+        options = pa_json.ParseOptions(explicit_schema=JSON_TYPES, unexpected_field_behavior="ignore")
+        try:
+            is_refused = pa_json.read_json(pa.BufferReader(line), parse_options=options).num_rows != 1
+        except pa.ArrowException:
+            is_refused = True
+        assert checker.is_refused(line) == is_refused, line

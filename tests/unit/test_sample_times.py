@@ -253,6 +253,14 @@ def test_integers_without_a_unit_and_beyond_it_are_refused(
         list(open_reader(job.data, "train", fit_features(job.data), ReadOptions(batch_size=ROWS)))
 
 
+def test_a_column_of_texts_may_have_integers_and_times_of_iso_8601() -> None:
+    texts = pa.array(["1704067200", "2024-01-01", None, "2024-01-01T01:00:00+01:00"])
+    found, has_none = microseconds(texts, "s")
+    assert has_none.tolist() == [False, False, True, False]
+    assert set(found[~has_none].tolist()) == {1_704_067_200_000_000}
+    assert sr.Features([sr.TimeFeature("at", unit="s")])({"at": texts})["at"].tolist() == [0, 0, 24, 0]
+
+
 def test_a_feature_of_integers_needs_a_unit() -> None:
     columns = {"when": [1_700_000_000, 3600]}
     assert sr.Features([sr.TimeFeature("when", unit="s")])(columns)["when"].tolist() == [22, 1]

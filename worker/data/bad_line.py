@@ -51,13 +51,17 @@ class BadLinePolicy:
     count: int = 0
     first: BadLine | None = field(default=None, repr=False)
 
-    def meet(self, bad: BadLine) -> None:
-        """Counts a bad line, or raises it.
+    def meet(self, bad: BadLine, count: int = 1) -> None:
+        """Counts bad lines, or raises the first of them.
+
+        Args:
+            bad: the error of the first of them.
+            count: how many there are.
 
         Raises:
             BadLine: the policy is ``error``.
         """
         if self.on_bad_line == "error":
             raise bad
-        self.count += 1
+        self.count += count
         self.first = self.first or bad

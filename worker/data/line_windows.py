@@ -81,17 +81,26 @@ class LineWindow:
             part: the number of the run, in [0, parts).
             parts: the number of runs; their numbers of lines differ by at most 1.
         """
-        first, last = self.lines * part // parts, self.lines * (part + 1) // parts
-        ends = _line_ends(self.text)
-        begin = 0 if first == 0 else int(ends[first - 1])
-        end = len(self.text) if last == self.lines else (0 if last == 0 else int(ends[last - 1]))
-        place = LinePosition(self.place.offset + begin, self.place.line + first)
-        return LineWindow(self.path, place, self.text[begin:end], last - first)
+        return self._run(self.lines * part // parts, self.lines * (part + 1) // parts, _line_ends(self.text))
 
     def pieces(self, lines_per_piece: int) -> Iterator[LineWindow]:
         """Returns the window in runs of about ``lines_per_piece`` lines."""
         parts = max(1, -(-self.lines // lines_per_piece))
-        return (self.span(part, parts) for part in range(parts))
+        ends = _line_ends(self.text)
+        return (self._run(self.lines * part // parts, self.lines * (part + 1) // parts, ends) for part in range(parts))
+
+    def _run(self, first: int, last: int, ends: npt.NDArray[np.int64]) -> LineWindow:
+        """Returns the lines [first, last).
+
+        Args:
+            first: the number of lines before the run.
+            last: the number of lines to its end.
+            ends: where each line of the window ends, (lines) int64.
+        """
+        begin = 0 if first == 0 else int(ends[first - 1])
+        end = len(self.text) if last == self.lines else (0 if last == 0 else int(ends[last - 1]))
+        place = LinePosition(self.place.offset + begin, self.place.line + first)
+        return LineWindow(self.path, place, self.text[begin:end], last - first)
 
 
 def is_compressed(path: str) -> bool:

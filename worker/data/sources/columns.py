@@ -6,6 +6,7 @@ All samples are decoded together, column by column; a sample that is malformed i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -29,6 +30,21 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MOST_INTEGER = float(1 << 24)
 _EMPTY_KEY = hash_key("")
 Inputs: TypeAlias = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], tuple[Jagged, ...]]
+
+
+@dataclass(frozen=True)
+class RefusedRows:
+    """The rows of a table that features refuse.
+
+    Attributes:
+        rows: which they are, (n) bool; at least one.
+        column: the name of the column of which the first of them has a bad cell.
+        problem: what is wrong with that cell, as a sentence about it.
+    """
+
+    rows: npt.NDArray[np.bool_]
+    column: str
+    problem: str
 
 
 class ColumnDecoder(ABC):
@@ -64,7 +80,12 @@ class ColumnDecoder(ABC):
             BadLine: a row is malformed, and such rows are not skipped.
         """
         roles = self.roles
-        numeric, keys, lists = self.inputs(table, path)
+        (numeric, keys, lists), refused = self.inputs(table, path)
+        faults: list[BadLine] = []
+        if refused is not None:
+            row = int(np.argmax(refused.rows))
+            faults.append(BadLine(path, int(numbers[row]), refused.column, refused.problem, self._unit))
+            table, numbers = table.filter(pa.array(~refused.rows)), numbers[~refused.rows]
         found = [_labels(self.column(table, label.column, label.kind), label) for label in roles.labels]
         labels = np.stack(found, axis=1)
         is_good = ~np.isnan(labels).any(axis=1)
@@ -79,16 +100,23 @@ class ColumnDecoder(ABC):
             is_good &= ~has_none
         labels = labels if len(roles.spec.labels) else labels[:, 0]
         lines = Lines(numeric, keys, labels, lists, weights, groups, times)
-        if is_good.all():
+        bad = np.flatnonzero(~is_good)
+        if len(bad):
+            at = int(bad[0])
+            faults.append(self._fault(table.slice(at, 1), lines.take(bad[:1]), path, int(numbers[at])))
+            lines = lines.take(np.flatnonzero(is_good))
+        if not faults:
             return DecodedPart(lines)
         policy = BadLinePolicy(self._on_bad_line)
-        bad = np.flatnonzero(~is_good)
-        policy.meet(self._fault(table.slice(int(bad[0]), 1), lines.take(bad[:1]), path, int(numbers[bad[0]])))
-        return DecodedPart(lines.take(np.flatnonzero(is_good)), len(bad), policy.first)
+        count = len(bad) + (0 if refused is None else int(refused.rows.sum()))
+        policy.meet(min(faults, key=lambda fault: fault.line), count)
+        return DecodedPart(lines, policy.count, policy.first)
 
     @abstractmethod
-    def inputs(self, table: Any, path: str) -> Inputs:
-        """Returns the numbers before they are scaled, (n, numbers) float64 with NaN for missing ones, keys and lists.
+    def inputs(self, table: Any, path: str) -> tuple[Inputs, RefusedRows | None]:
+        """Returns the numbers before they are scaled, (m, numbers) float64 with NaN for missing ones, keys and lists.
+
+        They are those of the rows that no feature refuses; the others are returned too, None where there is none.
 
         Args:
             table: the rows.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,13 @@ from ....proto.features.jagged import Jagged
 from ....proto.features.kept import digest_of
 from ....proto.features.kinds import BucketizedFeature, IdFeature, ListOfKeys, NumericFeature, TimeFeature
 from ....proto.features.translation import features_of_columns
-from ..bad_line import BadLine, BadLinePolicy
-from ..decoded import Lines, concatenate
+from ..decoded import Lines
 from ..feature_tensors import read_vocabulary
 from ..features import FeatureSpec
-from ..source import DecodedPart
-from .columns import ColumnDecoder, Inputs
+from .columns import ColumnDecoder, Inputs, RefusedRows
 from .roles import COUNT, LIST, NUMBER, TEXT, TIME, ColumnRoles, InputColumn, labels_of
+
+_Values = TypeVar("_Values", npt.NDArray[Any], Jagged)
 
 
 def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool) -> ColumnRoles:
@@ -163,54 +164,114 @@ class FeatureDecoder(ColumnDecoder):
         is_text: bool = False,
     ) -> None:
         super().__init__(roles, on_bad_line, is_text=is_text)
-        self._features, self._skips = features, on_bad_line == "skip"
+        self._features = features
         self._numbers: tuple[Feature, ...] = (*roles.spec.dense, *roles.spec.buckets)
         others = [feature for feature in features.features if not _is_number(feature)]
         self._keys = [feature for feature in others if not _is_list(feature)]
         self._lists = [feature for feature in others if _is_list(feature)]
 
-    def inputs(self, table: Any, path: str) -> Inputs:
-        """Returns the numbers before they are scaled, (n, numbers) float64, the keys, (n, keys) int64, and lists."""
-        rows = table.num_rows
-        numbers = np.empty((rows, len(self._numbers)), dtype=np.float64, order="F")
-        for at, feature in enumerate(self._numbers):
-            numbers[:, at] = numbers_before_statistics(feature, self._cells(table, feature, path))
-        keys = np.empty((rows, len(self._keys)), dtype=np.int64, order="F")
-        for at, feature in enumerate(self._keys):
-            keys[:, at] = self._computed(table, feature, path)
-        return numbers, keys, tuple(self._lists_of(table, feature, path) for feature in self._lists)
+    def inputs(self, table: Any, path: str) -> tuple[Inputs, RefusedRows | None]:
+        """Returns the numbers before they are scaled, (m, numbers) float64, the keys, (m, keys) int64, and lists.
 
-    def _computed(self, table: Any, feature: Feature, path: str) -> Array:
+        They are those of the rows that no feature refuses; the others are returned too, None where there is none.
+        """
+        refused = _Refusals(table.num_rows)
+        numbers = [self._accepted(table, feature, path, refused, _numbers_of) for feature in self._numbers]
+        keys = [self._accepted(table, feature, path, refused, self._keys_of) for feature in self._keys]
+        lists = [self._accepted(table, feature, path, refused, self._lists_of) for feature in self._lists]
+        rows = table.num_rows if refused.first is None else int((~refused.rows).sum())
+        inputs = (
+            _side_by_side([refused.without(*found) for found in numbers], rows, np.float64),
+            _side_by_side([refused.without(*found) for found in keys], rows, np.int64),
+            tuple(refused.without(*found) for found in lists),
+        )
+        return inputs, None if refused.first is None else RefusedRows(refused.rows, *refused.first[1:])
+
+    def _accepted(
+        self, table: Any, feature: Feature, path: str, refused: _Refusals, compute: Callable[[Feature, Cells], _Values]
+    ) -> tuple[_Values, npt.NDArray[np.bool_] | None]:
+        """Returns what a feature makes of the rows that it does not refuse, and which they are, (n) bool; None: all.
+
+        It is computed again once for each reason that it has to refuse rows, and for no row alone.
+        """
+        columns = self._columns_of(table, feature)
+        is_left = None
+        while True:
+            try:
+                return compute(feature, Cells(columns, feature.name, path, self._features.hasher)), is_left
+            except RefusedRow as error:
+                if is_left is None:
+                    is_left = np.ones(table.num_rows, dtype=np.bool_)
+                places = np.flatnonzero(is_left)[error.rows]
+                is_left[places] = False
+                refused.add(places, error)
+                columns = columns.filter(pa.array(~error.rows))
+
+    def _computed(self, feature: Feature, cells: Cells) -> Array:
         statistics = self._features.statistics.get(feature.name)
-        vocabulary = self._features.vocabularies.get(feature.name)
-        return computed(feature, self._cells(table, feature, path), statistics, vocabulary)
+        return computed(feature, cells, statistics, self._features.vocabularies.get(feature.name))
 
-    def _lists_of(self, table: Any, feature: Feature, path: str) -> Jagged:
-        made = self._computed(table, feature, path)
-        assert isinstance(made, Jagged)
+    def _keys_of(self, feature: Feature, cells: Cells) -> npt.NDArray[Any]:
+        made = self._computed(feature, cells)
+        assert not isinstance(made, Jagged)
         return made
 
-    def decode(self, table: Any, path: str, numbers: npt.NDArray[np.int64]) -> DecodedPart:
-        """Decodes the rows of a table; the rows that features refuse are found by halving it."""
-        try:
-            return super().decode(table, path, numbers)
-        except RefusedRow as refused:
-            rows = table.num_rows
-            if rows == 1:
-                policy = BadLinePolicy("skip" if self._skips else "error")
-                policy.meet(BadLine(path, int(numbers[0]), refused.column, refused.problem, self._unit))
-                return DecodedPart(self.none(), policy.count, policy.first)
-        first = self.decode(table.slice(0, rows // 2), path, numbers[: rows // 2])
-        second = self.decode(table.slice(rows // 2), path, numbers[rows // 2 :])
-        lines = concatenate([first.lines, second.lines])
-        return DecodedPart(lines, first.bad + second.bad, first.first_bad or second.first_bad)
+    def _lists_of(self, feature: Feature, cells: Cells) -> Jagged:
+        made = self._computed(feature, cells)
+        assert isinstance(made, Jagged)
+        return made
 
     def none(self) -> Lines:
         """Returns no samples."""
         lists = [Jagged.none(has_weights=getattr(feature, "weights", None) is not None) for feature in self._lists]
         return self.without_rows(len(self._numbers), len(self._keys), tuple(lists))
 
-    def _cells(self, table: Any, feature: Feature, path: str) -> Cells:
-        if self._is_text:
-            table = pa.table({name: self.column(table, name, kind) for name, kind in feature.cells.items()})
-        return Cells(table, feature.name, path, self._features.hasher)
+    def _columns_of(self, table: Any, feature: Feature) -> Any:
+        return pa.table({name: self.column(table, name, kind) for name, kind in feature.cells.items()})
+
+
+class _Refusals:
+    """Collects the rows of a table that features refuse.
+
+    Args:
+        rows: the number of rows of the table.
+
+    Attributes:
+        rows: which rows were refused so far, (n) bool.
+        first: the number of the first of them, the column of its bad cell, and what is wrong with it; None: no row was.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = np.zeros(rows, dtype=np.bool_)
+        self.first: tuple[int, str, str] | None = None
+
+    def add(self, places: npt.NDArray[np.int64], error: RefusedRow) -> None:
+        """Adds the rows at ``places``, (k) int64 ascending, which a feature refused with ``error``."""
+        self.rows[places] = True
+        if self.first is None or places[0] < self.first[0]:
+            self.first = int(places[0]), error.column, error.problem
+
+    def without(self, values: _Values, is_left: npt.NDArray[np.bool_] | None) -> _Values:
+        """Returns those values of a feature whose rows no feature refused.
+
+        Args:
+            values: the values.
+            is_left: the rows that they are of, (n) bool; None: all.
+        """
+        if self.first is None:
+            return values
+        stays = ~self.rows if is_left is None else ~self.rows[is_left]
+        places = np.flatnonzero(stays)
+        return values.take(places) if isinstance(values, Jagged) else values[places]
+
+
+def _numbers_of(feature: Feature, cells: Cells) -> npt.NDArray[Any]:
+    return numbers_before_statistics(feature, cells)
+
+
+def _side_by_side(columns: Sequence[npt.NDArray[Any]], rows: int, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """Returns columns of (rows) as an array of (rows, columns), column after column in memory."""
+    made = np.empty((rows, len(columns)), dtype=kind, order="F")
+    for at, values in enumerate(columns):
+        made[:, at] = values
+    return made

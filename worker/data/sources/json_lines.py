@@ -15,11 +15,14 @@ from pyarrow import types
 from ..bad_line import BadLine, BadLinePolicy, shown
 from ..line_windows import LinePosition, LineWindow, is_compressed, read_runs
 from ..source import PlannedFile
+from .json_checker import ObjectChecker
 from .json_types import FIRST_BYTES, FirstObjects
 from .lines import TextRuns, plan_runs
 from .row_filter import Selection
 from .tables import NumberedRows, own_names, with_partition
 
+_LINES_PER_PIECE = 1024
+_Line = tuple[int, bytes]  # the number of a line, and its text
 _Numbered = tuple[Any, npt.NDArray[np.int64]]
 
 
@@ -96,40 +99,76 @@ class JsonLinesFormat:
 
 
 def _parsed(window: LineWindow, schema: Any, policy: BadLinePolicy) -> Iterator[_Numbered]:
-    """Yields the objects of lines as tables, with the number of each line.
-
-    Lines that Arrow refuses, and blank ones, are found by halving what it was given.
+    """Yields the objects of lines as tables, with the number of each line; blank lines are left out.
 
     Raises:
         BadLine: a line is no object of the schema, and the policy is ``error``.
     """
-    with suppress(pa.ArrowException):
-        whole = _table(window.text, schema)
-        if whole.num_rows == window.lines:
-            yield whole, np.arange(window.place.line, window.place.line + window.lines)
-            return
+    begins = window.text.startswith(b"{") + window.text.count(b"\n{")
+    if begins == window.lines:
+        with suppress(pa.ArrowException):
+            whole = _table(window.text, schema)
+            if whole.num_rows == window.lines:
+                yield whole, np.arange(window.place.line, window.place.line + window.lines)
+                return
     lines = [
         (number, line)
         for number, line in enumerate(window.text.split(b"\n"), start=window.place.line)
-        if not line.isspace() and line
+        if line and not line.isspace()
     ]
-    left = [lines] if lines else []
-    while left:
+    checker = ObjectChecker(schema)
+    for begin in range(0, len(lines), _LINES_PER_PIECE):
+        piece = lines[begin : begin + _LINES_PER_PIECE]
+        good = list(_good(piece, schema, checker))
+        yield from good
+        numbers = {number for _, found in good for number in found.tolist()}
+        if len(numbers) < len(piece):
+            bad = [each for each in piece if each[0] not in numbers]
+            policy.meet(_fault(window.path, *bad[0], schema), len(bad))
+
+
+def _good(lines: Sequence[_Line], schema: Any, checker: ObjectChecker) -> Iterator[_Numbered]:
+    """Yields the objects among some lines. Arrow refuses lines as a whole, so most bad ones are left out by Python."""
+    # Arrow ends the process at a null that comes before every object, so that it is given objects alone.
+    objects = [each for each in lines if each[1].lstrip().startswith(b"{")]
+    if not objects:
+        return
+    with suppress(pa.ArrowException):
+        yield _numbered(objects, schema)
+        return
+    left = [[each for each in objects if not checker.is_refused(each[1])]]
+    while left:  # the lines on which the two disagree are found by halving
         part = left.pop()
         try:
-            table = _table(b"\n".join(line for _, line in part), schema)
-            if table.num_rows != len(part):
-                raise pa.ArrowInvalid(f"{table.num_rows} objects")
-        except pa.ArrowException as error:
-            if len(part) == 1:
-                number, line = part[0]
-                problem = str(error).removeprefix("JSON parse error: ").splitlines()[0]
-                policy.meet(BadLine(window.path, number, None, f"{shown(line)} cannot be read: {problem}"))
-                continue
+            if part:
+                yield _numbered(part, schema)
+        except pa.ArrowException:
             middle = len(part) // 2
-            left.extend((part[middle:], part[:middle]))
-            continue
-        yield table, np.array([number for number, _ in part], dtype=np.int64)
+            if middle:
+                left.extend((part[middle:], part[:middle]))
+
+
+def _numbered(lines: Sequence[_Line], schema: Any) -> _Numbered:
+    """Returns the objects of lines that each begin with one, and the number of each line.
+
+    Raises:
+        pa.ArrowException: a line is not one object of the schema.
+    """
+    table = _table(b"\n".join(line for _, line in lines), schema)
+    if table.num_rows != len(lines):
+        raise pa.ArrowInvalid(f"{table.num_rows} objects")
+    return table, np.array([number for number, _ in lines], dtype=np.int64)
+
+
+def _fault(path: str, number: int, line: bytes, schema: Any) -> BadLine:
+    """Returns the error of a line that is bad."""
+    problem = "it is no object"
+    if line.lstrip().startswith(b"{"):
+        try:
+            _numbered([(number, line)], schema)
+        except pa.ArrowException as error:
+            problem = str(error).removeprefix("JSON parse error: ").splitlines()[0]
+    return BadLine(path, number, None, f"{shown(line)} cannot be read: {problem}")
 
 
 def _table(text: bytes, schema: Any) -> Any:
