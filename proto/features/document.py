@@ -11,6 +11,7 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError
 from ..config.csv_dialect import CsvDialect
 from ..documents import checked, parse_json
 from ..errors import DataLoss, InvalidArgument
+from ..row_keys import TextHasher, hash_texts
 from .base import Feature
 from .feature_set import FeatureSet
 from .kinds import KINDS, NumericFeature, feature_of
@@ -95,12 +96,13 @@ def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(file for file in named if isinstance(file, str)))
 
 
-def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Arguments]:
+def features_of(files: dict[str, bytes], where: str, hasher: TextHasher = hash_texts) -> tuple[FeatureSet, Arguments]:
     """Returns the features that files hold, and those of each argument of the program.
 
     Args:
         files: the files by name, as :func:`files_of` made them.
         where: the place of the files, which begins error texts.
+        hasher: makes keys of texts.
 
     Raises:
         DataLoss: a file is missing, or does not hold features.
@@ -110,12 +112,13 @@ def features_of(files: dict[str, bytes], where: str) -> tuple[FeatureSet, Argume
     try:
         features = tuple(feature_of(name, _chosen(entry)) for name, entry in document.features.items())
         named = {feature.name: getattr(feature, "vocabulary", None) for feature in features}
-        vocabularies = {name: Vocabulary(files[file], file) for name, file in named.items() if file is not None}
+        by_file = {file: Vocabulary(files[file], file, hasher) for file in set(named.values()) if file is not None}
+        vocabularies = {name: by_file[file] for name, file in named.items() if file is not None}
         given = FeatureSet.of([_without_vocabulary(feature) for feature in features], _no_file).statistics
     except (InvalidArgument, KeyError) as error:
         raise DataLoss(f"{place}: is damaged: {error}") from None
     csv = None if document.csv is None else _dialect_of(document.csv, place)
-    whole = FeatureSet(features, {**given, **document.statistics}, vocabularies, csv=csv)
+    whole = FeatureSet(features, {**given, **document.statistics}, vocabularies, hasher, csv)
     known = {feature.name for feature in features}
     used = {name for each in document.arguments for name in ([each] if isinstance(each, str) else each)}
     if whole.lacks or used != known:

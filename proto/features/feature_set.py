@@ -37,12 +37,13 @@ class FeatureSet:
     csv: CsvDialect | None = None
 
     @staticmethod
-    def of(features: Sequence[Feature], open_file: Opener) -> FeatureSet:
+    def of(features: Sequence[Feature], open_file: Opener, hasher: TextHasher = hash_texts) -> FeatureSet:
         """Returns a set of features with the statistics and vocabularies that they name.
 
         Args:
             features: the features; each name is there once.
-            open_file: reads a file by its path or URL.
+            open_file: reads a file by its path or URL, once for all features that name it.
+            hasher: makes keys of texts.
 
         Raises:
             InvalidArgument: there is no feature, a name is there twice, a zone is not known, or a vocabulary is wrong.
@@ -55,6 +56,7 @@ class FeatureSet:
             raise InvalidArgument(f"features: two of them have the name {twice!r}")
         statistics: dict[str, Statistics] = {}
         vocabularies: dict[str, Vocabulary] = {}
+        by_path: dict[str, Vocabulary] = {}
         for feature in features:
             if isinstance(feature, NumericFeature) and feature.statistics is not None:
                 statistics[feature.name] = feature.statistics
@@ -67,8 +69,10 @@ class FeatureSet:
                 )
             path: str | None = getattr(feature, "vocabulary", None)
             if path is not None:
-                vocabularies[feature.name] = Vocabulary(open_file(path), path)
-        return FeatureSet(tuple(features), statistics, vocabularies)
+                if path not in by_path:
+                    by_path[path] = Vocabulary(open_file(path), path, hasher)
+                vocabularies[feature.name] = by_path[path]
+        return FeatureSet(tuple(features), statistics, vocabularies, hasher)
 
     @property
     def columns(self) -> tuple[str, ...]:

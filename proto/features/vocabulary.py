@@ -8,37 +8,58 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InvalidArgument
+from ..row_keys import TextHasher
+from .cells import hashed_texts
 
 MOST_BYTES = 4 << 30
+_MOST_LINES = (1 << 31) - 1
 
 
 class Vocabulary:
     """The tokens of a file, one a line; the key of a token is the number of its line, from 0.
 
+    The tokens are hashed once, which takes 12 bytes a line besides them. A call hashes its own tokens and searches.
+
     Args:
         data: the bytes of the file, in UTF-8. A line ends with a line feed; the last one may lack it.
         name: the name of the file, for error texts.
+        hasher: makes numbers of texts, by which they are found; it may give several texts one number.
+
+    Attributes:
+        name: the argument of that name.
+        data: the argument of that name.
 
     Raises:
-        InvalidArgument: the file has no line, or a token twice; the text names the line.
+        InvalidArgument: the file has no line, too many, or a token twice; the text names the line.
     """
 
-    def __init__(self, data: bytes, name: str) -> None:
-        lines = data.split(b"\n")
-        if lines and not lines[-1]:
-            lines.pop()
-        if not lines:
+    def __init__(self, data: bytes, name: str, hasher: TextHasher) -> None:
+        self.name, self.data, self._hasher = name, data, hasher
+        text = data.replace(b"\r\n", b"\n").removesuffix(b"\n" if data.endswith(b"\n") else b"\r")
+        if not data:
             raise InvalidArgument(f"vocabulary {name}: the file has no line")
-        self.name = name
-        self.data = data
-        self._tokens = pa.array([line.removesuffix(b"\r") for line in lines], type=pa.large_binary())
-        if len(pc.unique(self._tokens)) < len(self._tokens):
-            seen: dict[bytes, int] = {}
-            for number, token in enumerate(self._tokens.to_pylist(), 1):
-                if token in seen:
-                    shown = token.decode(errors="replace")
-                    raise InvalidArgument(f"vocabulary {name}: line {number} repeats line {seen[token]}, {shown!r}")
-                seen[token] = number
+        if (lines := text.count(b"\n") + 1) > _MOST_LINES:
+            raise InvalidArgument(f"vocabulary {name}: the file has {lines} lines; allowed: at most {_MOST_LINES}")
+        self._tokens = pc.split_pattern(pa.array([text], pa.large_binary()), b"\n").values
+        hashes = hashed_texts(self._tokens, hasher)
+        order = np.argsort(hashes, kind="stable")
+        self._lines, self._hashes = order.astype(np.int32), hashes[order]
+        self._shared = self._of_one_hash()
+
+    def _of_one_hash(self) -> dict[bytes, int]:
+        """Returns the lines of the tokens whose hash is that of another token, by token."""
+        is_next = self._hashes[1:] == self._hashes[:-1]
+        places = np.flatnonzero(np.append(is_next, False) | np.append(False, is_next))
+        found: dict[bytes, int] = {}
+        for line in np.sort(self._lines[places]).tolist():
+            token = self._tokens[line].as_py()
+            if token in found:
+                shown = token.decode(errors="replace")
+                raise InvalidArgument(
+                    f"vocabulary {self.name}: line {line + 1} repeats line {found[token] + 1}, {shown!r}"
+                )
+            found[token] = line
+        return found
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -47,8 +68,14 @@ class Vocabulary:
         """Returns the keys of tokens, (n) int64; -1 for one that the vocabulary does not have.
 
         Args:
-            tokens: a large binary array.
+            tokens: a large binary array without nulls.
         """
-        found = pc.index_in(tokens, value_set=self._tokens)
-        keys: npt.NDArray[np.int64] = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        hashes = hashed_texts(tokens, self._hasher)
+        places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        lines = self._lines[places]
+        is_same = pc.equal(self._tokens.take(pa.array(lines)), tokens).to_numpy(zero_copy_only=False)
+        keys: npt.NDArray[np.int64] = np.where(is_same, lines, -1).astype(np.int64)
+        if self._shared:
+            for at in np.flatnonzero(~is_same & (self._hashes[places] == hashes)):
+                keys[at] = self._shared.get(tokens[int(at)].as_py(), -1)
         return keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ..checkpoint.folder import Folder
 from ..errors import DataLoss
@@ -42,5 +41,4 @@ def read_features(
     files = {each.file: bytes(read_file(folder, each)) for each in facts}
     if FEATURES not in files:
         raise DataLoss(f"{folder.url}: is damaged: its manifest names features, and not {FEATURES}")
-    features, arguments = features_of(files, folder.url)
-    return replace(features, hasher=hasher), arguments
+    return features_of(files, folder.url, hasher)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from torch import Tensor
@@ -53,8 +52,11 @@ class Features:
     """
 
     def __init__(self, features: Sequence[Feature] | FeatureSet) -> None:
-        made = features if isinstance(features, FeatureSet) else FeatureSet.of(features, read_vocabulary)
-        self.set = replace(made, hasher=_client.text_keys)
+        self.set = (
+            features
+            if isinstance(features, FeatureSet)
+            else FeatureSet.of(features, read_vocabulary, _client.text_keys)
+        )
 
     def fit(
         self,

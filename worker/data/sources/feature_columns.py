@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -131,7 +130,7 @@ def feature_set(features: tuple[Feature, ...]) -> FeatureSet:
     Raises:
         InvalidArgument, NotFound: a vocabulary is wrong, or does not exist.
     """
-    return replace(FeatureSet.of(features, read_vocabulary), hasher=_client.text_keys)
+    return FeatureSet.of(features, read_vocabulary, _client.text_keys)
 
 
 def _is_number(feature: Feature) -> bool:
