@@ -16,7 +16,7 @@ from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...worker.data import Batch
 from ...worker.data.batch import Lists
-from ...worker.data.sources import find_files
+from ...worker.data.sources import check_samples, find_files
 from ...worker.layers.distribute import layers_of_tables
 from ...worker.layers.layer_swap import TableLayers
 from ...worker.training.build_model import check_data, input_names, model_without_tables
@@ -115,11 +115,13 @@ def dry_run(job: JobConfig) -> DryRun:
     Raises:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file cannot be read, or lacks a column.
         BadLine: the beginning of the data is malformed.
-        InvalidArgument: the model does not fit the data, or its forward, a loss or its export fails.
+        InvalidArgument: the files have no samples, or the model does not fit the data, or its forward, a loss or its
+            export fails.
     """
     first = read_first_samples(job)
     spec, whole = first.spec, first.batch
     check_data(job)
+    check_samples(job.data, "test")
     model = model_without_tables(job.model, spec)
     layers = layers_of_tables(model, 1, job.model.tables if isinstance(job.model, OwnModelConfig) else {})
     tables = tuple(_table(job, table) for table in layers)

@@ -31,7 +31,7 @@ from .named_batch import NamedBatch
 from .negatives import NegativeSampling
 from .part_reader import PartReader, Samples
 from .sample_order import SampleOrder
-from .source import PlannedFile, Source
+from .source import PlannedFile, Source, no_samples
 
 _STATE_VERSION = 3
 StepBatch: TypeAlias = Batch | NamedBatch
@@ -115,8 +115,7 @@ class ClickReader:
         self._files = tuple(files)
         self._rows = sum(int(file.rows.sum()) for file in files)
         if not self._rows:
-            where = self._files[0].path if self._files else "ClickReader.files"
-            raise InvalidArgument(f"{where}: no data lines, or no rows that data.where selects")
+            raise no_samples(self._files[0].path if self._files else "ClickReader.files")
         self._parts = PartReader(source, self._files)
         self._features = features
         self._options = options

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ...proto.errors import InvalidArgument
 from .bad_line import BadLine
 from .decoded import Lines
 from .features import FeatureSpec
@@ -88,3 +89,12 @@ class Source(Protocol):
 
     def none(self, path: str) -> Lines:
         """Returns no samples, with the columns that the features read from a file."""
+
+
+def no_samples(path: str) -> InvalidArgument:
+    """Returns the error for files of which a job reads no sample.
+
+    Args:
+        path: the first of them.
+    """
+    return InvalidArgument(f"{path}: no data lines, or no rows that data.where selects")

@@ -2,6 +2,7 @@
 
 from .open_reader import (
     check_files,
+    check_samples,
     feature_spec,
     features_of,
     find_files,
@@ -15,6 +16,7 @@ from .open_reader import (
 
 __all__ = [
     "check_files",
+    "check_samples",
     "feature_spec",
     "features_of",
     "find_files",

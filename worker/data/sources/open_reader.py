@@ -21,7 +21,7 @@ from ..decoded import Lines
 from ..features import FeatureSpec, FittedFeatures, fit
 from ..formats import FileFormat
 from ..reader import ClickReader, ReadOptions, StepBatch
-from ..source import PlannedFile, Source
+from ..source import PlannedFile, Source, no_samples
 from ..storage import find_paths
 from ..table_csv import csv_format, names_of, with_names
 from .feature_columns import FeatureDecoder, feature_set, roles_of, translated
@@ -178,23 +178,47 @@ def check_first_samples(config: DataConfig, which: Which) -> int:
 
     Raises:
         BadLine: a line or row there is malformed.
+        InvalidArgument: the files have no samples.
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     paths, source = _strict_source(config, which)
-    for path in paths:
-        source.first(path)
+    if not sum([len(source.first(path)) for path in paths]):
+        _first_of(source, paths)
     return len(paths)
 
 
 def first_samples(config: DataConfig, which: Which) -> Lines:
-    """Returns the samples at the beginning of the first file of ``data.train`` or ``data.test``; none is skipped.
+    """Returns the first samples of ``data.train`` or ``data.test``, at least one; none is skipped.
 
     Raises:
-        BadLine: a line or row there is malformed.
+        BadLine: a line or row before them is malformed.
+        InvalidArgument: the files have no samples.
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     paths, source = _strict_source(config, which)
-    return source.first(paths[0])
+    return _first_of(source, paths)
+
+
+def check_samples(config: DataConfig, which: Which) -> None:
+    """Checks that ``data.train`` or ``data.test`` has a sample; malformed ones are skipped where the job skips them.
+
+    Raises:
+        InvalidArgument: the files have no samples.
+        BadLine, NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`first_samples`.
+    """
+    paths = check_files(config, which)
+    _first_of(_sources(config, paths)(), paths)
+
+
+def _first_of(source: Source, paths: Sequence[str]) -> Lines:
+    for path in paths:
+        if len(lines := source.first(path)):
+            return lines
+    for path in paths:  # of which data.where may select later rows alone
+        for lines in _samples(source, [source.plan(path)]):
+            if len(lines):
+                return lines
+    raise no_samples(paths[0])
 
 
 def _strict_source(config: DataConfig, which: Which) -> tuple[tuple[str, ...], Source]:
