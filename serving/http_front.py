@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.config.http_limits import HttpLimits
+from ..proto.cores import available_cores
 from ..proto.errors import InvalidArgument, PermissionDenied, SparserowError, not_allowed
 from ..proto.fair_memory import FairMemory
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
@@ -37,7 +37,7 @@ _STATUS = {
     "Unavailable": 503,
 }
 _KNOWN = {"model", "tables", "routing_key", "deadline_ms"}
-_THREADS = min(32, (os.cpu_count() or 1) + 4)
+_THREADS = min(32, available_cores() + 4)
 _VALUE_BYTES = 25  # the longest text of a weight, with its comma
 _KEY_BYTES = 40  # the longest text of a key's "found", "answered" and "versions" and the brackets of its row
 _FIXED_BYTES = 4096  # room for names and problems

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _server
+from ..proto.cores import available_cores
 from ..proto.errors import DataLoss
 from ..proto.native import init_parameters
 from ..proto.published.manifest import ModelManifest, PublishedTable, ServedDtype
@@ -115,7 +115,7 @@ def load_version(
     name = f"{manifest.model}@{manifest.version}"
     store = with_tables(memory.make_store(manifest.slot_count, manifest.cluster_id, place, name), tables)
     parts = [(table, part) for table in manifest.tables for part in table.parts]
-    threads = 1 if memory.ssd_path is not None else min(_MOST_THREADS, os.cpu_count() or 1)
+    threads = 1 if memory.ssd_path is not None else min(_MOST_THREADS, available_cores())
     step = _TIERED_ROWS if memory.ssd_path is not None else _ROWS_OF_A_TASK
     done, files = 0, _server.FileReader()
     with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..proto import serving_pb2 as pb
+from ..proto.cores import available_cores
 from ..proto.errors import InvalidArgument
 from ..proto.published.model_names import is_version
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
@@ -23,7 +23,7 @@ from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
 from .peers import FoundRows
 from .versions import Served, ServedModels
 
-_LOOKUP_THREADS = min(32, (os.cpu_count() or 1) + 4)
+_LOOKUP_THREADS = min(32, available_cores() + 4)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.control import ControlClient
+from ...proto.cores import available_cores
 from ...proto.errors import DeadlineExceeded
 from ...proto.optimizers import Adagrad
 from ...worker.checkpoint import restore, save
@@ -201,7 +202,7 @@ def _while_saving(
     lost = max(0.0, 1 - busy_rate / idle_rate) * min(1.0, saving.longest() / _MINUTE_SEC)
     manifest = files.read_manifest(Folder(url))
     side = manifest.stats["side_bytes_most"]
-    has_spare = (os.cpu_count() or 1) > _SHARED_CPUS
+    has_spare = available_cores() > _SHARED_CPUS
     return [
         Figure("pushes in a closed loop, without a save", idle_rate, "1/s"),
         *_latencies("service time", quiet.service, busy.service, SERVICE_LIMIT, size, saving.count),

@@ -72,6 +72,10 @@ def predict(
     import contextlib
     import sys
 
+    import pyarrow as pa
+    import torch
+
+    from ...proto.cores import available_cores
     from ...proto.errors import InvalidArgument
     from ...serving.client.client import ServingClient
     from ...serving.inference.column_files import check_exists, naming_rows, read_columns
@@ -100,6 +104,8 @@ def predict(
     for option, names in (("--keep", keep), ("--only", only)):
         if names and not is_parquet:
             raise InvalidArgument(f"{option}: has no effect without an --output that ends in .parquet; remove it")
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+    pa.set_cpu_count(min(pa.cpu_count(), available_cores()))
     with contextlib.ExitStack() as opened:
         client = opened.enter_context(ServingClient(serving, model=model))
         served = opened.enter_context(ServedModel(client, root, refresh_sec=None))

@@ -16,6 +16,7 @@ from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.config.units import format_bytes
 from ...proto.coordinators import parse_address
+from ...proto.cores import available_cores
 from ...proto.errors import SparserowError
 from ...ps_server.process.listen import check_port_free
 
@@ -63,10 +64,6 @@ def machine_facts(root: Path = Path("/")) -> MachineFacts:
     Args:
         root: the folder that has /proc and /sys.
     """
-    cores = float(len(os.sched_getaffinity(0)))
-    quota = _text(root / "sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0] != "max":
-        cores = min(cores, int(quota[0]) / int(quota[1]))
     memory = {line.split(":")[0]: line.split()[1] for line in _text(root / "proc/meminfo").splitlines() if ":" in line}
     available = int(memory.get("MemAvailable", "0")) * 1024
     limit = _text(root / "sys/fs/cgroup/memory.max").strip()
@@ -74,7 +71,7 @@ def machine_facts(root: Path = Path("/")) -> MachineFacts:
         available = min(available, int(limit) - int(_text(root / "sys/fs/cgroup/memory.current").strip() or 0))
     modes = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
     return MachineFacts(
-        cores=max(1, int(cores)),
+        cores=available_cores(root),
         huge_pages=modes.partition("[")[2].partition("]")[0] or "unknown",
         available_bytes=max(0, available),
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...proto.config.job import JobConfig
+from ...proto.cores import available_cores
 from ...proto.errors import FailedPrecondition, SparserowError, not_allowed
 from ...proto.lone_work import lone_work
 from ...worker.training.training_report import Observer, Silence, TrainResult
@@ -62,6 +62,7 @@ def run_worker(
         FailedPrecondition: the job's folders have checkpoints of another run.
         SparserowError: a file, a setting, a server or a peer is at fault.
     """
+    import pyarrow as pa
     import torch
 
     from ...proto.startup import end_start
@@ -77,7 +78,9 @@ def run_worker(
     identity = identity or RunIdentity.new(resume=resume)
     process, group = group.rank, in_groups(job.train.parallel, group)
     _check_folders(job, group, identity)
-    torch.set_num_threads(job.train.threads or max(1, (os.cpu_count() or 1) // local_world))
+    threads = max(1, available_cores() // local_world)
+    torch.set_num_threads(job.train.threads or threads)
+    pa.set_cpu_count(threads)  # of Arrow, which decodes the columns of files
     watched = contextlib.ExitStack()
     watcher: Observer = Silence()
     if group.is_first:

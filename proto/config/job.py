@@ -130,7 +130,7 @@ class TrainConfig(StrictModel):
         0,
         ge=0,
         le=1024,
-        description="Threads of torch in each worker; 0: the cores of the machine divided by the workers.",
+        description="Threads of torch in each worker; 0: the cores it may use, divided by the workers of its host.",
     )
     metrics_port: int | None = Field(
         None,

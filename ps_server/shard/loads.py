@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.row_parts import Rows, decode_rows
 from ...proto.checkpoint.tensor_file import Tensor, decode
 from ...proto.checkpoint.urls import check_url
+from ...proto.cores import available_cores
 from ...proto.errors import DataLoss, Unavailable
 from ...proto.schema import TableSchema
 from ...proto.schema_message import schema_of_message
@@ -32,9 +32,9 @@ FILTER_PARTS = ("slot", "end", "image")  # parts of the tensor names filter.TABL
 _SEQUENCE_MASK = np.uint64((1 << 48) - 1)
 _BATCH_BYTES = 8 << 20  # bytes of rows that each loader installs at once
 _LEAST_BATCH_BYTES = 1 << 20  # the least such number: it is a 128th of a small memory budget
-# One thread more than CPUs, because one of them waits for the disk. Each has the memory of one file, of which together
+# One thread more than cores, because one of them waits for the disk. Each has the memory of one file, of which together
 # they have at most a 16th of a memory budget, or one.
-_LOADERS = min(4, 1 + (os.cpu_count() or 1))
+_LOADERS = min(4, 1 + available_cores())
 
 
 @dataclass(frozen=True)
