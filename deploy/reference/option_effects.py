@@ -82,6 +82,18 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "train.clip_row_norm", "model.backend ps", (*_LOCAL, "train.clip_row_norm=1.0")),
     OptionEffect("job", "train.elastic", "train.dense ps", ("train.elastic={}",)),
     OptionEffect("job", "train.elastic.save_every", "train.elastic.url", (*_ELASTIC, "train.elastic.save_every=5s")),
+    OptionEffect(
+        "job",
+        "train.find_unused_parameters",
+        "train.dense ddp, and 2 workers",
+        ("train.dense=ps", "train.find_unused_parameters=true"),
+    ),
+    OptionEffect(
+        "job",
+        "train.find_unused_parameters",
+        "no train.parallel",
+        ("train.parallel={fsdp: true}", "train.find_unused_parameters=true"),
+    ),
     OptionEffect("job", "train.metrics_host", "train.metrics_port", ("train.metrics_host=0.0.0.0",)),
     OptionEffect(
         "job",

@@ -156,6 +156,11 @@ class TrainConfig(StrictModel):
         False,
         description="Whether the state of the dense optimizer is spread over the workers (ZeRO-1); it needs 2 workers.",
     )
+    find_unused_parameters: bool = Field(
+        False,
+        description="Whether DDP looks at each step which parameters the forward used: for a class with a branch that "
+        "a batch may not take. It needs 2 workers.",
+    )
     wire_dtype: Dtype = Field(
         "float32",
         description="Dtype of rows and gradients on the network between workers and servers; in 16 bits each row that "
@@ -370,6 +375,7 @@ class JobConfig(StrictModel):
             ("device", train.device == "cuda"),
             ("zero", train.zero),
             ("timeout", "timeout" in train.model_fields_set),
+            ("find_unused_parameters", train.find_unused_parameters),
             ("clip_norm", train.clip_norm is not None),
             ("clip_row_norm", train.clip_row_norm is not None),
         ):

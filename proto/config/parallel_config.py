@@ -61,6 +61,7 @@ def check_parallel(job: JobConfig) -> None:
         ("train.dense ps, whose tower is on the servers", train.dense == "ps"),
         ("train.elastic, where processes come and go", train.elastic is not None),
         ("train.zero, as fsdp shards the optimizer's state", train.zero),
+        ("train.find_unused_parameters, which is an option of DDP", train.find_unused_parameters),
     ):
         if reason:
             raise InvalidArgument(f"train.parallel: is not possible with {option}")

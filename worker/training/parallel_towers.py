@@ -16,13 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...proto.config.parallel_config import ParallelConfig
+from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..layers.embedding import copy_sharing_rows
 from ..layers.handed_rows import without_group
 from ..models import Tower
 from .parallel_group import DATA, TENSOR, ParallelGroup
 from .process_group import WorkerGroup
+
+_NAMED = 4  # parameters in an error text
 
 
 class WholeModel:
@@ -51,19 +53,28 @@ class WholeModel:
         return self._copy.train(model.training)
 
 
-def wrapped(model: nn.Module, parallel: ParallelConfig | None, group: WorkerGroup) -> nn.Module:
+def wrapped(model: nn.Module, train: TrainConfig, group: WorkerGroup) -> nn.Module:
     """Wraps the model of a job; its parameters are those to train from then on.
 
     Args:
-        model: the model, the same on every process. With ``parallel`` it is changed in place.
-        parallel: the section ``train.parallel``; None: DDP.
+        model: the model, the same on every process. With ``train.parallel`` it is changed in place.
+        train: the section ``train`` of the job.
         group: this process and its peers.
 
     Raises:
-        InvalidArgument: ``parallel.tensor`` finds no pair of layers that it can split.
+        InvalidArgument: ``parallel.tensor`` finds no pair of layers that it can split, or
+            ``find_unused_parameters`` is true where DDP is not used.
     """
+    parallel, finds = train.parallel, train.find_unused_parameters
     if not isinstance(group, ParallelGroup) or parallel is None:
-        return DistributedDataParallel(model) if _has_dense_gradients(model) and not group.is_alone else model
+        if _has_dense_gradients(model) and not group.is_alone:
+            return DistributedDataParallel(model, find_unused_parameters=finds)
+        if finds and group.is_alone:
+            raise InvalidArgument("train.find_unused_parameters: true needs at least 2 workers; this job has 1")
+        if finds:
+            text = "true has no effect, as the model has no parameters besides its tables"
+            raise InvalidArgument(f"train.find_unused_parameters: {text}")
+        return model
     assert group.mesh is not None
     if parallel.tensor > 1:
         split_towers(model, group.mesh[TENSOR])
@@ -82,6 +93,35 @@ def _has_dense_gradients(model: nn.Module) -> bool:
     left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     dense = (each for name, each in model.named_parameters() if name not in left_out and each.numel() > 0)
     return any(each.requires_grad for each in dense)
+
+
+def check_reduced(model: DistributedDataParallel) -> None:
+    """Checks after backward that DDP has averaged every gradient, before a step is made of them.
+
+    torch says so in the next forward alone, when the step was made with the gradients of this worker.
+
+    Raises:
+        InvalidArgument: backward has not reached each parameter; the text names them.
+    """
+    try:
+        model._check_reducer_finalized()
+    except RuntimeError:
+        left_out = getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())
+        names = [
+            name
+            for name, each in model.module.named_parameters()
+            if each.requires_grad and each.grad is None and each.numel() and name not in left_out
+        ]
+        named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        remedy = (
+            "each output of the forward must be part of a loss"
+            if model.find_unused_parameters
+            else "allowed: true, for a branch that a batch may not take, or a forward that uses each parameter"
+        )
+        raise InvalidArgument(
+            f"train.find_unused_parameters: {str(model.find_unused_parameters).lower()} is not enough, as backward did "
+            f"not reach {named or 'a parameter'} on this worker; {remedy}"
+        ) from None
 
 
 def split_towers(model: nn.Module, mesh: Any) -> None:

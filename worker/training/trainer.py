@@ -92,7 +92,7 @@ class Trainer:
         self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
         self._bare.to(group.device)
         self._placement = BatchPlacement(group.device, backend)
-        self._model: nn.Module = wrapped(self._bare, job.train.parallel, group)
+        self._model: nn.Module = wrapped(self._bare, job.train, group)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
         self._batches = self._leased or backend.batches(self._train_reader)

@@ -27,6 +27,7 @@ from ...proto.errors import InvalidArgument
 from ..data import Batch, NamedPart, StepBatch
 from ..session.transaction import NonFiniteGradient
 from .learning_rates import LearningRates
+from .parallel_towers import check_reduced
 from .process_group import WorkerGroup
 from .sample_share import SampleShare
 from .task_outputs import TaskOutputs
@@ -124,6 +125,8 @@ class TrainingStep:
             logits.append(part_logits)
             labels.append(part_logits if self._outputs.shown is None else part.label(self._outputs.shown.label))
             losses.append(part_loss)
+        if isinstance(self._model, DistributedDataParallel):
+            check_reduced(self._model)
         shown = self._shown(losses, torch.cat(logits), torch.cat(labels))
         is_taken = self._end(shown)
         self._samples += len(batch) if is_taken else 0
