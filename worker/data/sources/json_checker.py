@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -64,9 +65,8 @@ def _from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
-    names = [name for name, _ in pairs]
     repeated = _Repeated(found)
-    repeated.names = frozenset(name for name in found if names.count(name) > 1)
+    repeated.names = frozenset(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     return repeated
 
 
