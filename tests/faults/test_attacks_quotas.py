@@ -42,7 +42,7 @@ class Scene:
         self.tokens: dict[str, Security] = {}
         for name in ("ads", "news", "shop", "all"):
             only = () if name == "all" else (name,)
-            (folder / f"{name}.token").write_text(add_token(folder / "tokens.yaml", name, "train", only))
+            add_token(folder / "tokens.yaml", name, "train", only, output=folder / f"{name}.token")
             (folder / f"{name}.yaml").write_text(f"ca: ca.pem\ntoken_file: {name}.token\n")
             self.tokens[name] = Security.load(folder / f"{name}.yaml")
         self.url = str(folder / "checkpoints")
