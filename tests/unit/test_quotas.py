@@ -72,10 +72,13 @@ class Scene:
         return await self.service.RegisterWorker(request, Context)
 
     async def leave(self, registered: pb.RegisterWorkerReply) -> None:
-        request = pb.DeregisterWorkerRequest(
-            job_id=registered.job_id, worker_id=registered.worker_id, epoch=registered.epoch
-        )
-        await self.service.DeregisterWorker(request, None)
+        await self.service.DeregisterWorker(pb.DeregisterWorkerRequest(**named(registered)), None)
+
+
+def named(registered: pb.RegisterWorkerReply) -> dict[str, Any]:
+    """What a worker shows with each call."""
+    fields = ("job_id", "worker_id", "epoch", "proof")
+    return {field: getattr(registered, field) for field in fields}
 
 
 def run(scene: Any, quotas: dict[str, Any] | None = None, cluster: Cluster | None = None) -> None:
@@ -206,8 +209,7 @@ def test_a_namespace_runs_no_more_jobs_than_it_may_and_those_that_run_go_on() ->
         assert "ads/c" not in at.cluster.jobs.names.values()  # nothing is left of a refused one
         await at.register("news", "c")
         await at.register("ads", "b")  # a worker of a job that runs comes back
-        beat = pb.WorkerHeartbeatRequest(job_id=first.job_id, worker_id=first.worker_id, epoch=first.epoch)
-        await at.service.WorkerHeartbeat(beat, None)
+        await at.service.WorkerHeartbeat(pb.WorkerHeartbeatRequest(**named(first)), None)
         await at.leave(first)
         await at.register("ads", "c")
 
