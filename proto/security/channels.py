@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,15 @@ from ..grpc_status import CHANNEL_OPTIONS
 from .fresh_security import FreshSecurity, fresh
 from .security import TOKEN_HEADER, Security
 
+_LONGEST_CALL_SEC = 86400.0
+_closing: set[asyncio.Task[None]] = set()
+
 
 class _Channel:
     """A channel that opens its connection anew when the certificates of its identity have changed.
 
     gRPC's own channels keep the certificates of their beginning. Calls under way stay on the connection that they were
-    made on, which is closed with the channel, or when its successor is replaced.
+    made on, such as a stream of hours. It is closed with the channel, or at a change a day after it was replaced.
 
     Args:
         address: the address of the server, ``HOST:PORT``.
@@ -47,7 +51,7 @@ class _Channel:
         self._lock = threading.Lock()
         self._shown = self._to_show()
         self._inner = self._open(self._shown)
-        self._former: Any = None
+        self._formers: list[tuple[float, Any]] = []  # when each was replaced, and the channel
 
     def _to_show(self) -> tuple[str, str, str]:
         security = self._security.now
@@ -65,9 +69,13 @@ class _Channel:
         with self._lock:
             shown = self._to_show()
             if shown != self._shown:
-                if self._former is not None:
-                    self._close(self._former)
-                self._former, self._inner, self._shown = self._inner, self._open(shown), shown
+                moment = time.monotonic()
+                for replaced_at, former in list(self._formers):
+                    if moment - replaced_at > _LONGEST_CALL_SEC:
+                        self._formers.remove((replaced_at, former))
+                        self._close(former)
+                self._formers.append((moment, self._inner))
+                self._inner, self._shown = self._open(shown), shown
             return self._inner
 
     def metadata(self, given: Sequence[tuple[str, str]] | None) -> tuple[tuple[str, str], ...]:
@@ -129,7 +137,7 @@ class SecureChannel(_Channel):
 
     def close(self) -> None:
         """Closes the connection; later calls raise ValueError, and those under way are cancelled."""
-        for inner in filter(None, (self._former, self._inner)):
+        for inner in (*(former for _, former in self._formers), self._inner):
             inner.close()
 
     def __enter__(self) -> SecureChannel:
@@ -146,12 +154,13 @@ class AioSecureChannel(_Channel):
     """
 
     _kind = grpc.aio
-    _closing: asyncio.Task[None] | None = None  # the reference keeps the task alive
 
     def _close(self, inner: Any) -> None:
-        self._closing = asyncio.get_running_loop().create_task(inner.close())
+        task = asyncio.get_running_loop().create_task(inner.close())
+        _closing.add(task)  # the reference keeps the task alive
+        task.add_done_callback(_closing.discard)
 
     async def close(self) -> None:
         """Closes the connection, and cancels the calls under way."""
-        for inner in filter(None, (self._former, self._inner)):
+        for inner in (*(former for _, former in self._formers), self._inner):
             await inner.close()

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from ..errors import SparserowError
-from .security import Security, process_security, use_security
+from .security import Security, check_certificates, process_security, use_security
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class FreshSecurity:
     def __init__(self, security: Security | None) -> None:
         self._own = security
         self._lock = threading.Lock()
-        self._seen: tuple[tuple[int, int, int], ...] | None = None  # None: a change since they were read is found too
+        self._seen: tuple[tuple[int, ...], ...] | None = None  # None: a change since they were read is found too
         self._looked_at = -math.inf
         self._users: list[Callable[[Security], None]] = []
         self.problem = ""
@@ -59,8 +59,10 @@ class FreshSecurity:
                 self._users.remove(use)
 
     def look(self) -> None:
-        """Reads the files again when they have changed, at most once a second."""
-        with self._lock:
+        """Reads the files again when they have changed, at most once a second; none where another thread does."""
+        if not self._lock.acquire(blocking=False):  # a folder that hangs holds up one thread, and no heartbeats
+            return
+        try:
             moment = time.monotonic()
             before = self.now
             if before.path is None or moment - self._looked_at < _LOOK_SEC:
@@ -73,11 +75,14 @@ class FreshSecurity:
             try:
                 security = Security.load(before.path)
                 if security != before:
+                    check_certificates(security)
                     for use in self._users:
                         use(security)
             except (SparserowError, OSError) as error:
+                self._seen = None  # what was wrong may be mended without a change of these files
+                if str(error) != self.problem:
+                    log.error("security: the previous files stay in force: %s", error)
                 self.problem = str(error)
-                log.error("security: the previous files stay in force: %s", error)
                 return
             self.problem = ""
             if security == before:
@@ -89,6 +94,8 @@ class FreshSecurity:
             if security.files != before.files:
                 self._seen = None
             log.info("security: the files were read again")
+        finally:
+            self._lock.release()
 
 
 _of_process = FreshSecurity(None)
@@ -124,13 +131,13 @@ async def _keep_looking() -> None:
         await asyncio.to_thread(_of_process.look)
 
 
-def _stamps(security: Security) -> tuple[tuple[int, int, int], ...]:
+def _stamps(security: Security) -> tuple[tuple[int, ...], ...]:
     """Returns stamps that change when a file does, also when a link or the folder of a mounted secret is exchanged."""
     stamps = []
     for path in security.files:
         try:
             info = path.stat()
-            stamps.append((info.st_mtime_ns, info.st_size, info.st_ino))
+            stamps.append((info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino))
         except OSError:
-            stamps.append((0, 0, 0))
+            stamps.append((0, 0, 0, 0))
     return tuple(stamps)

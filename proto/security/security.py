@@ -24,6 +24,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import ssl
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -277,6 +279,31 @@ class Security:
 def _native_namespaces(entry: TokenEntry) -> list[str]:
     """Returns the namespaces as the native server has them: it takes an empty list for all, and no name is empty."""
     return [] if entry.namespaces is None else list(entry.namespaces) or [""]
+
+
+def check_certificates(security: Security) -> None:
+    """Refuses certificates that are none, or do not belong to their key, before connections are made with them.
+
+    Raises:
+        InvalidArgument: one is none; the text names the file's key.
+    """
+    for key, text in (("ca", security.authorities), ("client_ca", security.client_authorities)):
+        if text:
+            try:
+                ssl.create_default_context(cadata=text)
+            except ValueError as error:  # also ssl.SSLError
+                raise InvalidArgument(f"{security.path}: {key}: no certificates of authorities: {error}") from None
+            except OSError as error:
+                raise InvalidArgument(f"{security.path}: {key}: no certificates of authorities: {error}") from None
+    if security.certificate:
+        with tempfile.TemporaryDirectory(prefix="sparserow-") as folder:  # ssl reads them from files alone; mode 0700
+            certificate, private = Path(folder) / "cert", Path(folder) / "key"
+            certificate.write_text(security.certificate)
+            private.write_text(security.key)
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private, "")
+            except OSError as error:  # also ssl.SSLError
+                raise InvalidArgument(f"{security.path}: cert, key: {error}") from None
 
 
 def reaches_namespace(grant: TokenEntry, namespace: str) -> bool:

@@ -138,13 +138,20 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
     async def _probed(self, method: str, parser: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
-        """As :meth:`_received` for health: who shows no token is told of the whole process, and nothing is read."""
-        with contextlib.suppress(PermissionDenied):
+        """As :meth:`_received` for health: who shows no token is told of the whole process, and nothing is read.
+
+        Raises:
+            PermissionDenied: such a peer wants to be told of changes too, for which a call would stay.
+        """
+        try:
             process_security().grant_of(bearer_token(context.invocation_metadata()))
-            async with self._read(method, parser, requests, context) as request:
-                yield request
+        except PermissionDenied:
+            if method.endswith("/Watch"):
+                raise
+            yield health_pb2.HealthCheckRequest()
             return
-        yield health_pb2.HealthCheckRequest()
+        async with self._read(method, parser, requests, context) as request:
+            yield request
 
     def _reflecting(self, handler: Any, method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
         async def answer(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:

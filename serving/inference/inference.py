@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,10 @@ class ServedModel(Closing):
         self._refreshes: threading.Thread | None = None
         if refresh_sec is not None:
             self._refreshes = threading.Thread(
-                target=self._keep_fresh, args=(refresh_sec,), name="sparserow-served-model", daemon=True
+                target=_keep_fresh,
+                args=(weakref.ref(self), self._ended, refresh_sec),
+                name="sparserow-served-model",
+                daemon=True,
             )
             self._refreshes.start()
 
@@ -169,16 +173,15 @@ class ServedModel(Closing):
         if self._refreshes is not None:
             self._refreshes.join()
 
-    def _keep_fresh(self, pause_sec: float) -> None:
-        said = ""
-        while not self._ended.wait(pause_sec):
-            try:
-                self.refresh()
-                said = ""
-            except Exception as error:  # of torch too; the version in use stays
-                if not self._closed and str(error) != said:
-                    said = str(error)
-                    _log.warning("%s: version %d stays: %s", self._client.model, self._loaded.version, error)
+    def _refresh_quietly(self, said: str) -> str:
+        """Refreshes, and returns what the log says; ``said`` is what it said before, and is not said again."""
+        try:
+            self.refresh()
+            return ""
+        except Exception as error:  # of torch too; the version in use stays
+            if not self._closed and str(error) != said:
+                _log.warning("%s: version %d stays: %s", self._client.model, self._loaded.version, error)
+            return str(error)
 
     @property
     def version(self) -> int:
@@ -399,3 +402,14 @@ def _there(arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device)
     there = [next(crossed) if _is_on_host(value) else value for value in leaves]
     moved: tuple[Any, ...] = pytree.tree_unflatten(there, structure)
     return moved
+
+
+def _keep_fresh(model: weakref.ref[ServedModel], ended: threading.Event, pause_sec: float) -> None:
+    """Refreshes a model until it is closed, or nobody has it any more."""
+    said = ""
+    while not ended.wait(pause_sec):
+        one = model()
+        if one is None:
+            return
+        said = one._refresh_quietly(said)
+        del one

@@ -97,7 +97,17 @@ def own_loop(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-CASES = {case.__name__: case for case in (works_alone, is_late, hangs, waits_within)}
+def fails(group: object, folder: Path) -> None:
+    """Rank 0 ends by an error while the other one waits for it."""
+    if dist.get_rank() == 0:
+        time.sleep(1.0)
+        raise sr.NotFound("data.train: there is none")
+    with pytest.raises(sr.Unavailable, match=r"^lines: rank 0 has left: NotFound: data\.train: there is none$"):
+        group.share(0, what="lines")  # type: ignore[attr-defined]
+    (folder / "told").touch()
+
+
+CASES = {case.__name__: case for case in (works_alone, is_late, hangs, waits_within, fails)}
 
 
 def test_an_own_loop_waits_for_the_rank_that_learns(tmp_path: Path) -> None:
@@ -109,8 +119,8 @@ def test_an_own_loop_waits_for_the_rank_that_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_wait(case: str, tmp_path: Path) -> None:
     (tmp_path / "port").write_text(str(free_port()))
-    if case == "hangs":
-        with pytest.raises(AssertionError):  # rank 0 was killed
+    if case in ("hangs", "fails"):
+        with pytest.raises(AssertionError):  # rank 0 was killed, or has ended by its error
             run_ranks(__file__, 2, case, tmp_path)
         assert (tmp_path / "told").exists()
     else:

@@ -247,10 +247,15 @@ def test_malformed_messages_are_refused(scene: Scene, process: str) -> None:
             path = f"/{method.containing_service.full_name}/{method.name}"
             for raw in (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f"):
                 assert scene.call(process, path, raw, "owner") is grpc.StatusCode.INVALID_ARGUMENT, path
+    metadata = (("authorization", f"Bearer {scene.tokens['reader']}"),)
     with grpc.insecure_channel(scene.places[process][0]) as channel:
-        watched = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20.0)
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        watched = watch(b"", timeout=20.0, metadata=metadata)
         assert next(iter(watched)) == b"\x08\x01"
         watched.cancel()
+        with pytest.raises(grpc.RpcError) as refused:  # calls that stay are not for strangers
+            next(iter(watch(b"", timeout=20.0)))
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     told = scene.call(process, "/grpc.health.v1.Health/List", b"", "reader")
     assert health_pb2.HealthListResponse.FromString(told).statuses[""].status == health_pb2.HealthCheckResponse.SERVING
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from sparserow.deploy.launch.security_files import add_token, init_security, revoke_token
 from sparserow.proto.security import fresh_security as watch
 from sparserow.proto.security.security import Security, process_security, use_security
+from sparserow.proto.whole_file import write_whole
 from sparserow_process import DEADLINE_SEC
 
 
@@ -63,3 +65,35 @@ def test_a_token_that_is_revoked_before_the_first_look(folder: Path) -> None:
     revoke_token(folder / "tokens.yaml", "first")
     asyncio.run(until_without("first"))
     assert names() >= {"second", "third"}
+
+
+def test_what_was_refused_is_taken_once_it_is_mended(folder: Path) -> None:
+    """Also where no file that is known changes: its mode does, or one that is named comes later."""
+    files = watch.FreshSecurity(Security.load(folder / "security.yaml"))
+    former = files.now.token
+
+    def look() -> str:
+        files._looked_at = -math.inf
+        files.look()
+        return files.problem
+
+    write_whole(folder / "token", "another", mode=0o644)
+    assert "others may read" in look()
+    assert files.now.token == former
+    (folder / "token").chmod(0o600)
+    assert not look()
+    assert files.now.token == "another"
+    (folder / "security.yaml").write_text((folder / "security.yaml").read_text() + "client_ca: later.pem\n")
+    assert "later.pem cannot be read" in look()
+    (folder / "later.pem").write_text((folder / "ca.pem").read_text())
+    assert not look()
+    for name, words in (
+        ("ca.pem", "ca: no certificates"),
+        ("server.pem", "cert, key: "),
+        ("server.key", "cert, key: "),
+    ):
+        whole = (folder / name).read_text()
+        write_whole(folder / name, "half", mode=0o600)
+        assert words in look()
+        write_whole(folder / name, whole, mode=0o600)
+        assert not look()

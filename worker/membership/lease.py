@@ -100,8 +100,11 @@ class Lease:
     def _show_secrets(self) -> None:
         shown = self._control.security.native_client()
         if self._client is not None and shown != self._shown:
-            self._client.show(**shown)
             self._shown = shown
+            try:
+                self._client.show(**shown)
+            except SparserowError as error:  # no reason to miss a heartbeat
+                _log.error("the connections to shards keep their former secrets: %s", error)
 
     def _attend(self, reply: pb.WorkerHeartbeatReply) -> None:
         """Acts on the reply to a heartbeat: ends calls, extends their deadlines, or reconnects to shards.
@@ -126,11 +129,11 @@ class Lease:
     def _renew(self) -> None:
         reached, asked = True, True
         while not self._ended.wait(self._identity.lease_sec / 3):
+            self._control.identity.look()
+            self._show_secrets()
             try:
                 step = None if self._native is None else self._native.step
                 busy = time.monotonic() - self._worked_at < self._deadline_sec
-                self._control.identity.look()
-                self._show_secrets()
                 reply = self._control.heartbeat_worker(self._identity, step=step, busy=busy)
             except SparserowError as error:
                 if not error.retryable and error.code == "Fenced":

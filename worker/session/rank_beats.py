@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...proto.errors import DeadlineExceeded
+from ...proto.errors import DeadlineExceeded, Unavailable
 from ...proto.lone_work import lone_work
 from .join import collective_device
 
@@ -28,6 +28,7 @@ _BEAT_SEC = 2.0
 _FIRST_POLL_SEC, _LAST_POLL_SEC = 0.001, 0.25
 _LOOK_SEC = 5.0  # between two looks at the signs of life
 _TELL_SEC = 60.0  # between two lines of the log
+_LEFT = "left"  # which rank has left the group by an error, and why
 _SIGN = "sign"  # of the rank that has given one last, so that it costs the same at any number of ranks
 
 
@@ -58,6 +59,11 @@ class RankBeats:
         self._working.set()
         if self._thread is not None:
             self._thread.join(_BEAT_SEC)
+
+    def leave(self, error: BaseException) -> None:
+        """Tells the others that this rank comes to no further meeting."""
+        with contextlib.suppress(Exception):  # the store may have ended
+            self._store.set(_LEFT, f"rank {self._rank} has left: {type(error).__name__}: {str(error)[:500]}")
 
     def _note(self, is_on: bool) -> None:
         if is_on and self._thread is None:
@@ -113,6 +119,8 @@ class RankBeats:
                 sign, heard_at = newest, now
             rank, _, work = sign.rpartition("\n")[0].partition("\n")
             said = f"; {rank} was at: {work}" if sign else ""
+            if self._store.check([_LEFT]):
+                raise Unavailable(f"{what}: {self._store.get(_LEFT).decode()}")
             if now - heard_at > self._silence_sec:
                 absent = self._world - int(self._store.add(f"count/{number}", 0))
                 raise DeadlineExceeded(
@@ -158,6 +166,12 @@ def end_beats() -> None:
         _made.pop()[1].end()
 
 
+def leave_group(error: BaseException) -> None:
+    """Tells the other ranks, which may wait for this one, that it ends by an error."""
+    for _, beats in _made:
+        beats.leave(error)
+
+
 def give_signs() -> None:
     """Lets this rank give signs of life while it works alone; every rank calls it before the first meeting."""
     _beats()
@@ -174,6 +188,7 @@ def meet(what: str) -> None:
 
     Raises:
         DeadlineExceeded: a rank has not come; the text says what was heard last.
+        Unavailable: a rank has left by an error; the text has it.
     """
     beats = _beats()
     if beats is not None:

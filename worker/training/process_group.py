@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..session.rank_beats import DEFAULT_TIMEOUT, end_beats, give_signs, meet
+from ..session.rank_beats import DEFAULT_TIMEOUT, end_beats, give_signs, leave_group, meet
 from .training_device import group_backend
 
 _STEP = ""  # of calls within a step
@@ -146,6 +146,9 @@ def joined_group(
     give_signs()
     try:
         yield WorkerGroup(rank, world, device=device)
+    except BaseException as error:
+        leave_group(error)
+        raise
     finally:
         end_beats()
         dist.destroy_process_group()

@@ -20,7 +20,8 @@ _MAGIC_BYTES = 6
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 _BUFFER = np.dtype([("offset", "<i8"), ("bytes", "<i8")])
 _DICTIONARIES, _BATCHES = 2, 3  # fields of Footer
-_HEADER = 2  # of Message
+_VERSION, _HEADER = 0, 2  # of Message
+_V5 = 4  # of MetadataVersion
 _ROWS, _BUFFERS, _COMPRESSION, _VARIADIC = 0, 2, 3, 4  # of RecordBatch
 _DATA = 1  # of DictionaryBatch
 _EARLY_COMPRESSION = b"ARROW:experimental_compression"  # in the metadata of messages that Arrow 0.17 wrote
@@ -79,12 +80,21 @@ class IpcSizes:
         self._check(offset + metadata, body)
         data = self._bytes(offset, metadata)
         begin = 8 if data[:4] == b"\xff\xff\xff\xff" else 4  # of the flatbuffer, behind its length
-        batch = _root(data, begin).table(_HEADER)
+        message = _root(data, begin)
+        if (
+            fields is not None
+            and message.int16(_VERSION) < _V5
+            and any(types.is_union(each.type) for each in self._schema)
+        ):
+            fields = None  # unions have one buffer more there: all columns are counted
+        batch = message.table(_HEADER)
         batch = batch.table(_DATA) if is_dictionary else batch
         buffers = batch.structs(_BUFFERS, _BUFFER)
         if fields is not None:
             views = batch.structs(_VARIADIC, np.dtype("<i8"))
             buffers = buffers[_buffers_of(self._schema, fields, views, len(buffers))]
+        if any(size < 0 for size in buffers["bytes"].tolist()):
+            raise pa.ArrowInvalid("a buffer has a negative length")
         stored = inflated = sum(buffers["bytes"].tolist())
         if batch.has(_COMPRESSION) or _EARLY_COMPRESSION in data:
             places = zip(buffers["offset"].tolist(), buffers["bytes"].tolist(), strict=True)
@@ -96,6 +106,8 @@ class IpcSizes:
         if size < 8:
             return 0
         claim = int.from_bytes(self._bytes(at, 8), "little", signed=True)
+        if claim < _NOT_COMPRESSED:
+            raise pa.ArrowInvalid(f"a buffer at {at} says that it has {claim} bytes")
         return size - 8 if claim == _NOT_COMPRESSED else claim
 
     def _bytes(self, at: int, size: int) -> bytes:
@@ -124,6 +136,11 @@ class _Table:
         """Returns a number; 0 when it does not stand there."""
         place = self._place(field)
         return 0 if place is None else _unpack("<q", self._data, place)
+
+    def int16(self, field: int) -> int:
+        """Returns a short number; 0 when it does not stand there."""
+        place = self._place(field)
+        return 0 if place is None else _unpack("<h", self._data, place)
 
     def table(self, field: int) -> _Table:
         """Returns a table."""

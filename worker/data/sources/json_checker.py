@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -70,9 +71,12 @@ def _from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return repeated
 
 
+_BEYOND = 309  # decimal digits of a number that Arrow surely refuses; it takes some that become infinite
+
+
 def _parse_float(text: str) -> float:
     number = float(text)
-    if math.isinf(number):
+    if math.isinf(number) and Decimal(text).adjusted() >= _BEYOND:
         raise _Malformed
     return number
 
