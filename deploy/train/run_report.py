@@ -74,9 +74,7 @@ def read_run(path: Path) -> Run:
             elif entry["kind"] == "resumed":
                 sizes.update((epoch, samples) for epoch, samples in entry["epochs"])
             else:
-                while entries and _is_replaced(entries[-1], entry):
-                    entries.pop()
-                entries.append(entry)
+                _replace(entries, entry)
     if not entries:
         raise InvalidArgument(f"{path}: has no progress and no epoch yet")
     return Run(job, _charts(entries, sizes))
@@ -96,10 +94,15 @@ def _entry(line: str, path: Path, number: int) -> dict[str, Any]:
     return entry
 
 
-def _is_replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a new entry takes the place of an older one, as the run went on from a checkpoint before it."""
-    then, now = (old["epoch"], old["samples"]), (new["epoch"], new["samples"])
-    return bool(then > now or (then == now and old["kind"] == new["kind"]))
+def _replace(entries: list[dict[str, Any]], new: dict[str, Any]) -> None:
+    """Appends an entry, in place of later ones and of one of its kind there, since the run went on from before them."""
+    now, there = (new["epoch"], new["samples"]), []
+    while entries and (entries[-1]["epoch"], entries[-1]["samples"]) >= now:
+        old = entries.pop()
+        if (old["epoch"], old["samples"]) == now and old["kind"] != new["kind"]:
+            there.append(old)
+    entries.extend(reversed(there))
+    entries.append(new)
 
 
 def _charts(entries: list[dict[str, Any]], known: Mapping[int, int]) -> dict[str, dict[str, Curve]]:

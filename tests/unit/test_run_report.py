@@ -59,6 +59,18 @@ def test_the_curves_of_a_run_that_went_on(tmp_path: Path) -> None:
     assert "test label" not in run.charts["log_loss"] or not run.charts["log_loss"]["test label"].values, "it is NaN"
 
 
+def test_a_window_that_is_told_again_beside_progress_at_its_place_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    for loss in (0.6, 0.61):  # killed after the window, and begun again before it
+        with RunLog(job_of(file=str(path)), Silence()) as log:
+            log.window(1, 60, {"log_loss": loss})
+            log.batch(epoch=1, done=0.6, samples=60, loss=0.7, auc=0.6)
+    run = read_run(path)
+    windows = run.charts["log_loss"]["progressive"]
+    assert (windows.samples, windows.values) == ([60], [0.61])
+    assert run.charts["auc"]["recent samples"].samples == [60]
+
+
 def test_a_run_that_goes_on_in_a_new_file_has_its_points_where_they_are(tmp_path: Path) -> None:
     """As where the machine of the run before is gone, with its file."""
     path = tmp_path / "run.jsonl"
