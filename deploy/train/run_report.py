@@ -64,6 +64,7 @@ def read_run(path: Path) -> Run:
     if path.stat().st_size > _MOST_BYTES:
         raise InvalidArgument(f"{path}: has {path.stat().st_size} bytes; allowed: {_MOST_BYTES}")
     job = ""
+    former: list[dict[str, Any]] = []  # of the processes before the present one
     entries: list[dict[str, Any]] = []
     sizes: dict[int, int] = {}
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -71,10 +72,14 @@ def read_run(path: Path) -> Run:
             entry = _entry(line, path, number)
             if entry["kind"] == "run":
                 job = str(entry.get("job", ""))
+                former, entries = former + entries, []
             elif entry["kind"] == "resumed":
                 sizes.update((epoch, samples) for epoch, samples in entry["epochs"])
             else:
-                _replace(entries, entry)
+                if not entries:
+                    former = _before(former, entry)
+                entries.append(entry)
+    entries = former + entries
     if not entries:
         raise InvalidArgument(f"{path}: has no progress and no epoch yet")
     return Run(job, _charts(entries, sizes))
@@ -94,15 +99,19 @@ def _entry(line: str, path: Path, number: int) -> dict[str, Any]:
     return entry
 
 
-def _replace(entries: list[dict[str, Any]], new: dict[str, Any]) -> None:
-    """Appends an entry, in place of later ones and of one of its kind there, since the run went on from before them."""
-    now, there = (new["epoch"], new["samples"]), []
-    while entries and (entries[-1]["epoch"], entries[-1]["samples"]) >= now:
-        old = entries.pop()
-        if (old["epoch"], old["samples"]) == now and old["kind"] != new["kind"]:
-            there.append(old)
-    entries.extend(reversed(there))
-    entries.append(new)
+def _before(former: list[dict[str, Any]], first: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns what came before the place where a process goes on, by the first entry that it wrote.
+
+    Only entries of former processes are removed, because progress is an estimate, which may lie before a window that
+    was told. An evaluation that is made again leaves the windows at its place, which are not told again.
+    """
+    place, again = (first["epoch"], first["samples"]), first["kind"] == "epoch"
+
+    def is_before(entry: dict[str, Any]) -> bool:
+        there = (entry["epoch"], entry["samples"])
+        return there < place or (there == place and again and entry["kind"] != "epoch")
+
+    return [entry for entry in former if is_before(entry)]
 
 
 def _charts(entries: list[dict[str, Any]], known: Mapping[int, int]) -> dict[str, dict[str, Curve]]:

@@ -71,6 +71,28 @@ def test_a_window_that_is_told_again_beside_progress_at_its_place_is_one(tmp_pat
     assert run.charts["auc"]["recent samples"].samples == [60]
 
 
+def test_progress_that_is_estimated_before_a_window_leaves_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    for loss in (0.6, 0.61):
+        with RunLog(job_of(file=str(path)), Silence()) as log:
+            log.window(1, 100, {"log_loss": loss})
+            log.batch(epoch=1, done=1.0, samples=99, loss=0.7, auc=0.6)  # worker 0 had 33 of three workers' 100
+    windows = read_run(path).charts["log_loss"]["progressive"]
+    assert (windows.samples, windows.values) == ([100], [0.61])
+
+
+def test_an_evaluation_that_is_made_again_leaves_the_window_at_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with RunLog(job_of(file=str(path)), Silence()) as log:
+        log.window(1, 100, {"log_loss": 0.6})
+        log.epoch(epoch(1, 0.7))
+    with RunLog(job_of(file=str(path)), Silence()) as log:
+        log.epoch(epoch(1, 0.71))
+    charts = read_run(path).charts
+    assert charts["log_loss"]["progressive"].samples == [100]
+    assert charts["auc"]["test label"].values == [0.71]
+
+
 def test_a_run_that_goes_on_in_a_new_file_has_its_points_where_they_are(tmp_path: Path) -> None:
     """As where the machine of the run before is gone, with its file."""
     path = tmp_path / "run.jsonl"
