@@ -101,7 +101,7 @@ def read_dense(version: Folder, number: int, check: CheckProof = lambda *_: None
     facts = checked(_DENSE_VERSION, document, where)
     if facts.number != number:
         raise DataLoss(f"{where}: is damaged: number: {facts.number} is not allowed; allowed here: {number}")
-    check({name: value for name, value in document.items() if name != "proof"}, facts.proof, where)
+    check(document, facts.proof, where)
     return facts, read_file(folder, facts.weights)
 
 
@@ -131,8 +131,7 @@ def write_dense(version: Folder, pieces: Sequence[Piece], step: int, prove: Prov
     try:
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         facts = DenseVersion(number, step, created, write_file(folder, WEIGHTS, pieces))
-        fields = {name: value for name, value in asdict(facts).items() if name != "proof"}
-        facts = replace(facts, proof=prove(fields))
+        facts = replace(facts, proof=prove(asdict(facts)))
         folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")
     except BaseException:
         for name in (MANIFEST, WEIGHTS):

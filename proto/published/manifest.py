@@ -201,7 +201,7 @@ def _signed_fields(document: dict[str, Any]) -> dict[str, Any]:
     These are fields of the document and not of the parsed manifest, so that a reader may know more fields than the
     publisher.
     """
-    fields = {name: value for name, value in document.items() if name != "proof"}
-    if fields.get("sign") != "rows":
-        fields["tables"] = [{name: table[name] for name in table if name != "parts"} for table in fields["tables"]]
-    return fields
+    if document.get("sign") == "rows":
+        return document
+    tables = [{name: table[name] for name in table if name != "parts"} for table in document["tables"]]
+    return {**document, "tables": tables}

@@ -58,7 +58,7 @@ def make_proof(kind: Kind, fields: Mapping[str, Any], security: Security) -> Pro
 
     Args:
         kind: the kind of the manifest; a signature of one kind is none of another.
-        fields: the signed fields by name, as values of JSON.
+        fields: the fields to sign by name, as values of JSON; the field ``proof`` is none of them.
         security: the security file of the publisher.
     """
     if not security.signing_key:
@@ -73,7 +73,7 @@ def check_proof(kind: Kind, fields: Mapping[str, Any], proof: Proof | None, secu
 
     Args:
         kind: the kind of the manifest.
-        fields: the signed fields by name, as values of JSON.
+        fields: the fields as for :func:`make_proof`.
         proof: the proof of the manifest; None when there is none.
         security: names the keys of trusted publishers.
         where: the name of the manifest's file, which begins an error message.
@@ -109,7 +109,7 @@ def _is_signed(message: bytes, signature: str, security: Security) -> bool:
 
 
 def _sha256_of_fields(fields: Mapping[str, Any]) -> dict[str, str]:
-    return {name: sha256_of([_canonical(value)]) for name, value in fields.items()}
+    return {name: sha256_of([_canonical(value)]) for name, value in fields.items() if name != "proof"}
 
 
 def _message(kind: Kind, sha256: Mapping[str, str]) -> bytes:
