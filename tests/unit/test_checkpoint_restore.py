@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ class FakeFleet:
         if stage == self.fails_at:
             raise DataLoss(f"{stage} failed")
 
-    async def stats(self, *_: Any) -> pb.ShardStatsReply:
-        ids = [schema.id for schema in self.cluster.registry.tables()]
-        return pb.ShardStatsReply(tables=[pb.TableUsage(table_id=table_id, rows=self.rows) for table_id in ids])
+    async def usage_of_tables(self, table_ids: Collection[int]) -> list[pb.TableUsage]:
+        ids = {schema.id for schema in self.cluster.registry.tables()}.intersection(table_ids)
+        return [pb.TableUsage(table_id=table_id, rows=self.rows) for table_id in ids]
 
     async def tell_refusal(self) -> None:
         self.refused = list(self.cluster.refusal().table_ids)

@@ -26,7 +26,7 @@ from ..state.damage import Damage
 from ..state.shards import Shard, ShardPhase
 from .membership_change import JobOperations
 from .restore_plan import forget_tables, plan_restore
-from .shard_calls import ShardCalls, all_of
+from .shard_calls import ShardCalls
 from .shard_loads import ShardLoads
 from .turn_lock import TurnLock
 
@@ -325,10 +325,7 @@ class CheckpointRestores:
 
     async def _has_rows(self, table_ids: set[int]) -> bool:
         """Whether a table that the restore would empty has a row."""
-        if not table_ids:
-            return False
-        replies = await all_of(self._shard_calls.stats(shard, table_ids) for shard in self._cluster.shards.shards)
-        return any(usage.rows for reply in replies for usage in reply.tables if usage.table_id in table_ids)
+        return any(usage.rows for usage in await self._shard_calls.usage_of_tables(table_ids))
 
     async def _begin_damage(self, damage: Damage, manifest: files.Manifest, *, is_of_all: bool) -> Damage | None:
         """Lets the shards refuse the tables, then notes that their rows are lost until the restore has succeeded.

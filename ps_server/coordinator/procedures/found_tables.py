@@ -76,9 +76,8 @@ class FoundTablesOfJobs:
         is_known = True
         ids = [schema.id for schema in tables[:_MOST_LISTED]]
         try:
-            calls = (self._shard_calls.stats(shard, ids) for shard in self._cluster.shards.shards)
-            for stats in await asyncio.gather(*calls):
-                rows.update({usage.table_id: usage.rows for usage in stats.tables})
+            for usage in await self._shard_calls.usage_of_tables(ids):
+                rows[usage.table_id] += usage.rows
         except SparserowError:
             is_known = False
         listed = tuple(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ....proto import control_pb2 as pb
@@ -213,6 +213,17 @@ class ShardCalls:
             "Stats", pb.ShardStatsRequest(table_ids=table_ids)
         )
         return reply
+
+    async def usage_of_tables(self, table_ids: Collection[int]) -> list[pb.TableUsage]:
+        """Returns the rows and bytes of tables on every shard, one entry for each table of a shard.
+
+        Raises:
+            SparserowError: a shard cannot be asked.
+        """
+        if not table_ids:  # of which a shard would tell everything
+            return []
+        replies = await all_of(self.stats(shard, table_ids) for shard in self._cluster.shards.shards)
+        return [usage for reply in replies for usage in reply.tables]
 
     async def cut(self, request: pb.CutRequest) -> list[pb.CutReply]:
         """Lets every shard preserve its rows of one instant.

@@ -150,12 +150,9 @@ class Tables:
     async def _usage(self, schemas: list[TableSchema]) -> list[pb.DroppedTable]:
         """Returns the rows and bytes of tables on all shards."""
         rows, size = Counter[int](), Counter[int]()
-        ids = [schema.id for schema in schemas]
-        calls = (self._shard_calls.stats(shard, ids) for shard in self._cluster.shards.shards) if ids else ()
-        for stats in await asyncio.gather(*calls):
-            for usage in stats.tables:
-                rows[usage.table_id] += usage.rows
-                size[usage.table_id] += usage.total_bytes + usage.ssd_bytes
+        for usage in await self._shard_calls.usage_of_tables([schema.id for schema in schemas]):
+            rows[usage.table_id] += usage.rows
+            size[usage.table_id] += usage.total_bytes + usage.ssd_bytes
         return [pb.DroppedTable(name=schema.name, rows=rows[schema.id], bytes=size[schema.id]) for schema in schemas]
 
     async def tell_refusal(self) -> None:
