@@ -252,6 +252,14 @@ def models(root: Path, keys: tuple[Security, Security]) -> Iterator[ServedModels
     sr.use_security(None)
 
 
+def attacked(number: int, change: Attack, root: Path, models: ServedModels) -> dict[str, str]:
+    """Changes a version, lets the alias name it, and returns the problems of the serving process."""
+    attack(root / "rows" / f"v{number:06d}", change)
+    ModelRegistry(str(root)).point("rows", "live", number)
+    models.refresh()
+    return models.problems()
+
+
 TABLES: dict[str, tuple[Attack, str]] = {
     "dim": (set_to(DIM // 2, "tables", 0, "schema", "dim"), "tables"),
     "dtype": (set_to("float16", "tables", 0, "dtype"), "tables"),
@@ -268,11 +276,9 @@ TABLES: dict[str, tuple[Attack, str]] = {
 @pytest.mark.parametrize("case", TABLES)
 def test_a_serving_process_refuses_tables_that_were_not_signed(case: str, root: Path, models: ServedModels) -> None:
     change, field = TABLES[case]
-    attack(root / "rows" / "v000002", change)
-    ModelRegistry(str(root)).point("rows", "live", 2)
-    models.refresh()
+    problems = attacked(2, change, root, models)
     assert models.find("rows", "live")[0].version == 1
-    assert f"manifest.json: {field}: {NOT_SIGNED}" in models.problems()["rows@live"]
+    assert f"manifest.json: {field}: {NOT_SIGNED}" in problems["rows@live"]
 
 
 def forged_rows(version: Path, _: Document) -> None:
@@ -294,20 +300,15 @@ ROW_ATTACKS: dict[str, tuple[Attack, str]] = {
 @pytest.mark.parametrize("case", ROW_ATTACKS)
 def test_signed_rows_are_those_that_were_published(case: str, root: Path, models: ServedModels) -> None:
     change, words = ROW_ATTACKS[case]
-    attack(root / "rows" / "v000003", change)
-    ModelRegistry(str(root)).point("rows", "live", 3)
-    models.refresh()
+    problems = attacked(3, change, root, models)
     assert models.find("rows", "live")[0].version == 1
-    assert words in models.problems()["rows@live"]
+    assert words in problems["rows@live"]
 
 
 @pytest.mark.parametrize("case", ["renewed", "forged", "left out"])
 def test_rows_that_are_not_signed_can_be_changed(case: str, root: Path, models: ServedModels) -> None:
     """As docs/security.md says of versions without ``sign: rows``."""
-    attack(root / "rows" / "v000002", ROW_ATTACKS[case][0])
-    ModelRegistry(str(root)).point("rows", "live", 2)
-    models.refresh()
-    assert models.problems() == {}
+    assert attacked(2, ROW_ATTACKS[case][0], root, models) == {}
     got, _, _ = models.find("rows", "live")[1][2].loaded.store.pull(77, KEYS)
     assert not np.array_equal(got, rows_of(2))
 
