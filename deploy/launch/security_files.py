@@ -173,7 +173,7 @@ def add_token(path: Path, name: str, role: Role, namespaces: Sequence[str], *, o
     entry = validate(
         TokenEntry, {"name": name, "sha256": digest_of(token), "role": role, "namespaces": list(namespaces) or None}
     )
-    if output is not None:  # first, because a token that nobody has is of no use
+    if output is not None:  # first, because a token that cannot be written must not be accepted
         _write(output, token + "\n", secret=True)
     _write_tokens(path, (*entries, entry))
     return token

@@ -183,7 +183,7 @@ MANY = 10_000_000
 
 
 def many_entries(descriptor: Any, count: int, path: tuple[int, ...] = ()) -> Iterator[tuple[str, bytes]]:
-    """For each repeated field, and each one of bytes, of a message and of those in it: a message with many entries."""
+    """Yields the name of each repeated field, and of each one of bytes, with a message that has many entries there."""
     for field in descriptor.fields:
         if field.type == field.TYPE_MESSAGE and len(path) < 3:
             yield from many_entries(field.message_type, count, (*path, field.number))
