@@ -7,6 +7,7 @@ import xxhash
 from .errors import not_allowed
 
 FEATURES_TABLE = "features.json"
+DATA_TABLE = "data.safetensors"
 _BUFFERS = ".buffers.safetensors"
 NAME_FORM = "1-255 printable characters, no '/'"
 FILE_NAME_FORM = "a plain file name: 1-255 bytes of printable characters, no '/', neither '.' nor '..'"
@@ -19,7 +20,7 @@ def buffers_table(dense: str) -> str:
 
 def is_file_table(name: str) -> bool:
     """Whether the rows of a table are the bytes of a file of its namespace, which no model looks up."""
-    return name == FEATURES_TABLE or name.endswith(_BUFFERS)
+    return name in (FEATURES_TABLE, DATA_TABLE) or name.endswith(_BUFFERS)
 
 
 def check_name(owner: str, name: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, Unavailable
+from ...proto.names import is_file_table
 from ...proto.security.channels import SecureChannel
 from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
@@ -150,7 +151,7 @@ class ServingDemo:
         """Returns (table, keys, rows) pages of the training cluster."""
         with ControlClient(self._coordinator) as control:
             view = control.cluster()
-            schemas = control.list_tables(self._namespace)
+            schemas = [schema for schema in control.list_tables(self._namespace) if not is_file_table(schema.name)]
         client = shard_client(view, process_security())
         pages = []
         for schema in schemas:

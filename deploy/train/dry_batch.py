@@ -13,7 +13,7 @@ from ...worker.data.candidates import ItemCounter, ItemTable
 from ...worker.data.features import fit
 from ...worker.data.lines_to_batch import batch_of
 from ...worker.data.sources import feature_spec, first_samples
-from ...worker.training.job_readers import candidate_sampler
+from ...worker.training.candidate_items import candidate_sampler
 
 if TYPE_CHECKING:
     from ...worker.data.decoded import Lines

@@ -90,9 +90,9 @@ def run_worker(
 
     def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
         end_start()
-        trainer = Trainer(job, group=group, backend=backend, observer=metrics, run=run, identity=identity)
-        if resume != "never":
-            trainer.resume(None if resume == "auto" else resume)
+        trainer = Trainer(
+            job, group=group, backend=backend, observer=metrics, run=run, identity=identity, resume=resume
+        )
         with told_as_theirs(job.model):
             result = trainer.run()
         end()

@@ -476,10 +476,10 @@ def jobs(rank: int, address: str, folder: Path) -> None:
         job = load_config(JobConfig, None, [*common, *more])
         with sr.connect(address, "jobs", gather_sec=60.0) as session:
             backend = PsBackend(job, session, address, choose=placements_of(job, group, 2))
-            trainer = Trainer(job, group=group, backend=backend, observer=Silence())
-            if name == "again":
-                assert trainer.resume()
+            resume = "auto" if name == "again" else "never"
+            trainer = Trainer(job, group=group, backend=backend, observer=Silence(), resume=resume)
             result = trainer.run()
+            assert trainer.is_resumed == (name == "again")
             seen = [(each.train_loss, each.test_auc, each.test_log_loss) for each in result.history]
             direct = trainer.model.eval()(*trainer.exported(trainer.model).example).tolist()
             host = trainer.model_on_host().eval()

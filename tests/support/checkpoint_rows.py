@@ -5,15 +5,18 @@ from __future__ import annotations
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import Rows, decode_rows
+from sparserow.proto.names import is_file_table
 from sparserow.proto.schema import TableSchema
 
 
 def rows_of_checkpoint(url, name=None) -> dict[str, dict[int, tuple]]:
-    """Every row of a checkpoint: table -> key -> (version, updates, weights, state)."""
+    """Every row of a checkpoint but those of files: table -> key -> (version, updates, weights, state)."""
     manifest = files.read_manifest(Folder(str(url)), name)
     found: dict[str, dict[int, tuple]] = {}
     read: dict[str, dict[int, Rows]] = {}  # by file and table id
     for table in manifest.tables:
+        if is_file_table(table.schema.name):
+            continue
         rows = found.setdefault(table.schema.full_name, {})
         for part in table.parts:
             if part.file not in read:

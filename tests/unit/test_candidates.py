@@ -19,8 +19,9 @@ from sparserow.proto.config.tasks_config import NegativesConfig, Task
 from sparserow.worker.data import Batch, ClickReader, NamedPart, ReadOptions
 from sparserow.worker.data.candidates import CandidateSampler, ItemCounter, ItemTable
 from sparserow.worker.data.sources import fit_features, item_table, open_reader
+from sparserow.worker.training.candidate_items import candidate_sampler
 from sparserow.worker.training.evaluation import evaluate
-from sparserow.worker.training.job_readers import candidate_sampler, open_readers
+from sparserow.worker.training.job_readers import open_readers
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.task_outputs import TaskOutputs
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from ...proto.checkpoint.folder import file_system_of, typed
-from ...proto.errors import NotFound
+from ...proto.errors import NotFound, SparserowError
+
+_SETTLED_SEC = 2.0  # the coarsest clock of a file system, that of FAT
 
 
 def is_url(path: str) -> bool:
@@ -124,3 +127,22 @@ def arrow_file_system(path: str) -> tuple[Any, str]:
         return fs.LocalFileSystem(), os.path.abspath(path)
     file_system, name = file_system_of(path)
     return fs.PyFileSystem(fs.FSSpecHandler(file_system)), name
+
+
+def identity_of(path: str) -> str:
+    """Returns a text that differs after a file was written anew: its size and time, or what its storage tells of it.
+
+    Returns "" where nothing tells whether a file is the same: it was written within the last seconds, whose times a
+    later write may share, or it cannot be looked at.
+    """
+    try:
+        if is_url(path):
+            file_system, name = file_system_of(path)
+            with typed(path):
+                return str(file_system.ukey(name))
+        found = os.stat(path)
+    except (OSError, NotImplementedError, SparserowError):
+        return ""
+    if time.time() - found.st_mtime < _SETTLED_SEC:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"

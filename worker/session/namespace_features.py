@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +13,7 @@ from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import NOTHING_KEPT, FeaturesPolicy, KeptFeatures, is_kept, kept_of
 from ...proto.lone_work import lone_work
 from ...proto.names import FEATURES_TABLE
+from .lower_rank import from_lower_rank
 from .namespace_file import NamespaceFile
 from .rank_beats import give_signs, meet
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 Fit: TypeAlias = Callable[[FeatureSet], FeatureSet]
 
 _log = logging.getLogger(__name__)
-_POLL_SEC = 0.2
-_TELL_SEC = 60.0
 _MOST_NAMED = 5
 
 
@@ -151,13 +149,9 @@ class _Agreement:
 
     def alone(self) -> KeptFeatures:
         """Returns what the namespace keeps, which is made here or by a lower rank."""
-        began = told_at = time.monotonic()
-        while not self._core.is_lowest_rank():
+
+        def found() -> KeptFeatures | None:
             kept, counts = self._read()
-            if counts and not kept.lacks(self._features):
-                return kept
-            if time.monotonic() - told_at > _TELL_SEC:  # a lower rank that is gone is in the job no more
-                told_at = time.monotonic()
-                _log.info("features: waiting since %.0f s for the statistics of a lower rank", told_at - began)
-            time.sleep(_POLL_SEC)
-        return self.made()
+            return kept if counts and not kept.lacks(self._features) else None
+
+        return from_lower_rank(self._core, found, "statistics of features") or self.made()

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import struct
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
 from ...proto.errors import DataLoss, InvalidArgument, NotFound
@@ -24,8 +26,10 @@ from .table import TableRows
 if TYPE_CHECKING:
     from .session_core import SessionCore
 
+Pull: TypeAlias = Callable[[KeyArray], npt.NDArray[np.float32]]
+
 MOST_BYTES = 64 << 20
-_ROW_BYTES = 256
+ROW_BYTES = 256
 _ROWS_AT_ONCE = 16384
 _HEAD_KEY = 2**63 - 1
 _HEAD = struct.Struct("<4sIQ16s")  # magic, the range of keys, the length, the digest
@@ -49,7 +53,7 @@ class NamespaceFile:
     def __init__(self, core: SessionCore, name: str) -> None:
         self._core, self._name = core, name
         self._rows: TableRows | None = None  # of the writer
-        self._schema = TableSchema(core.namespace, name, _ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))
+        self._schema = TableSchema(core.namespace, name, ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))
         self.where = f"table {core.namespace}/{name}"
 
     def read(self) -> bytes | None:
@@ -61,19 +65,12 @@ class NamespaceFile:
         if all(schema.name != self._name for schema in self._core.catalog.list_tables(self._core.namespace)):
             return None
         table = self._core.create_table(self._schema)  # waits for the shards, where another worker has just made it
-        for _ in range(_TRIES):
-            head = self._head(table)
-            if head is None:
-                return None
-            place, length, digest = head
-            data = _bytes_of(table, place, length)
-            if xxh3_128_digest(data) == digest:
-                return data
-            time.sleep(_POLL_SEC)  # another worker is writing the next contents
-        raise DataLoss(
-            f"{self.where}: its rows are of different contents, as after a shard came back from an older checkpoint; "
-            "restore a checkpoint, or drop the table"
-        )
+        for _ in range(_TRIES - 1):
+            try:
+                return file_of_rows(table.pull, self.where)
+            except DataLoss:
+                time.sleep(_POLL_SEC)  # another worker is writing the next contents
+        return file_of_rows(table.pull, self.where)
 
     def write(self, data: bytes) -> None:
         """Keeps these contents in place of those before. One worker writes a file at a time.
@@ -92,40 +89,64 @@ class NamespaceFile:
             raise
 
     def _write(self, rows: TableRows, data: bytes) -> None:
-        former = self._head(rows)
+        former = _head(rows.pull, self.where)
         place = 0 if former is None else 1 - former[0]
-        values = np.zeros((math.ceil(len(data) / _ROW_BYTES), _ROW_BYTES), dtype=np.float32)
+        values = np.zeros((math.ceil(len(data) / ROW_BYTES), ROW_BYTES), dtype=np.float32)
         values.reshape(-1)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
         for begin in range(0, len(values), _ROWS_AT_ONCE):
             some = values[begin : begin + _ROWS_AT_ONCE]
             rows.assign(_keys(place, begin, begin + len(some)), some)
-        head = np.zeros((1, _ROW_BYTES), dtype=np.float32)
+        head = np.zeros((1, ROW_BYTES), dtype=np.float32)
         packed = _HEAD.pack(_MAGIC, place, len(data), xxh3_128_digest(data))
         head[0, : _HEAD.size] = np.frombuffer(packed, dtype=np.uint8)
         rows.assign([_HEAD_KEY], head)
         if former is not None:
-            count = math.ceil(former[1] / _ROW_BYTES)
+            count = math.ceil(former[1] / ROW_BYTES)
             for begin in range(0, count, _ROWS_AT_ONCE):
                 rows.delete(_keys(former[0], begin, min(count, begin + _ROWS_AT_ONCE)))
-
-    def _head(self, table: TableRows) -> tuple[int, int, bytes] | None:
-        row = table.pull([_HEAD_KEY])[0]
-        if not row.any():
-            return None
-        magic, place, length, digest = _HEAD.unpack(row.astype(np.uint8).tobytes()[: _HEAD.size])
-        if magic != _MAGIC or place > 1 or length > MOST_BYTES:
-            raise DataLoss(f"{self.where}: its first row is that of no file; drop the table")
-        return place, length, digest
 
 
 def _keys(place: int, begin: int, end: int) -> KeyArray:
     return np.arange(place * _RANGE + begin, place * _RANGE + end, dtype=np.uint64)
 
 
-def _bytes_of(table: TableRows, place: int, length: int) -> bytes:
-    count = math.ceil(length / _ROW_BYTES)
+def file_of_rows(pull: Pull, where: str) -> bytes | None:
+    """Returns the file that rows are; None: there is none.
+
+    Args:
+        pull: returns the rows of keys, (n, 256) float32; zeros for a key that has none.
+        where: the place of the file, for error texts.
+
+    Raises:
+        DataLoss: the rows are those of no file, as while another worker writes the next one.
+    """
+    head = _head(pull, where)
+    if head is None:
+        return None
+    place, length, digest = head
+    data = _bytes_of(pull, place, length)
+    if xxh3_128_digest(data) != digest:
+        raise DataLoss(
+            f"{where}: its rows are of different contents, as after a shard came back from an older checkpoint; "
+            "restore a checkpoint, or drop the table"
+        )
+    return data
+
+
+def _head(pull: Pull, where: str) -> tuple[int, int, bytes] | None:
+    row = pull(np.array([_HEAD_KEY], dtype=np.uint64))[0]
+    if not row.any():
+        return None
+    magic, place, length, digest = _HEAD.unpack(row.astype(np.uint8).tobytes()[: _HEAD.size])
+    if magic != _MAGIC or place > 1 or length > MOST_BYTES:
+        raise DataLoss(f"{where}: its first row is that of no file; drop the table")
+    return place, length, digest
+
+
+def _bytes_of(pull: Pull, place: int, length: int) -> bytes:
+    count = math.ceil(length / ROW_BYTES)
     parts = [
-        table.pull(_keys(place, begin, min(count, begin + _ROWS_AT_ONCE))).astype(np.uint8).tobytes()
+        pull(_keys(place, begin, min(count, begin + _ROWS_AT_ONCE))).astype(np.uint8).tobytes()
         for begin in range(0, count, _ROWS_AT_ONCE)
     ]
     return b"".join(parts)[:length]

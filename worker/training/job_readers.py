@@ -1,28 +1,24 @@
-"""Opens the readers of a job on every worker, by a plan that worker 0 makes for all, and gives them statistics.
+"""Opens the readers of a job on every worker, by a plan that one worker makes for all, and gives them statistics.
 
 The statistics are those of the namespace's rows. Where it has none yet, one worker takes them of the training files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from ...proto.config.job import JobConfig
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import FeaturesPolicy
 from ...proto.lone_work import lone_work
-from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, PlannedFile, ReadOptions, StepBatch
-from ..data.candidates import CandidateSampler, ItemTable
+from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, ReadOptions, StepBatch
 from ..data.negatives import NegativeSampling
-from ..data.sources import features_of, fit_features, item_table, open_reader, plan_files, spec_of
-from ..data.sources.feature_columns import feature_set
-from ..data.sources.open_reader import Which
+from ..data.sources import features_of, fit_features, open_reader
 from ..session.namespace_features import agreed_features
 from ..session.session import Session
 from .build_model import input_names
+from .files_read import DataFiles, SavedRun
 from .process_group import WorkerGroup
 from .task_outputs import TaskOutputs
 
@@ -37,11 +33,13 @@ class JobReaders:
         train: reads this worker's share of the training files.
         test: reads its share of the test files; all of them where the workers do not meet, as each tests alone.
         spec: the inputs of the model.
+        files: what is known of the files, which is kept in the namespace.
     """
 
     train: ClickReader
     test: ClickReader
     spec: FeatureSpec
+    files: DataFiles
 
     def fit(
         self,
@@ -51,7 +49,7 @@ class JobReaders:
         *,
         policy: FeaturesPolicy = "keep",
     ) -> None:
-        """Gives the readers the statistics of the features; every worker of the job calls it.
+        """Gives the readers the statistics of the features; every worker of the job calls it, after a restore.
 
         Args:
             job: the job.
@@ -63,6 +61,7 @@ class JobReaders:
             BadLine: a line or row that must be read for it is malformed, and such ones are not skipped.
             FailedPrecondition: a feature differs from that of an earlier run; the text names it.
         """
+        self.files.keep()
         files = self.train.files
 
         def fitted(features: FeatureSet) -> FeatureSet:
@@ -82,21 +81,26 @@ class JobReaders:
             reader.use(FittedFeatures(self.spec, taken))
 
 
-def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
+def open_readers(
+    job: JobConfig, group: WorkerGroup, session: Session | None = None, saved: SavedRun | None = None
+) -> JobReaders:
     """Opens the readers; every worker of the job calls it.
+
+    Args:
+        job: the job.
+        group: this worker and its peers.
+        session: the session of this worker, whose namespace keeps what is read once; None: nothing is kept.
+        saved: the checkpoint that the run goes on from; None: it begins at its beginning.
 
     Raises:
         BadLine: a line or row that must be read for it is malformed, and such ones are not skipped.
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file cannot be read, or lacks a column.
     """
-    train = _planned(job, group, "train")
-    spec = group.share(spec_of(job.data, train) if group.makes_shared else None, what="columns of the training files")
-    assert spec is not None
-    features = FittedFeatures(spec)
-    test = _planned(job, group, "test")
+    files = DataFiles(job, group, None if session is None else session.core, saved)
+    read = files.read()
+    features, candidates = FittedFeatures(read.spec), read.candidates
     made = _made_by(job, features, size=job.train.batch_size, least=job.train.accumulate)
     tested = _made_by(job, features, size=_TEST_BATCH, least=1)
-    candidates = _candidates_of(job, group, train)
     shuffle_rows, keep = job.data.shuffle_rows, job.data.negatives_keep
     training = ReadOptions(
         batch_size=job.train.batch_size * job.train.accumulate,
@@ -116,45 +120,11 @@ def open_readers(job: JobConfig, group: WorkerGroup) -> JobReaders:
         candidates=None if candidates is None else candidates.for_test(),
     )
     return JobReaders(
-        open_reader(job.data, "train", features, training, train, made),
-        open_reader(job.data, "test", features, testing, test, tested),
-        spec,
+        open_reader(job.data, "train", features, training, read.train, made),
+        open_reader(job.data, "test", features, testing, read.test, tested),
+        read.spec,
+        files,
     )
-
-
-def candidate_sampler(job: JobConfig, items: Callable[[str, bool], ItemTable]) -> CandidateSampler | None:
-    """Returns what draws the candidates of a job's task with negatives; None: no task has them.
-
-    Args:
-        job: the job.
-        items: gives the items of the training data by the name of a feature, weighted by their samples or not.
-    """
-    task = next((task for task in job.all_tasks if task.negatives is not None), None)
-    if task is None or task.negatives is None or task.item is None:
-        return None
-    kind, per_positive = task.negatives.kind, task.negatives.per_positive
-    table = None
-    if kind != "in_batch":
-        vocabularies = feature_set(job.data.features).vocabularies if job.data.features else {}
-        is_listed = kind == "uniform" and task.item in vocabularies
-        table = (
-            ItemTable.of(np.arange(len(vocabularies[task.item])))
-            if is_listed
-            else items(task.item, kind == "popularity")
-        )
-    return CandidateSampler(task.item, kind, per_positive, job.train.seed, table)
-
-
-def _candidates_of(job: JobConfig, group: WorkerGroup, train: Sequence[PlannedFile]) -> CandidateSampler | None:
-    """Returns the sampler that worker 0 made, for which it reads the training files once."""
-
-    def made() -> CandidateSampler | None:
-        with lone_work.doing("items of the training files"):
-            return candidate_sampler(
-                job, lambda item, weighted: item_table(job.data, item, weighted=weighted, plan=train)
-            )
-
-    return group.share(made() if group.makes_shared else None, what="items of the training files")
 
 
 def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
@@ -173,13 +143,3 @@ def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int)
         return batch if names is None else NamedBatch.of(batch, names, size, least=least)
 
     return made
-
-
-def _planned(job: JobConfig, group: WorkerGroup, which: Which) -> Sequence[PlannedFile]:
-    """Returns the plan of worker 0, which counts the lines of text files for it."""
-    what = f"lines of the files of data.{which}"
-    plan: Sequence[PlannedFile] = ()
-    if group.makes_shared:
-        with lone_work.doing(what):
-            plan = plan_files(job.data, which)
-    return group.share(plan, what=what)

@@ -32,6 +32,7 @@ from .data_leases import SessionLeases
 from .early_stop import EarlyStop
 from .evaluation import evaluate
 from .exported_model import exported
+from .files_read import saved_run
 from .job_features import published_features
 from .job_readers import open_readers
 from .model_order import KEY as ORDER, order_of
@@ -63,6 +64,10 @@ class Trainer:
         observer: is informed of the progress.
         run: the name of the run, for the leases of ``train.elastic``; all workers of a run give the same name.
         identity: the identity of the run, for its checkpoints; None: a new one.
+        resume: "never"; "auto", to begin at the newest checkpoint if there is one; or the name of a checkpoint.
+
+    Attributes:
+        is_resumed: whether the run has gone on from a checkpoint.
 
     Raises:
         SparserowError: a file cannot be read, or a setting is not allowed.
@@ -77,13 +82,14 @@ class Trainer:
         observer: Observer,
         run: str = "",
         identity: RunIdentity | None = None,
+        resume: str = "never",
     ) -> None:
         identity = identity or RunIdentity.new()
         self._run_config = identity.config(job)
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
-        readers = open_readers(job, group)
+        readers = open_readers(job, group, backend.session, saved_run(job, resume))
         self._readers, self._train_reader, self._test_reader = readers, readers.train, readers.test
-        self._is_resumed = False
+        self._resume, self.is_resumed = resume, False
         self._run_config[ORDER] = order_of(job, readers.spec)
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda sparse: build_model(job.model, readers.spec, sparse=sparse))
@@ -163,35 +169,24 @@ class Trainer:
         )
         return TrainingCheckpoints(config, session=session, group=self._group, parts=parts, run=self._run_config)
 
-    def resume(self, name: str | None = None) -> bool:
-        """Restores a checkpoint. Every rank calls it, before :meth:`run`.
-
-        Args:
-            name: the name of the checkpoint; None: the newest.
-
-        Returns:
-            False when ``name`` is None and there is no checkpoint; the run then begins at its beginning.
-
-        Raises:
-            FailedPrecondition: the job has no section train.checkpoint.
-            SparserowError: the checkpoint cannot be restored.
-        """
+    def _go_on(self) -> None:
+        """Restores the checkpoint that the run begins from, on every rank."""
+        name = None if self._resume == "auto" else self._resume
         elastic, session = self._job.train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
-            self._is_resumed = resume_rows(session, elastic.url, name)
-            return self._is_resumed
+            self.is_resumed = resume_rows(session, elastic.url, name)
+            return
         if self._checkpoints is None:
             raise FailedPrecondition("--resume: it needs train.checkpoint and model.backend ps")
         progress = self._checkpoints.resume(name)
         self._progress = progress or self._progress
         if progress is not None:
             self._reported.read()
-        self._is_resumed = progress is not None
-        return self._is_resumed
+        self.is_resumed = progress is not None
 
     def _fit_features(self) -> None:
         """Gives the readers the statistics of the rows; a run that goes on never takes others."""
-        policy = "keep" if self._is_resumed else self._job.train.features_policy
+        policy = "keep" if self.is_resumed else self._job.train.features_policy
         self._readers.fit(self._job, self._group, self._backend.session, policy=policy)
 
     def run(self) -> TrainResult:
@@ -200,8 +195,11 @@ class Trainer:
         Raises:
             BadLine: a line is malformed, and such lines are not skipped.
             InvalidArgument, NonFiniteGradient: a loss or gradient is not finite, and such steps are not skipped.
-            SparserowError: a server or a peer has failed.
+            FailedPrecondition: the job has no section train.checkpoint to go on from.
+            SparserowError: a server or a peer has failed, or the checkpoint cannot be restored.
         """
+        if self._resume != "never":
+            self._go_on()
         train, progress = self._job.train, self._progress
         self._fit_features()
         if (session := self._backend.session) is not None and self._step.rates.done == 0:

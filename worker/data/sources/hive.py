@@ -30,6 +30,9 @@ class Partitions:
 
     Args:
         paths: the paths of all files.
+
+    Attributes:
+        text_columns: the names of the columns that are text.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -40,7 +43,7 @@ class Partitions:
             for name, text in texts.items()
             if text is not None and not _INTEGER.fullmatch(text)
         }
-        self._others = frozenset(others)
+        self.text_columns = frozenset(others)
 
     def of(self, path: str) -> Mapping[str, Any]:
         """Returns the columns that a path gives, as Arrow scalars by name."""
@@ -50,6 +53,6 @@ class Partitions:
         return {name: self._scalar(name, text) for name, text in texts.items()}
 
     def _scalar(self, name: str, text: str | None) -> Any:
-        if name in self._others:
+        if name in self.text_columns:
             return pa.scalar(text, pa.string())
         return pa.scalar(None if text is None else int(text), pa.int64())

@@ -71,21 +71,28 @@ def check_files(config: DataConfig, which: Which) -> tuple[str, ...]:
     return paths
 
 
-def plan_files(config: DataConfig, which: Which) -> tuple[PlannedFile, ...]:
+def plan_files(
+    config: DataConfig, which: Which, known: Mapping[str, PlannedFile] | None = None
+) -> tuple[PlannedFile, ...]:
     """Returns the files of ``data.train`` or ``data.test`` with their parts, which all workers of a job must share.
 
     Texts are read once for it, of other files their footers, and the columns of ``data.where`` where statistics do not
     tell which rows it selects.
 
+    Args:
+        config: the job's data section.
+        which: "train" or "test".
+        known: files that are not planned here, by path; None: there are none.
+
     Raises:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
     """
     paths = find_files(config, which)
-    made = _sources(config, paths)
+    made, plans = _sources(config, paths), known or {}
 
     def planned(path: str) -> tuple[FeatureSpec, PlannedFile]:
         source = made()
-        return source.spec(path), source.plan(path)
+        return source.spec(path), plans[path] if path in plans else source.plan(path)
 
     found = _of_each(paths, planned)
     _check_alike(which, paths, [spec for spec, _ in found])

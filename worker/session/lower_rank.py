@@ -1,0 +1,42 @@
+"""Waits for what a worker of a lower rank makes for all, where the workers have no process group to meet in."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from .session_core import SessionCore
+
+Value = TypeVar("Value")
+
+_log = logging.getLogger(__name__)
+_POLL_SEC = 0.2
+_TELL_SEC = 60.0
+
+
+def from_lower_rank(core: SessionCore, found: Callable[[], Value | None], what: str) -> Value | None:
+    """Returns what a lower rank has made; None: no worker of a lower rank is in the job, so this one is to make it.
+
+    It is waited for as long as such a worker is there.
+
+    Args:
+        core: the session of this worker.
+        found: returns what was made; None: it is not there yet.
+        what: what is waited for, which is logged each minute.
+
+    Raises:
+        Unavailable: the coordinator cannot be reached.
+    """
+    began = told_at = time.monotonic()
+    while not core.is_lowest_rank():
+        value = found()
+        if value is not None:
+            return value
+        if time.monotonic() - told_at > _TELL_SEC:  # a lower rank that is gone is in the job no more
+            told_at = time.monotonic()
+            _log.info("waiting since %.0f s for a lower rank: %s", told_at - began, what)
+        time.sleep(_POLL_SEC)
+    return None
