@@ -204,7 +204,7 @@ class ControlClient(Closing):
         return WorkerIdentity.of_reply(reply)
 
     def heartbeat_worker(
-        self, identity: WorkerIdentity, *, step: int | None = None, busy: bool = False
+        self, identity: WorkerIdentity, *, step: int | None = None, busy: bool = False, waits: bool = False
     ) -> pb.WorkerHeartbeatReply:
         """Renews the lease of a worker; it has to be called at least every third of ``lease_sec``.
 
@@ -214,6 +214,7 @@ class ControlClient(Closing):
             identity: the worker.
             step: the worker's step, which ``sparserow status`` shows; None leaves it unchanged.
             busy: whether it is at work on what it does alone, so that the others of its job wait for its steps.
+            waits: whether it waits for what another worker of the job does, so that late ones leave it.
 
         Returns:
             Whether a shard is being restored, how many have been restored, and whether another worker is busy.
@@ -228,6 +229,7 @@ class ControlClient(Closing):
             step=step,
             proof=identity.proof,
             busy=busy,
+            waits=waits,
         )
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply

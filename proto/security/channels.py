@@ -49,6 +49,7 @@ class _Channel:
         self._has_token = has_token
         self._is_tls = is_tls
         self._lock = threading.Lock()
+        self._is_closed = False
         self._shown = self._to_show()
         self._inner = self._open(self._shown)
         self._formers: list[tuple[float, Any]] = []  # when each was replaced, and the channel
@@ -65,8 +66,13 @@ class _Channel:
         return self._kind.secure_channel(self._address, credentials, options=self._options)
 
     def now(self) -> Any:
-        """Returns the channel of gRPC with the present certificates."""
+        """Returns the channel of gRPC with the present certificates.
+
+        Raises:
+            ValueError: this channel is closed.
+        """
         with self._lock:
+            self._check_open()
             shown = self._to_show()
             if shown != self._shown:
                 moment = time.monotonic()
@@ -77,6 +83,26 @@ class _Channel:
                 self._formers.append((moment, self._inner))
                 self._inner, self._shown = self._open(shown), shown
             return self._inner
+
+    def method_of(self, inner: Any, kind: str, method: tuple[Any, ...], more: dict[str, Any]) -> Any:
+        """Returns the callable of a method, which a channel of gRPC that is closed would end the process for.
+
+        Raises:
+            ValueError: this channel is closed.
+        """
+        with self._lock:
+            self._check_open()
+            return getattr(inner, kind)(*method, **more)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError(f"{self._address}: the channel is closed")
+
+    def _close_all(self) -> list[Any]:
+        """Makes later calls fail; returns the channels of gRPC that are to be closed."""
+        with self._lock:
+            self._is_closed = True
+            return [*(former for _, former in self._formers), self._inner]
 
     def metadata(self, given: Sequence[tuple[str, str]] | None) -> tuple[tuple[str, str], ...]:
         """Returns the metadata of a call, with the present token."""
@@ -115,7 +141,7 @@ class _Method:
         inner, (made_of, call) = self._channel.now(), self._made
         if inner is not made_of:
             method, more = self._method
-            call = getattr(inner, self._kind)(*method, **more)
+            call = self._channel.method_of(inner, self._kind, method, more)
             self._made = (inner, call)
         return call
 
@@ -137,7 +163,7 @@ class SecureChannel(_Channel):
 
     def close(self) -> None:
         """Closes the connection; later calls raise ValueError, and those under way are cancelled."""
-        for inner in (*(former for _, former in self._formers), self._inner):
+        for inner in self._close_all():
             inner.close()
 
     def __enter__(self) -> SecureChannel:
@@ -162,5 +188,5 @@ class AioSecureChannel(_Channel):
 
     async def close(self) -> None:
         """Closes the connection, and cancels the calls under way."""
-        for inner in (*(former for _, former in self._formers), self._inner):
+        for inner in self._close_all():
             await inner.close()

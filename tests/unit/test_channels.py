@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from sparserow.proto import control_pb2, control_pb2_grpc
 from sparserow.proto.grpc_status import SERVER_OPTIONS
 from sparserow.proto.security import channels
 from sparserow.proto.security.channels import SecureChannel
@@ -90,3 +91,12 @@ def test_a_channel_shows_the_certificates_and_the_token_of_now(monkeypatch: pyte
         call(b"")
         assert [each.is_closed for each in opened] == [True, True, True, False, False]
     assert all(each.is_closed for each in opened)
+
+
+def test_a_method_that_is_first_called_on_a_closed_channel_ends_no_process() -> None:
+    """gRPC's own channel ends the process by SIGSEGV there: a heartbeat may come back while its session closes."""
+    channel = SecureChannel("127.0.0.1:1")
+    stub = control_pb2_grpc.CoordinatorStub(channel)
+    channel.close()
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1: the channel is closed"):
+        stub.WorkerHeartbeat(control_pb2.WorkerHeartbeatRequest(), timeout=1)

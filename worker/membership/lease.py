@@ -41,6 +41,7 @@ class Lease:
         self._shown: dict[str, Any] = {}  # the certificates and the token that the client shows
         self._deadline_sec = 0.0
         self._worked_at = -math.inf  # when :meth:`note_work` was called last
+        self._waited_at = -math.inf  # when :meth:`note_wait` was called last
         self._processes = 0  # a hash of the shards' processes to which the client is connected; 0: not known yet
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
@@ -77,6 +78,10 @@ class Lease:
             is_on: whether it is at work; False ends it.
         """
         self._worked_at = time.monotonic() if is_on else -math.inf
+
+    def note_wait(self) -> None:
+        """Has the heartbeats of a lease say that this worker waits for another one of its job."""
+        self._waited_at = time.monotonic()
 
     def end(self, deadline_sec: float | None = None) -> None:
         """Stops the renewals, leaves the job and closes the connection.
@@ -134,7 +139,12 @@ class Lease:
             try:
                 step = None if self._native is None else self._native.step
                 busy = time.monotonic() - self._worked_at < self._deadline_sec
-                reply = self._control.heartbeat_worker(self._identity, step=step, busy=busy)
+                waits = time.monotonic() - self._waited_at < self._identity.lease_sec
+                reply = self._control.heartbeat_worker(self._identity, step=step, busy=busy, waits=waits)
+            except ValueError:  # the channel was closed meanwhile
+                if self._ended.is_set():
+                    return
+                raise
             except SparserowError as error:
                 if not error.retryable and error.code == "Fenced":
                     _log.error("this worker has lost its place in the job: %s", error)

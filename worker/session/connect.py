@@ -202,7 +202,7 @@ def _joined(
         lease.follow(native, client, deadline_sec, shown)
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
-        ranks = partial(_ranks, control, identity.job_id)
+        ranks = partial(_ranks, control, lease, identity.job_id)
         return SessionCore(
             native,
             control,
@@ -223,8 +223,9 @@ def _joined(
         raise
 
 
-def _ranks(control: ControlClient, job_id: int) -> list[int]:
-    """Returns the ranks of the workers that are in the job now."""
+def _ranks(control: ControlClient, lease: Lease, job_id: int) -> list[int]:
+    """Returns the ranks of the workers that are in the job now, for a worker that may wait for one of them."""
+    lease.note_wait()
     return [member.rank for job in control.status().jobs if job.job_id == job_id for member in job.members]
 
 
