@@ -36,11 +36,11 @@ CommitLog::CommitLog(Store& store, Options options)
 Result<CommitLog::JobPtr> CommitLog::find(std::uint32_t job_id) const {
   const auto found = jobs_.find(job_id);
   if (found != jobs_.end()) return found->second;
-  if (const auto over = dropped_.find(job_id); over != dropped_.end()) {
-    return Status(Code::kNotFound,
-                  "job '" + over->second.name + "' is over: all its workers have left; connect anew to begin it again");
-  }
-  return Status(Code::kNotFound, "job " + std::to_string(job_id) + " is not known to this shard; register the worker");
+  const auto over = dropped_.find(job_id);
+  const std::string which = over == dropped_.end() ? std::to_string(job_id) : "'" + over->second.name + "'";
+  return Status(Code::kFenced, "job " + which +
+                                   " is over: all its workers have left, or their leases have ended (worker_lease of "
+                                   "the coordinator); connect anew to begin it again");
 }
 
 Status CommitLog::charge(std::uint64_t bytes) {
@@ -66,7 +66,7 @@ Status CommitLog::admit_or_refuse(const Job& job, const Commit& commit) {
   return status.is_ok() ? status : refused(std::move(status));
 }
 
-// Job::admit() of the commit's job; NotFound when the shard does not know the job.
+// Job::admit() of the commit's job; kFenced when the shard does not know the job.
 Status CommitLog::check_admitted(const Commit& commit) const {
   const auto job = find(commit.job_id);
   return job.is_ok() ? job.value()->admit(commit.worker_id, commit.worker_epoch) : job.status();

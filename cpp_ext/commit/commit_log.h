@@ -16,9 +16,9 @@
 // remembered with their answers, in any order of arrival: one that is there is answered again and changes
 // nothing; one below the window is refused, because its answer is forgotten. A refused commit leaves no
 // trace, so the same sequence may come again. ASSIGN and DELETE stand in the same window (write_once). An
-// earlier epoch, or a worker that left, is kFenced; a job that is over is kNotFound and named. What such a worker
+// earlier epoch, a worker that left, or a job that is over, which is named, is kFenced. What such a worker
 // repeats is answered as before: its window stays with the job, and then for ten minutes (commit/retired_windows.h).
-// While RESOLVE may still apply what it prepared, its COMMIT is kUnavailable. So kFenced and kNotFound mean that the
+// While RESOLVE may still apply what it prepared, its COMMIT is kUnavailable. So kFenced means that the
 // commit is not applied here and will not be, as far as the windows reach. Commits without a step (key-level pushes)
 // are applied at once, in every mode, and have no clock.
 //
@@ -137,7 +137,7 @@ class CommitLog {
   // worker named twice, or a quorum with another staleness than 0; kFailedPrecondition for an older operation, or an
   // epoch that goes down.
   Status set_job(const JobSpec& spec);
-  // NotFound; kFailedPrecondition for an older operation. Parked pulls get kNotFound.
+  // kNotFound; kFailedPrecondition for an older operation. Parked pulls get kFenced.
   Status drop_job(std::uint32_t job_id, std::uint64_t operation = 0);
 
   // Takes a cut of frozen jobs: waits until all that belongs to it is applied and nothing else is. Then `take` runs
@@ -169,7 +169,7 @@ class CommitLog {
   Status note_lost(std::uint32_t job_id, const WorkerKey& key, std::span<const std::uint64_t> sequences);
 
   // Calls `ready(status)` at once or later: Ok when a pull of `step` may read, kDeadlineExceeded with
-  // the worker ids it waited for, kFenced, kUnavailable (not known yet), kNotFound (job).
+  // the worker ids it waited for, kFenced, kUnavailable (not known yet).
   void when_readable(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch, std::int64_t step,
                      std::chrono::steady_clock::time_point deadline, std::function<void(Status)> ready,
                      const void* owner = nullptr);

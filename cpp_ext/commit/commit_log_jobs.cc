@@ -246,12 +246,13 @@ Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   Lock lock(mutex_);
   answered_.wait(lock, [this] { return !is_cutting_; });
   const auto found = find(job_id);
-  if (!found.is_ok()) return found.status();
+  if (!found.is_ok()) return {Code::kNotFound, found.status().message()};
   SR_RETURN_IF_ERROR(check_operation(job_id, std::max(operation, operation == 0 ? found.value()->operation : 0)));
   Job& job = *found.value();
   while (!job.workers.empty()) retire(job_id, job, job.workers.begin()->first);
   for (ParkedPull& pull : job.parked.take_if([](const ParkedPull&) { return true; })) {
-    outcomes.push_back({std::move(pull.ready), Status(Code::kNotFound, "job '" + job.name + "' was dropped")});
+    outcomes.push_back({std::move(pull.ready),
+                        Status(Code::kFenced, "job '" + job.name + "' is over; connect anew to begin it again")});
   }
   dropped_[job_id] = {std::max(operation, job.operation), job.name, job.epochs};
   if (dropped_.size() > kMostDropped) {

@@ -36,7 +36,8 @@ Status Job::admit(std::uint32_t worker_id, std::uint32_t epoch) const {
   }
   const auto found = workers.find({worker_id, epoch});
   if (found == workers.end() || !found->second.is_live() || found->second.fenced) {
-    return Status(Code::kFenced, who + " left job '" + name + "'; connect anew");
+    return Status(Code::kFenced, who + " left job '" + name +
+                                     "', or its lease has ended (worker_lease of the coordinator); connect anew");
   }
   return failure;
 }

@@ -121,7 +121,9 @@ class ClusterConfig(StrictModel):
         10.0,
         ge=0.1,
         le=3600,
-        description="Seconds without a heartbeat after which a worker loses its place in the job.",
+        description="Seconds without a heartbeat after which a worker loses its place in the job as soon as something "
+        "waits for it: a step, a save, a restore, a registration. Where nothing does, it loses it after three times as "
+        "long.",
     )
     shard_lease: Seconds = Field(
         10.0, ge=0.1, le=3600, description="Seconds without a heartbeat after which a shard counts as lost."

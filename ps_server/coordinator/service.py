@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from ...proto import control_pb2 as pb
@@ -56,12 +56,14 @@ class CoordinatorService:
         self._save = save
         self._operations = JobOperations(cluster, shard_calls, save)
         self._clock = clock
-        self._tables = Tables(cluster, shard_calls, save)
+        self._tables = Tables(cluster, shard_calls, save, self._wait_for_end)
         self._registrations = WorkerRegistrations(
-            cluster, shard_calls, self._operations, save=save, clock=clock, begin=self._begin
+            cluster, shard_calls, self._operations, save=save, clock=clock, begin=self._begin, wait_for=self._wait_for
         )
-        self._saves = CheckpointSaves(cluster, shard_calls, self._operations, save)
-        self._restores = CheckpointRestores(cluster, shard_calls, self._operations, save, self._tables.lock)
+        self._saves = CheckpointSaves(cluster, shard_calls, self._operations, save, self._wait_for)
+        self._restores = CheckpointRestores(
+            cluster, shard_calls, self._operations, save, self._tables.lock, self._wait_for
+        )
         self.recoveries = ShardRecoveries(cluster, shard_calls, self._tables.lock, save)
         self._damage_notes = DamageNotes(cluster)
         self._row_saves = PeriodicSaves(cluster, self._saves, save)
@@ -229,7 +231,7 @@ class CoordinatorService:
         """Renews a worker's lease."""
         ticket = self._ticket_of(request)
         step = request.step if request.HasField("step") else None
-        self._cluster.jobs.heartbeat(ticket, step, self._clock(), busy=request.busy)
+        self._cluster.jobs.heartbeat(ticket, step, self._clock(), busy=request.busy, waits=request.waits)
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.heard(key, time.time() + self._cluster.jobs.lease_sec / 3)
         shards, now = self._cluster.shards.shards, self._clock()
@@ -253,6 +255,8 @@ class CoordinatorService:
         known.update(span.key for span in cluster.rosters[job.job_id].spans.values() if span.until_step is None)
         holder = ticket.worker_id, ticket.epoch
         given = cluster.data.answer(job.job_id, job.generation, ask_of(request), holder, known)
+        if given.chunk is None and not given.is_over:  # others have the last chunks
+            self._wait_for({job.job_id})
         if given.chunk is not None or request.done or request.HasField("tested"):
             self._save()
         return lease_reply(given)
@@ -345,18 +349,23 @@ class CoordinatorService:
         now = self._clock()
         for shard in self._cluster.shards.expire(now):
             log.warning("shard %d (process %d) is lost: it sent no heartbeat", shard.index, shard.pid)
-        ended = self._cluster.jobs.expire(now)
-        for ticket in ended:
-            log.warning("worker %d (rank %d) has left its job: its lease has ended", ticket.worker_id, ticket.rank)
-            name, key = self._cluster.jobs.names[ticket.job_id], (ticket.job_id, ticket.worker_id)
-            lease_sec = self._cluster.jobs.lease_sec
-            self._cluster.faults.lease_ended(name, key, ticket.rank, ticket.epoch, time.time(), lease_sec)
+        lacks_shard = self._cluster.shards.problem()  # one that comes back may wait for the end of jobs
+        ended = self._cluster.end_leases(now, time.time(), self._cluster.jobs.jobs if lacks_shard else ())
         self._forget_ended(now)
         if ended:
             await self._registrations.notify()
         if not self._cluster.shards.problem():
             for job_id in self._operations.unsettled():
                 self._begin(self._registrations.after_leaving(job_id))
+
+    def _wait_for(self, job_ids: Collection[int]) -> None:
+        """Ends the leases of late workers of some jobs, for which something waits; shards hear of it soon."""
+        self._cluster.end_leases(self._clock(), time.time(), job_ids)
+
+    async def _wait_for_end(self, job_ids: Collection[int]) -> None:
+        """As :meth:`_wait_for`; returns when the shards have heard of the jobs that are over now."""
+        self._wait_for(job_ids)
+        await self._operations.settle_ended()
 
     def _forget_ended(self, now: float) -> None:
         """Forgets jobs that ended long ago; the saved state follows with its next change."""

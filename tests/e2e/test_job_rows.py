@@ -17,7 +17,6 @@ from sparserow.proto.errors import (
     DeadlineExceeded,
     Fenced,
     ResourceExhausted,
-    SparserowError,
     Unavailable,
     error_of,
 )
@@ -155,7 +154,7 @@ def test_a_worker_that_has_left_is_refused(control: ControlClient) -> None:
     (worker,) = join(control, "left", 1)
     worker.push(0)
     control.deregister_worker(worker.identity)
-    with pytest.raises(SparserowError, match="job 'rows/left' is over: all its workers have left; connect anew"):
+    with pytest.raises(Fenced, match="job 'rows/left' is over: all its workers have left, or their leases have ended"):
         worker.push(1)
 
 

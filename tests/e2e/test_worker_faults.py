@@ -35,7 +35,7 @@ def test_one_command_shows_why_each_worker_of_a_job_ended(
     launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    with sr.local_cluster(shards=1, worker_lease=8.0) as cluster:
+    with sr.local_cluster(shards=1, worker_lease=3.0) as cluster:
         silent = subprocess.Popen([sys.executable, "-c", JOIN_AND_WAIT, cluster.address], stdin=subprocess.PIPE)
         try:
             failing = launcher.start_script("failing_worker.py", cluster.address, "1", "2")

@@ -10,7 +10,7 @@ import pytest
 
 from fault_proxy import ASSIGN, COMMIT, DELETE, FaultProxy, Faults
 from sparserow.cpp_ext import _client, _server
-from sparserow.proto.errors import Fenced, InvalidArgument, NotFound, Unavailable, error_of
+from sparserow.proto.errors import Fenced, InvalidArgument, Unavailable, error_of
 
 SLOTS = 1024
 DIM = 4
@@ -143,7 +143,7 @@ def test_who_left_sets_and_deletes_nothing_and_a_job_that_is_over_is_named():
             lambda: client.push(table, keys, rows, dim=DIM, lr=1.0, sequence=2),
             lambda: client.pull(table, keys, dim=DIM, step=0),
         ):
-            with pytest.raises(NotFound, match="job 'ads/ctr' is over: all its workers have left; connect anew"):
+            with pytest.raises(Fenced, match="job 'ads/ctr' is over: all its workers have left, or their leases have"):
                 call()
         found_rows, _, found = store.pull(table, keys.astype(np.uint64))
         assert found.all()

@@ -10,6 +10,8 @@ from sparserow.ps_server.coordinator.state.membership import JobTerms, Membershi
 LEASE = 10.0
 SYNC = JobTerms(world_size=2, staleness=0, grad_scale="mean")
 ASYNC = JobTerms(world_size=2, staleness=None, grad_scale="mean")
+BOUNDED = JobTerms(world_size=2, staleness=2, grad_scale="mean")
+QUORUM = JobTerms(world_size=3, staleness=0, grad_scale="mean", quorum=2)
 
 
 @pytest.fixture
@@ -83,8 +85,60 @@ def test_a_lease_ends_unless_it_is_renewed(jobs: Membership) -> None:
     assert list(jobs.check(zero).members) == [0]
     with pytest.raises(Fenced, match=r"worker 2 \(epoch 1\) is not a member of job ads/ctr: its lease has ended"):
         jobs.heartbeat(one, step=5, now=110.0)
-    assert jobs.expire(119.0) == [zero]
+    assert jobs.expire(138.9) == [], "nothing waits for the last one"
+    assert jobs.expire(139.0) == [zero]
     assert jobs.jobs == {}
+
+
+@pytest.mark.parametrize("terms", [SYNC, BOUNDED, ASYNC, QUORUM], ids=["sync", "bounded", "async", "quorum"])
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3, 50])
+def test_a_late_worker_stays_until_a_step_needs_it(jobs: Membership, terms: JobTerms, ahead: int) -> None:
+    late, *others = gathered(jobs, terms, now=100.0)
+    jobs.heartbeat(late, step=7, now=100.0)
+    for other in others:
+        jobs.heartbeat(other, step=7 + ahead, now=109.0)
+    needs_it = {SYNC: ahead > 0, BOUNDED: ahead > 2, ASYNC: False, QUORUM: False}[terms]
+    assert jobs.expire(110.0) == ([late] if needs_it else [])
+    if not needs_it:
+        jobs.heartbeat(late, step=8, now=129.9)
+        for other in others:
+            jobs.heartbeat(other, step=8, now=129.9)
+        assert jobs.expire(139.8) == []
+        jobs.check(late)
+
+
+def test_a_quorum_needs_a_late_worker_when_too_few_others_are_there(jobs: Membership) -> None:
+    first, second, third = gathered(jobs, QUORUM, now=100.0)
+    jobs.heartbeat(first, step=9, now=109.0)
+    assert jobs.expire(110.0) == [second, third], "one of a quorum of two waits"
+
+
+def test_a_late_worker_leaves_when_another_one_waits_for_it(jobs: Membership) -> None:
+    late, other = gathered(jobs, ASYNC, now=100.0)
+    jobs.heartbeat(other, step=None, now=109.0, waits=True)
+    assert jobs.expire(109.9) == [], "its lease runs"
+    assert jobs.expire(110.0) == [late]
+
+
+def test_one_that_waits_and_is_late_itself_ends_no_lease(jobs: Membership) -> None:
+    late, other = gathered(jobs, ASYNC, now=100.0)
+    jobs.heartbeat(other, step=None, now=100.0, waits=True)
+    assert jobs.expire(111.0) == []
+    assert jobs.expire(111.0, waited=[late.job_id]) == [late, other]
+
+
+def test_a_job_of_which_something_waits_keeps_those_that_are_in_time(jobs: Membership) -> None:
+    late, other = gathered(jobs, ASYNC, now=100.0)
+    jobs.heartbeat(other, step=3, now=105.0)
+    assert jobs.expire(110.0, waited=[12345]) == []
+    assert jobs.expire(110.0, waited=jobs.jobs) == [late]
+
+
+def test_the_error_names_the_lease(jobs: Membership) -> None:
+    (ticket,) = gathered(jobs, JobTerms(1, None, "mean"), now=0.0)
+    assert jobs.expire(30.0) == [ticket]
+    with pytest.raises(Fenced, match=r"its lease has ended \(worker_lease: 10 s, three times as long where nothing"):
+        jobs.heartbeat(ticket, step=5, now=30.0)
 
 
 def test_a_candidate_has_no_lease_to_lose(jobs: Membership) -> None:
@@ -217,5 +271,5 @@ def test_a_candidate_that_withdraws_is_gone(jobs: Membership) -> None:
 def test_leases_are_longer_by_the_time_nobody_could_be_heard(jobs: Membership) -> None:
     zero, one = gathered(jobs, now=0.0)
     jobs.extend(7.0)
-    assert jobs.expire(16.9) == []
-    assert jobs.expire(17.0) == [zero, one]
+    assert jobs.expire(16.9, jobs.jobs) == []
+    assert jobs.expire(17.0, jobs.jobs) == [zero, one]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ....proto import control_pb2 as pb
@@ -60,6 +60,7 @@ class CheckpointRestores:
         operations: freezes the job whose rows are restored.
         save: saves the state of the cluster.
         tables_lock: the lock that is held while tables are created or dropped.
+        wait_for: ends the leases of late workers of jobs, for which something waits.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class CheckpointRestores:
         operations: JobOperations,
         save: Callable[[], None],
         tables_lock: TurnLock,
+        wait_for: Callable[[Collection[int]], None],
     ) -> None:
         self._cluster = cluster
         self._shard_calls = shard_calls
         self._operations = operations
         self._save = save
         self._tables_lock = tables_lock
+        self._wait_for = wait_for
         self._current: _Restore | None = None
         self._failed: tuple[int, int, SparserowError] | None = None  # the job and the attempt of the last that failed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,11 +197,8 @@ class CheckpointRestores:
         deadline = loop.time() + _GATHER_DEADLINE_SEC
         while True:
             jobs = self._cluster.jobs.jobs
-            others = [
-                job.full_name
-                for number, job in jobs.items()
-                if number != job_id and (not namespace or job.namespace == namespace)
-            ]
+            self._wait_for([job.job_id for job in self._cluster.jobs.in_namespace(namespace)])
+            others = [job.full_name for job in self._cluster.jobs.in_namespace(namespace) if job.job_id != job_id]
             if others:
                 where = f"namespace {namespace}" if namespace else "this cluster, of which every namespace is restored"
                 raise FailedPrecondition(
@@ -209,6 +209,7 @@ class CheckpointRestores:
                 raise Unavailable("restore: all workers of the job have left before it began; nothing was changed")
             members = {(m.ticket.worker_id, m.ticket.epoch) for m in job.members.values()} if job is not None else set()
             if members <= restore.entered:
+                await self._operations.settle_ended()
                 return
             if loop.time() > deadline:
                 missing = ", ".join(str(worker) for worker, _ in sorted(members - restore.entered))

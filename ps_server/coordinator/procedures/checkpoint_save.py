@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ....proto import control_pb2 as pb
@@ -51,12 +51,18 @@ class CheckpointSaves:
         shard_calls: the connections to the shards.
         operations: freezes the jobs for the cut.
         note: saves the state of the cluster.
+        wait_for: ends the leases of late workers of jobs, for which something waits.
     """
 
     def __init__(
-        self, cluster: Cluster, shard_calls: ShardCalls, operations: JobOperations, note: Callable[[], None]
+        self,
+        cluster: Cluster,
+        shard_calls: ShardCalls,
+        operations: JobOperations,
+        note: Callable[[], None],
+        wait_for: Callable[[Collection[int]], None],
     ) -> None:
-        self._cluster, self._note = cluster, note
+        self._cluster, self._note, self._wait_for = cluster, note, wait_for
         self._shard_calls = shard_calls
         self._operations = operations
         self._saves: dict[tuple[str, str], Save] = {}  # the last few saves, by (url, name)
@@ -227,7 +233,11 @@ class CheckpointSaves:
             self._cluster.check_whole()
             loads = self._cluster.loads
             save.base = await asyncio.to_thread(find_base, save.folder, self._cluster, save.full_every)
-            points, cuts = await self._operations.cut(lambda points: self._cut(save, points))
+            try:
+                points, cuts = await self._operations.cut(lambda points: self._cut(save, points))
+            except DeadlineExceeded:  # a late worker may owe the rest of a commit; the next save does without it
+                self._wait_for(self._cluster.jobs.jobs)
+                raise
             if self._cluster.loads != loads:
                 raise Unavailable("rows were restored while the cut was taken; save again")
             save.step = next((point.step for point in points if point.job_id == save.job_id), -1)
@@ -287,6 +297,7 @@ class CheckpointSaves:
         while True:
             if save.problem is not None:
                 raise save.problem
+            self._wait_for({save.job_id})
             members = {
                 (save.job_id, member.ticket.worker_id, member.ticket.epoch)
                 for member in self._members(save.job_id).values()

@@ -124,6 +124,15 @@ class JobOperations:
                     return
                 await self._operate(job_id, job)
 
+    async def settle_ended(self) -> None:
+        """Informs the shards of the jobs that are over, so that no late commit of one comes after this call.
+
+        A shard that cannot be reached hears of it before it serves again.
+        """
+        for job_id in [each for each in self._cluster.rosters if each not in self._cluster.jobs.jobs]:
+            with contextlib.suppress(SparserowError):
+                await self.settle(job_id)
+
     def _lock_of(self, job_id: int) -> asyncio.Lock:
         return self._locks.setdefault(job_id, asyncio.Lock())
 

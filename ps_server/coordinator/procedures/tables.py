@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 from ....proto import control_pb2 as pb
@@ -32,15 +32,23 @@ class Tables:
         cluster: the state of the cluster; only this class and a restore change its registry.
         shard_calls: the connections to the shards.
         save: saves the cluster, where it is saved, before anything is sent to a shard.
+        wait_for: ends the leases of late workers of jobs, for which something waits.
 
     Attributes:
         lock: held by everything that must not overlap with a change of tables.
     """
 
-    def __init__(self, cluster: Cluster, shard_calls: ShardCalls, save: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        shard_calls: ShardCalls,
+        save: Callable[[], None],
+        wait_for: Callable[[Collection[int]], Awaitable[None]],
+    ) -> None:
         self._cluster = cluster
         self._shard_calls = shard_calls
         self._save = save
+        self._wait_for = wait_for
         self.lock = TurnLock()
         self._changes: set[asyncio.Task[Any]] = set()
 
@@ -111,7 +119,10 @@ class Tables:
 
     async def _drop(self, request: pb.DropTablesRequest, *, counts: bool) -> pb.DropTablesReply:
         schemas = self._named(request)
-        jobs = [job.full_name for job in self._cluster.jobs.jobs.values() if job.namespace == request.namespace]
+        running = self._cluster.jobs.in_namespace(request.namespace)
+        if request.only_unused:
+            await self._wait_for([job.job_id for job in running])
+        jobs = [job.full_name for job in self._cluster.jobs.in_namespace(request.namespace)]
         if jobs and request.only_unused:
             raise FailedPrecondition(
                 f"namespace {request.namespace!r}: {', '.join(sorted(jobs)[:5])} may use its tables; end "

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from ....proto import control_pb2 as pb
-from ....proto.errors import SparserowError, not_allowed
+from ....proto.errors import ResourceExhausted, SparserowError, not_allowed
 from ....proto.job_terms import GRAD_SCALES
 from ....proto.names import check_name, id_of_name
 from ....proto.security.security import process_security
@@ -41,6 +41,7 @@ class WorkerRegistrations:
         save: saves the state of the cluster.
         clock: returns monotonic time in seconds.
         begin: starts a task that no request waits for.
+        wait_for: ends the leases of late workers of jobs, for which something waits.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class WorkerRegistrations:
         save: Callable[[], None],
         clock: Callable[[], float],
         begin: Callable[[Coroutine[Any, Any, None]], object],
+        wait_for: Callable[[Collection[int]], None],
     ) -> None:
         self._cluster, self._operations = cluster, operations
-        self._save, self._clock, self._begin = save, clock, begin
+        self._save, self._clock, self._begin, self._wait_for = save, clock, begin, wait_for
         self._membership_changed = asyncio.Condition()
         self._found_tables = FoundTablesOfJobs(cluster, shard_calls)
         self._rates = RegistrationRates()
@@ -131,9 +133,14 @@ class WorkerRegistrations:
         if wait_sec:
             await asyncio.sleep(wait_sec)
             self._cluster.check_ready()
-        jobs = self._cluster.jobs.jobs
-        if id_of_name(f"{namespace}/{request.job}") not in jobs:
-            quotas.check_jobs(namespace, 1 + sum(job.namespace == namespace for job in jobs.values()))
+        jobs, own = self._cluster.jobs, id_of_name(f"{namespace}/{request.job}")
+        self._wait_for({own})
+        if own not in jobs.jobs:
+            try:
+                quotas.check_jobs(namespace, 1 + len(jobs.in_namespace(namespace)))
+            except ResourceExhausted:
+                self._wait_for([job.job_id for job in jobs.in_namespace(namespace)])
+                quotas.check_jobs(namespace, 1 + len(jobs.in_namespace(namespace)))
         return wait_sec
 
     async def _gather(self, ticket: Ticket, wait_sec: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -114,6 +114,21 @@ class Cluster:
             jobs=Membership(options.worker_lease_sec, options.job_memory_sec),
             checkpoint_roots=options.checkpoint_roots,
         )
+
+    def end_leases(self, now: float, unix_sec: float, waited: Collection[int] = ()) -> list[Ticket]:
+        """Removes the workers whose lease has ended, and notes their faults; returns their tickets.
+
+        Args:
+            now: the present time on the clock of leases, in seconds.
+            unix_sec: the present time of the calendar, in seconds.
+            waited: jobs of which something waits for every worker.
+        """
+        ended = self.jobs.expire(now, waited)
+        for ticket in ended:
+            log.warning("worker %d (rank %d) has left its job: its lease has ended", ticket.worker_id, ticket.rank)
+            name, key = self.jobs.names[ticket.job_id], (ticket.job_id, ticket.worker_id)
+            self.faults.lease_ended(name, key, ticket.rank, ticket.epoch, unix_sec, self.jobs.lease_sec)
+        return ended
 
     def check_ready(self) -> None:
         """Raises Unavailable with the names of the shards that are waited for, unless every shard serves."""

@@ -100,11 +100,11 @@ class FaultBook:
     def lease_ended(
         self, full_name: str, key: tuple[int, int], rank: int, epoch: int, now: float, lease_sec: float
     ) -> Fault:
-        """Notes that a worker sent no heartbeat for a lease; the fault has the time of the missing heartbeat."""
+        """Notes that a worker's lease has ended; the fault has the time of the missing heartbeat."""
         process = self.processes.get(key, Process(rank, epoch, "", 0))
+        missed = self._due.get(key, now - lease_sec * 2 / 3)
         self.left(key, epoch)
         message = "its lease has ended: it was killed or held up, or its host cannot be reached"
-        missed = now - lease_sec * 2 / 3
         return self._add(full_name, key[1], process, missed, message, echo=self._said_why(full_name, missed))
 
     def told(

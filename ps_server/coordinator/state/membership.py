@@ -1,7 +1,8 @@
 """Jobs and their workers: ranks, epochs and leases. The module does no I/O and is not thread-safe.
 
 A job gathers until ``world_size`` ranks have registered; then all of them are admitted together. A member leaves by
-itself or when its lease ends. A job without members is over. The commits of a member that has left still count
+itself or when its lease ends: one that was not heard for a lease is *late*, and its lease ends as soon as something
+waits for it, or two leases later. A job without members is over. The commits of a member that has left still count
 (roster.py).
 
 A rank that registers again gets a new epoch, and its former registration is fenced. In a synchronous job that also
@@ -28,6 +29,8 @@ from dataclasses import dataclass, field, replace
 from ....proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, not_allowed
 from ....proto.names import check_name, id_of_name
 from .ended_jobs import EndedJobs
+
+_LEASES = 3  # how many leases a member may be silent while nothing waits for it
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Member:
     admitted: bool = False
     joins: bool = False  # whether the job was running already when it registered
     busy: bool = False  # whether it said in its last heartbeat that it is at work on what it does alone
+    waits: bool = False  # whether it said there that it waits for other workers of the job
 
 
 @dataclass
@@ -109,7 +113,8 @@ class Membership:
     """All jobs of a cluster.
 
     Args:
-        lease_sec: the seconds without a heartbeat after which a member leaves its job.
+        lease_sec: the seconds without a heartbeat after which a member leaves its job when something waits for it;
+            when nothing does, it leaves after three times as long.
         memory_sec: the seconds after its end at which a job is forgotten.
     """
 
@@ -121,6 +126,10 @@ class Membership:
         self.next_worker_id = 1
         self.next_generation = 1
         self._ended = EndedJobs(memory_sec)
+
+    def in_namespace(self, namespace: str) -> list[Job]:
+        """Returns the jobs of a namespace; "": all jobs."""
+        return [job for job in self.jobs.values() if namespace in ("", job.namespace)]
 
     def register(self, namespace: str, name: str, rank: int, terms: JobTerms, proof: bytes = b"") -> Ticket:
         """Adds a rank to its job as a candidate, and fences its former registration.
@@ -168,8 +177,9 @@ class Membership:
         if job is None or member is None or member.ticket != ticket:
             name = self.names.get(ticket.job_id, str(ticket.job_id))
             raise Fenced(
-                f"worker {ticket.worker_id} (epoch {ticket.epoch}) is not a member of job {name}: its lease has ended, "
-                "or a worker of the job has registered again; connect anew"
+                f"worker {ticket.worker_id} (epoch {ticket.epoch}) is not a member of job {name}: its lease has ended "
+                f"(worker_lease: {self.lease_sec:g} s, three times as long where nothing waits for the worker), or a "
+                "worker of the job has registered again; connect anew"
             )
         return job
 
@@ -243,15 +253,17 @@ class Membership:
             member.step = max(reached + 1, *(other.step for other in job.members.values()))
         return member.step
 
-    def heartbeat(self, ticket: Ticket, step: int | None, now: float, *, busy: bool = False) -> None:
-        """Renews a lease, and notes whether the worker is busy, and its step unless it is None.
+    def heartbeat(
+        self, ticket: Ticket, step: int | None, now: float, *, busy: bool = False, waits: bool = False
+    ) -> None:
+        """Renews a lease, and notes whether the worker is busy or waits for others, and its step unless it is None.
 
         Raises:
             Fenced: as for :meth:`check`.
         """
         member = self.check(ticket).members[ticket.rank]
         member.expires_at = now + self.lease_sec
-        member.busy = busy
+        member.busy, member.waits = busy, waits
         if step is not None:
             member.step = max(member.step, step)
 
@@ -271,10 +283,23 @@ class Membership:
         self._remove(job, ticket.rank)
         return job
 
-    def expire(self, now: float) -> list[Ticket]:
-        """Removes the members whose lease has ended, and returns their tickets."""
+    def expire(self, now: float, waited: Collection[int] = ()) -> list[Ticket]:
+        """Removes the members whose lease has ended, and returns their tickets.
+
+        Args:
+            now: the present time, in seconds.
+            waited: jobs whose late members something waits for, besides other members.
+        """
         ended = [
-            member.ticket for job in self.jobs.values() for member in job.members.values() if member.expires_at <= now
+            member.ticket
+            for job_id, job in self.jobs.items()
+            for member in job.members.values()
+            if member.expires_at <= now
+            and (
+                job_id in waited
+                or member.expires_at + (_LEASES - 1) * self.lease_sec <= now
+                or _is_waited_for(job, member, now)
+            )
         ]
         for ticket in ended:
             self._remove(self.jobs[ticket.job_id], ticket.rank)
@@ -375,6 +400,19 @@ class Membership:
         job.revision += 1
         if not job.members:
             del self.jobs[job.job_id]
+
+
+def _is_waited_for(job: Job, late: Member, now: float) -> bool:
+    """Whether another member waits for a late one: it says so, or its next step needs one that the late one owes."""
+    others = [member for member in job.members.values() if member.expires_at > now]
+    if any(member.waits for member in others):
+        return True
+    terms = job.terms
+    if terms.staleness is None:
+        return False
+    if terms.quorum is not None:
+        return 0 < len(others) < terms.quorum
+    return any(member.step - late.step > terms.staleness for member in others)
 
 
 def _differs(one: JobTerms, other: JobTerms, field_name: str) -> bool:
