@@ -49,6 +49,7 @@ MOST: dict[str, int | None] = {
     "ReadChangesRequest.acked_versions": 8 * _MOST_SLOTS,
     **dict.fromkeys(("OpenCursorRequest.key", "ReadChangesRequest.key", "CloseCursorRequest.key"), 16),
     "LookupRequest.tables": 4096,
+    "MakeKeysRequest.values": 1 << 20,
     **dict.fromkeys(("PullRowsRequest.keys", "PullRowsRequest.packed_keys"), None),
     **dict.fromkeys(("PushRowsRequest.keys", "PushRowsRequest.packed_keys", "PushRowsRequest.grads"), None),
     **dict.fromkeys(("TableKeys.keys", "TableKeys.packed_keys"), None),

@@ -72,9 +72,10 @@ NAMES: dict[str, Check] = {
         ),
         _CURSOR,
     ),
-    "LookupRequest.model": _MODEL,
+    **dict.fromkeys(("LookupRequest.model", "MakeKeysRequest.model"), _MODEL),
     "DescribeRequest.model": _MODEL,
-    "LookupRequest.routing_key": _short_text(MOST_ROUTING_KEY),
+    **dict.fromkeys(("LookupRequest.routing_key", "MakeKeysRequest.routing_key"), _short_text(MOST_ROUTING_KEY)),
+    "MakeKeysRequest.feature": _NAME,
     "WrittenFile.file": check_file_name,
     "WrittenFile.xxh3": _at_most(MOST_CHECKSUM),
 }

@@ -2,7 +2,8 @@
 
 GET  /v1/health   200 when this process is ready, else 503; problems only for a caller with a token, if there are tokens
 GET  /v1/models   versions and aliases of the namespaces that the token reaches
-POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}
+POST /v1/lookup   {"model": "ctr", "tables": {"user": [1, 2]}, "routing_key": "u7", "deadline_ms": 20}; in place of keys
+                  there may be {"feature": "user", "values": ["ada"]}, of which the version's feature makes them
 
 A token is sent as ``Authorization: Bearer TOKEN``. It is checked before any part of the body is read.
 """
@@ -13,7 +14,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,9 +25,11 @@ from ..proto.config.http_limits import HttpLimits
 from ..proto.cores import available_cores
 from ..proto.errors import InvalidArgument, PermissionDenied, SparserowError, not_allowed
 from ..proto.fair_memory import FairMemory
+from ..proto.published.model_names import parse_model
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json
-from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
+from .lookup import DEADLINE_SEC, MOST_KEYS, LocalLookup, checked_keys
+from .version_features import FeatureValues
 from .versions import ServedModels
 
 _STATUS = {
@@ -82,6 +85,7 @@ class _Asked:
     tables: dict[str, NDArray[np.uint64]]
     routing_key: str
     deadline_sec: float
+    values: dict[str, FeatureValues]  # of which the version's features make the keys of further tables
 
 
 class HttpFront:
@@ -160,6 +164,8 @@ class HttpFront:
         client = grant.name if token else exchange.peer
         async with self._memory.charged(client, self._limits.body_cost(length)):
             asked = await self._in_thread(partial(_parsed, await exchange.read(length)))
+            if asked.values:
+                asked = await self._in_thread(partial(self._with_keys, asked, token))
         reply_bytes = await self._in_thread(partial(self._reply_bytes, asked, token))
         async with self._memory.charged(client, self._limits.reply_cost(reply_bytes)):
             data = await self._in_thread(partial(self._looked_up, asked, token))
@@ -195,6 +201,14 @@ class HttpFront:
                 f"of these tables at most {fits} keys fit in a lookup",
             )
         return needed
+
+    def _with_keys(self, asked: _Asked, token: str) -> _Asked:
+        """Returns the request with the keys of its values, of the version whose features made them."""
+        model, tables = asked.model, dict(asked.tables)
+        for table, values in asked.values.items():
+            version, tables[table] = self._lookup.keys(model, values, asked.routing_key, token=token)
+            model = f"{parse_model(model)[0]}@{version}"
+        return replace(asked, model=model, tables=tables, values={})
 
     def _looked_up(self, asked: _Asked, token: str) -> bytes:
         answer = self._lookup.lookup(
@@ -249,7 +263,10 @@ def _models(models: ServedModels, grant: TokenEntry) -> Any:
 def _parsed(data: bytes) -> _Asked:
     body = parse_json(data)
     if not isinstance(body, dict) or not isinstance(body.get("tables"), dict):
-        raise InvalidArgument('the body must be {"model": NAME, "tables": {TABLE: [KEY, ...]}}')
+        raise InvalidArgument(
+            'the body must be {"model": NAME, "tables": {TABLE: [KEY, ...]}}; in place of keys there may be '
+            '{"feature": NAME, "values": [VALUE, ...]}'
+        )
     unknown = sorted(set(body) - _KNOWN)
     if unknown:
         raise InvalidArgument(f"{unknown[0]}: unknown key; known keys: {', '.join(sorted(_KNOWN))}")
@@ -259,5 +276,17 @@ def _parsed(data: bytes) -> _Asked:
     deadline_ms = body.get("deadline_ms", DEADLINE_SEC * 1000)
     if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, int | float) or not 1 <= deadline_ms <= 600_000:
         raise not_allowed("deadline_ms", deadline_ms, "[1, 600000]")
-    keys = {table: checked_keys(keys, table) for table, keys in body["tables"].items()}
-    return _Asked(model, keys, routing_key, deadline_ms / 1000)
+    given = body["tables"]
+    keys = {table: checked_keys(keys, table) for table, keys in given.items() if not isinstance(keys, dict)}
+    values = {table: _values(asked, table) for table, asked in given.items() if isinstance(asked, dict)}
+    return _Asked(model, keys, routing_key, deadline_ms / 1000, values)
+
+
+def _values(asked: dict[str, Any], table: str) -> FeatureValues:
+    unknown = sorted(set(asked) - {"feature", "values"})
+    if unknown:
+        raise InvalidArgument(f"table {table!r}: {unknown[0]}: unknown key; known keys: feature, values")
+    values = FeatureValues.checked(asked.get("feature"), asked.get("values"), f"table {table!r}")
+    if len(values) > MOST_KEYS:
+        raise InvalidArgument(f"table {table!r}: {len(values)} values; allowed: at most {MOST_KEYS} in a call")
+    return values

@@ -22,6 +22,7 @@ from ..proto.published.row_parts import Keys, read_rows, read_tensors
 from ..proto.schema import TableSchema
 from .client.shard_assignment import ShardAssignment
 from .row_memory import RowMemory
+from .version_features import VersionFeatures
 
 Progress: TypeAlias = Callable[[int], None]
 _TIERED_ROWS = 4096  # rows of one assignment to a store with an SSD, which must make room for them
@@ -55,6 +56,7 @@ class LoadedVersion:
         tables: the tables by name.
         store: the rows, with their versions in training.
         slots: for each slot, the version up to which the store has every change, (slot_count) uint64; 0: nothing.
+        features: makes keys of values; None: the version was not published.
     """
 
     model: str
@@ -64,6 +66,7 @@ class LoadedVersion:
     tables: dict[str, ServedTable]
     store: _server.Store
     slots: NDArray[np.uint64]
+    features: VersionFeatures | None = None
 
     @property
     def slot_count(self) -> int:
@@ -154,6 +157,7 @@ def load_version(
         tables=tables,
         store=store,
         slots=np.array(slots, dtype=np.uint64),
+        features=VersionFeatures(folder, manifest.features, name),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _server
-from ..proto.errors import InvalidArgument, NotFound, not_allowed
+from ..proto.errors import FailedPrecondition, InvalidArgument, NotFound, not_allowed
 from ..proto.published.model_names import handle_of, parse_model, routing_hash
 from ..proto.published.registry import Alias
 from ..proto.row_keys import hash_key
@@ -24,6 +24,7 @@ from ..proto.security.security import check_namespace, process_security, reaches
 from .client.shard_assignment import ShardAssignment
 from .loaded_version import LoadedVersion
 from .peers import FoundRows, Peers
+from .version_features import FeatureValues
 from .versions import Served, ServedModels
 
 MOST_KEYS = 1_000_000  # the most keys of a table in one call
@@ -137,6 +138,22 @@ class LocalLookup:
         shapes = [loaded.tables[table].schema for table in tables]
         problems = self._peers.complete(handle_of(name, version), shapes, list(tables.values()), found, deadline)
         return LookupAnswer(version, served.dense_version, found, problems)
+
+    def keys(
+        self, model: str, asked: FeatureValues, routing_key: str = "", *, token: str = ""
+    ) -> tuple[int, NDArray[np.uint64]]:
+        """Returns the version that answers, and the keys that its feature makes of values, (n) uint64.
+
+        Raises:
+            FailedPrecondition: the version was published without features.
+            InvalidArgument: it has no such feature, or the feature refuses a value.
+            PermissionDenied, NotFound: see :meth:`lookup`.
+        """
+        name, version, served = self._checked(model, (), routing_key, token)
+        features = served.loaded.features
+        if features is None:
+            raise FailedPrecondition(f"{name}@{version} follows training without a publication; look up keys")
+        return version, features.keys(asked)
 
     def dims(self, model: str, tables: Iterable[str], routing_key: str = "", *, token: str = "") -> dict[str, int]:
         """Returns the number of columns of each table; see :meth:`lookup` for the arguments and errors."""

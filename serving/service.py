@@ -19,8 +19,9 @@ from ..proto.security.security import TokenEntry, bearer_token, process_security
 from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .client.shard_assignment import ShardAssignment
 from .live_sync import FRESHNESS_SEC
-from .lookup import DEADLINE_SEC, LocalLookup, checked_keys
+from .lookup import DEADLINE_SEC, MOST_KEYS, LocalLookup, checked_keys
 from .peers import FoundRows
+from .version_features import FeatureValues
 from .versions import Served, ServedModels
 
 _LOOKUP_THREADS = min(32, available_cores() + 4)
@@ -88,6 +89,16 @@ class ServingService:
             tables=[_message(rows) for rows in answer.tables],
             problems=answer.problems,
         )
+
+    async def MakeKeys(self, request: pb.MakeKeysRequest, context: Any) -> pb.MakeKeysReply:
+        """Answers with the keys that a feature of a version makes of values."""
+        if len(request.values) > MOST_KEYS:
+            raise InvalidArgument(f"values: {len(request.values)}; allowed: at most {MOST_KEYS} in a call")
+        token = bearer_token(context.invocation_metadata())
+        asked = FeatureValues(request.feature, list(request.values))
+        make = partial(self._lookup.keys, request.model, asked, request.routing_key, token=token)
+        version, keys = await asyncio.get_running_loop().run_in_executor(self._threads, make)
+        return pb.MakeKeysReply(version=version, keys=keys.tolist())
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         """Answers with the versions and aliases that this process serves, and with its address."""

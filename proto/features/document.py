@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from ..config.csv_dialect import CsvDialect
-from ..documents import checked, parse_json
+from ..documents import Positive, checked, parse_json
 from ..errors import DataLoss, InvalidArgument
 from ..row_keys import TextHasher, hash_texts
 from .base import Feature
@@ -18,7 +18,7 @@ from .kinds import KINDS, NumericFeature, feature_of
 from .vocabulary import Vocabulary
 
 FEATURES = "features.json"
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 64 << 20
 
 Arguments: TypeAlias = tuple[str | tuple[str, ...], ...]
@@ -38,13 +38,16 @@ class FeatureDocument:
         arguments: the features of each argument of the program, in order: one, or those that are its columns.
         csv: how the delimited text of the training files writes its fields, every option of :class:`CsvDialect`; null:
             there was none.
+        rows: by the name of a feature: the number of rows of its table, where the model looks a key up at key modulo
+            rows.
     """
 
-    format: Literal[1]
+    format: Literal[2]
     features: dict[_Text, dict[_Text, Any]]
     statistics: dict[_Text, _Numbers]
     arguments: tuple[_Text | tuple[_Text, ...], ...]
     csv: dict[_Text, Any] | None
+    rows: dict[_Text, Positive]
 
 
 _DOCUMENT = TypeAdapter(FeatureDocument)
@@ -70,6 +73,7 @@ def files_of(features: FeatureSet, arguments: Arguments) -> dict[str, bytes]:
         "statistics": {name: list(values) for name, values in features.statistics.items()},
         "arguments": list(arguments),
         "csv": None if features.csv is None else features.csv.model_dump(mode="json"),
+        "rows": dict(features.rows),
     }
     return {FEATURES: json.dumps(document, indent=1).encode(), **files}
 
@@ -118,7 +122,7 @@ def features_of(files: dict[str, bytes], where: str, hasher: TextHasher = hash_t
     except (InvalidArgument, KeyError) as error:
         raise DataLoss(f"{place}: is damaged: {error}") from None
     csv = None if document.csv is None else _dialect_of(document.csv, place)
-    whole = FeatureSet(features, {**given, **document.statistics}, vocabularies, hasher, csv)
+    whole = FeatureSet(features, {**given, **document.statistics}, vocabularies, hasher, csv, document.rows)
     known = {feature.name for feature in features}
     used = {name for each in document.arguments for name in ([each] if isinstance(each, str) else each)}
     if whole.lacks or used != known:

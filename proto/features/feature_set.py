@@ -28,6 +28,8 @@ class FeatureSet:
         vocabularies: by the name of a feature.
         hasher: makes keys of texts.
         csv: how the delimited text of the training files writes its fields; None: it is not known, or there was none.
+        rows: by the name of a feature: the number of rows of its table, where the model looks a key up at key modulo
+            rows, as models of job files do.
     """
 
     features: tuple[Feature, ...]
@@ -35,6 +37,7 @@ class FeatureSet:
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     hasher: TextHasher = field(default=hash_texts, compare=False)
     csv: CsvDialect | None = None
+    rows: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(features: Sequence[Feature], open_file: Opener, hasher: TextHasher = hash_texts) -> FeatureSet:

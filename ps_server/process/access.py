@@ -27,7 +27,7 @@ _METHODS: dict[Role, tuple[str, ...]] = {
     "serve-read": (
         *("Coordinator/GetCluster", "Coordinator/GetStatus", "Coordinator/ListTables"),
         *("Changes/GetVersions", "Changes/OpenCursor", "Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"),
-        *("Serving/Lookup", "Serving/Describe", "Rows/Pull"),
+        *("Serving/Lookup", "Serving/MakeKeys", "Serving/Describe", "Rows/Pull"),
     ),
     "train": (
         *("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/DropTables", "Coordinator/SweepTable"),

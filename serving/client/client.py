@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client, _server
+from ...proto import serving_pb2 as pb
 from ...proto.arguments import check_integer
 from ...proto.closing import Closing
 from ...proto.errors import (
@@ -208,6 +209,32 @@ class ServingClient(Closing):
             name: LookupRows(rows, found, versions, answered, version, errors)
             for name, (rows, versions, found, answered) in zip(keys_of, parts, strict=True)
         }
+
+    def make_keys(
+        self, feature: str, values: Sequence[str | int], *, deadline_ms: int = 1000, routing_key: str = ""
+    ) -> NDArray[np.uint64]:
+        """Returns the keys that a feature of the version in use makes of values, as in training.
+
+        Args:
+            feature: the name of a feature that gives keys of one column.
+            values: the values, (n): texts and integers; numbers of buckets and times as texts. At most 1,000,000.
+            deadline_ms: the time that a process has for the answer, in milliseconds.
+            routing_key: see :meth:`lookup`.
+
+        Returns:
+            The keys, (n) uint64.
+
+        Raises:
+            InvalidArgument: the version has no such feature, or the feature refuses a value.
+            FailedPrecondition: the version was published without features, or the client is closed.
+            DeadlineExceeded, Unavailable: no process answered.
+        """
+        check_integer("deadline_ms", deadline_ms, 1)
+        version, _ = self._resolve(routing_hash(routing_key))
+        request = pb.MakeKeysRequest(
+            model=f"{self.model}@{version}", feature=feature, values=[str(value) for value in values]
+        )
+        return np.array(self._pool.make_keys(request, deadline_ms / 1000).keys, dtype=np.uint64)
 
     @property
     def generation(self) -> int:

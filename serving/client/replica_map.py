@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.coordinators import parse_address
 from ...proto.errors import (
+    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -174,6 +175,34 @@ def describe_all(
     finally:
         for channel in channels:
             channel.close()
+
+
+def make_keys(
+    addresses: Sequence[str], request: pb.MakeKeysRequest, *, deadline_sec: float, security: FreshSecurity | None = None
+) -> pb.MakeKeysReply:
+    """Asks one process after another for the keys of values, until one answers.
+
+    Args:
+        addresses: the gRPC address, ``HOST:PORT``, of each process.
+        request: the request.
+        deadline_sec: the deadline of each process, in seconds.
+        security: the certificates and the token; None: the settings of this process.
+
+    Raises:
+        InvalidArgument, FailedPrecondition, NotFound, PermissionDenied: a process refuses the request.
+        Unavailable, DeadlineExceeded: no process answers.
+    """
+    failure: SparserowError = InvalidArgument("ServingClient.addresses: it is empty; allowed: HOST:PORT, ...")
+    for address in addresses:
+        with SecureChannel(_checked(address), security) as channel:
+            try:
+                reply: pb.MakeKeysReply = pb_grpc.ServingStub(channel).MakeKeys(request, timeout=deadline_sec)
+                return reply
+            except grpc.RpcError as error:
+                failure = error_of_status(error, f"serving process {address}")
+        if not isinstance(failure, Unavailable | DeadlineExceeded):
+            break
+    raise failure
 
 
 def _checked(address: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cpp_ext import _client
+from ...proto import serving_pb2 as pb
 from ...proto.arguments import check_integer, check_number
 from ...proto.errors import (
     DeadlineExceeded,
@@ -27,7 +28,7 @@ from ...proto.errors import (
 )
 from ...proto.security.fresh_security import fresh
 from ...proto.security.security import Security
-from .replica_map import ReplicaMap, fetch_view
+from .replica_map import ReplicaMap, fetch_view, make_keys
 
 _HEDGE_THREADS = 32
 _ASIDE_SEC = 1.0  # how long a replica that did not answer is asked only after the others
@@ -170,6 +171,10 @@ class ReplicaPool:
             if clients is not None:
                 self._clients, self._aside, self._shown = clients, {}, shown
                 self._generation += 1
+
+    def make_keys(self, request: pb.MakeKeysRequest, deadline_sec: float) -> pb.MakeKeysReply:
+        """Asks the processes for the keys of values; see :func:`~.replica_map.make_keys`."""
+        return make_keys(self._options.addresses, request, deadline_sec=deadline_sec, security=self.identity)
 
     def ask(self, asked: Asked) -> tuple[Any, Any]:
         """Sends a request to the replicas, which take turns.

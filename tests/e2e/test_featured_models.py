@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from torch import Tensor, nn
 import sparserow as sr
 from sparserow.deploy.cli import main
 from sparserow.proto.features.compute import Jagged
+from sparserow.proto.features.value_keys import keys_of_values
 from sparserow.proto.published.registry import ModelRegistry
+from sparserow_process import Launcher, free_port
 
 MODULO = 2**40
 SAMPLES = 10_000
@@ -245,3 +250,118 @@ def test_a_version_without_features_takes_tensors_alone(tmp_path: Path) -> None:
         assert (served.columns, served.features) == ((), None)
         with pytest.raises(sr.FailedPrecondition, match="version 1 was published without features"):
             served({"ids": [1]})
+
+
+TABLES = {"user": "users", "tags": "tag_bags", "history": "histories"}
+
+
+def test_rows_are_found_by_values(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command, over HTTP and in Python; the keys are those that training made."""
+    user = next(value for value in world.test["user_id"] if value is not None)
+    key = int(world.features({**{name: values[:1] for name, values in world.test.items()}, "user_id": [user]})["user"])
+    with (
+        sr.local_serving("ctr", root=world.root, shards=2) as serving,
+        sr.ServingClient(serving.addresses) as client,
+    ):
+        named = f"--serving={','.join(serving.addresses)}"
+
+        def query(*arguments: str) -> tuple[int, str, str]:
+            with pytest.raises(SystemExit) as ended:
+                main(["query", *arguments, named])
+            out, err = capsys.readouterr()
+            return int(ended.value.code or 0), out, err
+
+        rows, found = client.lookup("users", [key])
+        assert found.all()
+        assert client.make_keys("user", [user]).tolist() == [key]
+        code, out, _ = query("users", f"--feature=user={user}", str(key), "--feature=user=nobody")
+        assert code == 0
+        first, second, third, version = out.splitlines()
+        shown = " ".join(f"{value:.6g}" for value in rows[0])
+        assert (first, second) == (f"{key}: {shown}", f"user={user}: {shown}")
+        assert third.startswith("user=nobody: ")
+        assert third.endswith("(default row)")
+        assert version == "model ctr version 1"
+        for feature, value in (("tags", "t7"), ("history", "11")):
+            code, out, err = query(TABLES[feature], f"--feature={feature}={value}")
+            assert code == 0, err
+            assert "(default row)" not in out
+        assert "makes its keys by them: --feature NAME=VALUE" in query("users", user, "--hash")[2]
+        for arguments, words in (
+            (("users",), "nothing to look up; give KEYS, or --feature NAME=VALUE"),
+            (("users", "--feature=user"), "--feature: 'user' is not allowed; allowed: NAME=VALUE"),
+            (("users", "--feature=age=3"), "feature: 'age' is not allowed; allowed: user, age_bucket, tags, history, "),
+            (("users", "--feature=where=x"), "feature: 'where' is not allowed; allowed: user, age_bucket, tags"),
+            (("users", "--feature=age_bucket=old"), "feature 'age_bucket': a value is no number"),
+            (("nothing", f"--feature=user={user}"), "table 'nothing' is not in model 'ctr'"),
+        ):
+            code, _, err = query(*arguments)
+            assert words in err
+            assert code == 1
+
+
+def test_rows_are_found_by_values_over_http(world: World, launcher: Launcher) -> None:
+    user = next(value for value in world.test["user_id"] if value is not None)
+    port = free_port()
+    serving = launcher.start("serve", f"--root={world.root}", "--model=ctr", f"--port={port}", "--http-port=0")
+    address = serving.wait_for(r"HTTP (\S+)\n")[1]
+    serving.wait_for("ready at")
+    with sr.ServingClient(f"127.0.0.1:{port}") as client:
+        asked = {"users": {"feature": "user", "values": [user, "nobody"]}, "histories": [1]}
+        reply = post(address, {"model": "ctr", "tables": asked})
+        expected = client.lookup("users", client.make_keys("user", [user, "nobody"]))
+        np.testing.assert_array_equal(reply["tables"]["users"]["rows"], expected.rows.astype(np.float64))
+        assert reply["tables"]["users"]["found"] == [True, False]
+        assert reply["version"] == 1
+    for wrong, words in (
+        ({"feature": "user"}, "allowed: a list of keys, or"),
+        ({"feature": 3, "values": ["u1"]}, "allowed: a list of keys, or"),
+        ({"feature": "user", "values": [True]}, "values: True is not allowed; allowed: texts and integers"),
+        ({"feature": "user", "values": [1.5]}, "values: 1.5 is not allowed; allowed: texts and integers"),
+        ({"feature": "user", "values": [], "x": 1}, "x: unknown key; known keys: feature, values"),
+        ({"feature": "usr", "values": ["u1"]}, "feature: 'usr' is not allowed; allowed: user, age_bucket"),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(address, {"model": "ctr", "tables": {"users": wrong}})
+        assert refused.value.code == 400
+        assert words in json.loads(refused.value.read())["error"]
+
+
+def post(address: str, body: Any) -> Any:
+    request = urllib.request.Request(f"http://{address}/v1/lookup", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.loads(reply.read())
+
+
+def test_values_of_a_version_without_features_are_refused(world: World, tmp_path: Path) -> None:
+    root = str(tmp_path)
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "plain") as session:
+        session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0)).assign([1], [[1.0, 2.0]])
+        sr.publish(session, "plain", root=root)
+        with (
+            sr.local_serving("plain", root=root) as serving,
+            sr.ServingClient(serving.addresses) as client,
+            pytest.raises(sr.FailedPrecondition, match="plain@1 was published without features; look up keys"),
+        ):
+            client.make_keys("user", ["u1"])
+
+
+@pytest.mark.parametrize("rows", [None, 7])
+def test_keys_of_values_are_those_of_a_column(world: World, rows: int | None) -> None:
+    features = replace(world.features.set, rows={} if rows is None else {"user": rows, "hour": rows, "tags": rows})
+    table = world.features.set(world.test)
+    columns = {"user": "user_id", "age_bucket": "age", "hour": "moment", "city": "city"}
+    for name, column in columns.items():
+        given = [i for i, value in enumerate(world.test[column]) if value is not None][:200]
+        texts = [str(world.test[column][i]) for i in given]
+        expected = table[name][given]
+        found = keys_of_values(features, name, texts)
+        np.testing.assert_array_equal(found, expected % rows if rows and name in features.rows else expected, name)
+    tags = table["tags"]
+    texts = [each for some in world.test["tags"] for each in some]
+    expected = tags.values % rows if rows else tags.values
+    np.testing.assert_array_equal(keys_of_values(features, "tags", texts), expected)
+    assert keys_of_values(features, "user", []).shape == (0,)
+    refusing = replace(features, features=(sr.SplitFeature("user", column="user_id"),))
+    with pytest.raises(sr.InvalidArgument, match=r"feature 'user': value 'a\|b' gives no key, or several"):
+        keys_of_values(refusing, "user", ["a", "a|b"])

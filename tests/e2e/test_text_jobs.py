@@ -88,6 +88,13 @@ def test_a_kept_program_has_its_features_and_serves_columns(job: Path, launcher:
         np.testing.assert_array_equal(arrays["price"], batch.dense[:, 0].numpy())
         scores = served(columns)
         np.testing.assert_allclose(scores, served(batch.dense, batch.sparse), rtol=1e-5, atol=1e-6)
+        for name in ("user", "item"):  # whose rows are at the key modulo the rows of the table
+            value = next(cell for cell in texts[name] if cell is not None)
+            table = f"embeddings.tables.{name}"
+            query = launcher.start("query", table, f"--feature={name}={value}", f"--serving={serving.addresses[0]}")
+            assert query.end() == 0, query.err
+            assert query.out.startswith(f"{name}={value}: ")
+            assert "(default row)" not in query.out
         predicted = launcher.start(
             "predict", "--model", "texts", "--input", str(log), "--root", str(keep), "--serving", serving.addresses[0],
             "--delimiter", ";", "--missing", "?",

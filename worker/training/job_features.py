@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from ...proto.config.csv_dialect import CsvDialect
 from ...proto.config.job import JobConfig
+from ...proto.config.model_config import DeepFmConfig, DlrmConfig
 from ...proto.features.base import Feature
 from ...proto.features.document import files_of
 from ...proto.features.kinds import SequenceFeature
 from ..data import FittedFeatures
 from ..data.criteo import COLUMNS
 from ..data.sources.feature_columns import feature_set
-from .build_model import input_names
+from .build_model import input_names, table_rows
 
 
 def published_features(job: JobConfig, fitted: FittedFeatures) -> dict[str, bytes]:
@@ -34,10 +35,9 @@ def published_features(job: JobConfig, fitted: FittedFeatures) -> dict[str, byte
     statistics = {**features.statistics, **fitted.statistics}
     drawn = [task.item for task in job.all_tasks if task.negatives is not None]
     served = tuple(_list_of(each) if each.name in drawn else each for each in features.features)
-    whole, names = (
-        replace(features, features=served, statistics=statistics, csv=_dialect_of(job)),
-        input_names(job.model, spec),
-    )
+    rows = table_rows(job.model, spec) if isinstance(job.model, DlrmConfig | DeepFmConfig) else {}
+    whole = replace(features, features=served, statistics=statistics, csv=_dialect_of(job), rows=rows)
+    names = input_names(job.model, spec)
     if names is not None:
         return files_of(whole, names)
     return files_of(whole, (tuple(feature.name for feature in spec.dense), spec.sparse_names))

@@ -1,0 +1,83 @@
+"""The features of a loaded version, which are read when a caller first gives values in place of keys."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..proto.checkpoint.folder import Folder
+from ..proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ..proto.features.feature_set import FeatureSet
+from ..proto.published.manifest import HashedFile
+
+
+@dataclass(frozen=True)
+class FeatureValues:
+    """Values of which a version's feature makes the keys of a lookup.
+
+    Attributes:
+        feature: the name of the feature.
+        values: the values, (n).
+    """
+
+    feature: str
+    values: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @staticmethod
+    def checked(feature: object, values: object, where: str) -> FeatureValues:
+        """Returns values that a caller has sent.
+
+        Raises:
+            InvalidArgument: they are no texts or integers, or the name of the feature is no text.
+        """
+        if not isinstance(feature, str) or not isinstance(values, list):
+            raise InvalidArgument(f'{where}: allowed: a list of keys, or {{"feature": NAME, "values": [VALUE, ...]}}')
+        for each in values:
+            if type(each) not in (str, int):
+                raise not_allowed(f"{where}: values", each, "texts and integers")
+        return FeatureValues(feature, [str(each) for each in values])
+
+
+class VersionFeatures:
+    """The features of one version; thread-safe. They take memory from the first call on, with their vocabularies.
+
+    Args:
+        folder: the folder of the version.
+        facts: the entries of the features' files in its manifest.
+        name: the version, for error texts.
+    """
+
+    def __init__(self, folder: Folder, facts: Sequence[HashedFile], name: str) -> None:
+        self._folder, self._facts, self._name = folder, tuple(facts), name
+        self._lock = threading.Lock()
+        self._read: FeatureSet | None = None
+
+    def keys(self, asked: FeatureValues) -> NDArray[np.uint64]:
+        """Returns the key of each value, (n) uint64.
+
+        Raises:
+            FailedPrecondition: the version was published without features.
+            InvalidArgument: see :func:`~sparserow.proto.features.value_keys.keys_of_values`.
+            DataLoss: a file of the features is missing or damaged.
+        """
+        from ..proto.features.value_keys import keys_of_values  # which imports Arrow
+
+        return keys_of_values(self._features(), asked.feature, asked.values)
+
+    def _features(self) -> FeatureSet:
+        from ..proto.published.feature_files import read_features
+
+        with self._lock:
+            if self._read is None:
+                found = read_features(self._folder, self._facts)
+                if found is None:
+                    raise FailedPrecondition(f"{self._name} was published without features; look up keys")
+                self._read = found[0]
+            return self._read
