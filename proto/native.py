@@ -47,6 +47,8 @@ def init_parameters(init: Init) -> tuple[InitKind, float, float]:
 def optimizer_parameters(optimizer: RowOptimizer) -> tuple[OptimizerKind, dict[str, Any]]:
     """Returns the kind and the hyper-parameters by name, without the learning rate, which travels with commits."""
     options = {key: value for key, value in dataclasses.asdict(optimizer).items() if key != "lr"}
+    if "betas" in options:
+        options["beta1"], options["beta2"] = options.pop("betas")
     return cast(OptimizerKind, optimizer.kind), options
 
 

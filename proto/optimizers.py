@@ -26,6 +26,7 @@ class _Range:
 
 
 _FRACTION = _Range("[0, 1)", lambda value: 0 <= value < 1)
+_FRACTIONS = _Range("a pair of numbers in [0, 1)", lambda value: 0 <= value < 1)  # of each of the two
 _POSITIVE = _Range("> 0", lambda value: value > 0)
 _NOT_NEGATIVE = _Range(">= 0", lambda value: value >= 0)
 _FLAG = _Range("True, False", math.isfinite)
@@ -39,8 +40,7 @@ _RANGES = MappingProxyType({
     "eps": _POSITIVE,
     "initial_accumulator": _NOT_NEGATIVE,
     "accumulator_decay": _Range("(0, 1]", lambda value: 0 < value <= 1),
-    "beta1": _FRACTION,
-    "beta2": _FRACTION,
+    "betas": _FRACTIONS,
     "amsgrad": _FLAG,
     "alpha": _FRACTION,
     "centered": _FLAG,
@@ -68,8 +68,13 @@ class _Options:
     def __post_init__(self) -> None:
         for option in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value, allowed = getattr(self, option.name), _RANGES[option.name]
-            if not _is_number(value, is_flag=allowed is _FLAG) or not allowed.allows(value):
+            numbers = [value]
+            if allowed is _FRACTIONS:
+                numbers = list(value) if isinstance(value, tuple | list) and len(value) == 2 else [None]
+            if not all(_is_number(each, is_flag=allowed is _FLAG) and allowed.allows(each) for each in numbers):
                 raise not_allowed(f"{type(self).__name__}.{option.name}", value, allowed.text)
+            if allowed is _FRACTIONS:
+                object.__setattr__(self, option.name, (float(value[0]), float(value[1])))
 
     @property
     def state_layout(self) -> str:
@@ -178,8 +183,7 @@ class Adam(_Options):
 
     Args:
         lr: the initial learning rate.
-        beta1: the share of the first moment that a step keeps.
-        beta2: the share of the second moment that a step keeps.
+        betas: the shares of the first and of the second moment that a step keeps.
         eps: the number that is added to the root of the second moment.
         weight_decay: the factor of weight decay; 0 means none.
         decoupled: as for :class:`SGD`. With True the optimizer is AdamW (Loshchilov & Hutter 2019).
@@ -193,8 +197,7 @@ class Adam(_Options):
     _STATE: ClassVar[tuple[str, ...]] = ("first moment", "second moment")
     _STATE_OPTIONS: ClassVar[tuple[str, ...]] = ("amsgrad",)
     lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
+    betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
@@ -203,8 +206,7 @@ class Adam(_Options):
 
 def AdamW(  # noqa: N802 - it stands where a class stands, as torch.optim.AdamW does
     lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
+    betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
     *,
@@ -214,8 +216,7 @@ def AdamW(  # noqa: N802 - it stands where a class stands, as torch.optim.AdamW 
 
     Args:
         lr: as for :class:`Adam`.
-        beta1: as for :class:`Adam`.
-        beta2: as for :class:`Adam`.
+        betas: as for :class:`Adam`.
         eps: as for :class:`Adam`.
         weight_decay: as for :class:`Adam`.
         amsgrad: as for :class:`Adam`.
@@ -223,7 +224,7 @@ def AdamW(  # noqa: N802 - it stands where a class stands, as torch.optim.AdamW 
     Raises:
         InvalidArgument: an option is out of its range.
     """
-    return Adam(lr, beta1, beta2, eps, weight_decay, decoupled=True, amsgrad=amsgrad)
+    return Adam(lr, betas, eps, weight_decay, decoupled=True, amsgrad=amsgrad)
 
 
 @dataclass(frozen=True)
@@ -285,8 +286,7 @@ class Lion(_Options):
 
     Args:
         lr: the initial learning rate.
-        beta1: the share of the momentum in the mean whose sign is taken.
-        beta2: the share of the momentum that a step keeps.
+        betas: the share of the momentum in the mean whose sign is taken, and the share that a step keeps.
         weight_decay: the factor of weight decay; 0 means none.
         decoupled: as for :class:`SGD`; True is the form of the paper.
 
@@ -297,8 +297,7 @@ class Lion(_Options):
     kind: ClassVar[str] = "lion"
     _STATE: ClassVar[tuple[str, ...]] = ("momentum",)
     lr: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.99
+    betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     decoupled: bool = True
 
@@ -309,8 +308,7 @@ class LAMB(_Options):
 
     Args:
         lr: the initial learning rate.
-        beta1: the share of the first moment that a step keeps.
-        beta2: the share of the second moment that a step keeps.
+        betas: the shares of the first and of the second moment that a step keeps.
         eps: the number that is added to the root of the second moment.
         weight_decay: the factor of weight decay; 0 means none.
         decoupled: whether ``weight_decay`` times the weights is a part of the update that the trust ratio scales, as in
@@ -323,8 +321,7 @@ class LAMB(_Options):
     kind: ClassVar[str] = "lamb"
     _STATE: ClassVar[tuple[str, ...]] = ("first moment", "second moment")
     lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
+    betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     weight_decay: float = 0.0
     decoupled: bool = True

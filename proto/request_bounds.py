@@ -50,6 +50,7 @@ MOST: dict[str, int | None] = {
     **dict.fromkeys(("OpenCursorRequest.key", "ReadChangesRequest.key", "CloseCursorRequest.key"), 16),
     "LookupRequest.tables": 4096,
     "MakeKeysRequest.values": 1 << 20,
+    **dict.fromkeys(("Adam.betas", "Lion.betas", "Lamb.betas"), 2),
     **dict.fromkeys(("PullRowsRequest.keys", "PullRowsRequest.packed_keys"), None),
     **dict.fromkeys(("PushRowsRequest.keys", "PushRowsRequest.packed_keys", "PushRowsRequest.grads"), None),
     **dict.fromkeys(("TableKeys.keys", "TableKeys.packed_keys"), None),

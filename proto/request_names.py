@@ -88,7 +88,7 @@ TEXTS = frozenset(
             "EnterSaveRequest.config_json",
             "KeepRowsRequest.config_json",
         ),
-        *("EnterSaveRequest.problem", "Refusal.message", "LoadRequest.windows_json"),
+        *("EnterSaveRequest.problem", "Refusal.message", "LoadRequest.windows_json", "MakeKeysRequest.values"),
         *("BeginSaveRequest.url", "EnterSaveRequest.url", "KeepRowsRequest.url", "GetSaveRequest.url"),
         *("RestoreRequest.url", "CutRequest.base_url", "DumpRequest.url", "LoadRequest.url"),
     }

@@ -37,7 +37,9 @@ def _fill(message: Any, value: Any) -> None:
     defaults = {part.name: part.default for part in dataclasses.fields(value)}
     for descriptor in message.DESCRIPTOR.fields:
         given = getattr(value, descriptor.name)
-        if not descriptor.has_presence or given != defaults[descriptor.name]:
+        if isinstance(given, tuple):
+            getattr(message, descriptor.name).extend(given)
+        elif not descriptor.has_presence or given != defaults[descriptor.name]:
             setattr(message, descriptor.name, given)
 
 
@@ -54,7 +56,10 @@ def _kind_of(message: Any, kinds: Mapping[str, Any], field: str) -> Any:
         raise InvalidArgument(f"TableSchema.{field}: is missing; allowed: {', '.join(kinds)}")
     inner = getattr(message, name)
     given = [d.name for d in inner.DESCRIPTOR.fields if not d.has_presence or inner.HasField(d.name)]
-    return kinds[name](**{each: getattr(inner, each) for each in given})
+    values = {each: getattr(inner, each) for each in given}
+    return kinds[name](
+        **{each: value if isinstance(value, float | bool | int) else tuple(value) for each, value in values.items()}
+    )
 
 
 def message_of_schema(schema: TableSchema) -> pb.TableSchema:

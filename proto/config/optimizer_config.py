@@ -8,7 +8,10 @@ from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument, not_allowed
 from ..optimizers import OPTIMIZERS, RowOptimizer
-from .config import StrictModel
+from .config import FromList, StrictModel
+
+_Fraction = Annotated[float, Field(ge=0, lt=1)]
+Betas: TypeAlias = Annotated[tuple[_Fraction, _Fraction], FromList]
 
 
 class DenseOptimizerConfig(StrictModel):
@@ -85,8 +88,7 @@ class AdamConfig(_RowOptimizerConfig):
 
     kind: Literal["adam"] = Field(description="Kind of optimizer.")
     lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    betas: Betas = Field((0.9, 0.999), description="Decays of the first and of the second moment.")
     eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
     amsgrad: bool = Field(False, description="Whether the largest second moment so far replaces the present one.")
 
@@ -116,8 +118,9 @@ class LionConfig(_RowOptimizerConfig):
 
     kind: Literal["lion"] = Field(description="Kind of optimizer.")
     lr: float = Field(1e-4, ge=0, le=1e3, description="Learning rate.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the momentum in the mean whose sign is taken.")
-    beta2: float = Field(0.99, ge=0, lt=1, description="Decay of the momentum.")
+    betas: Betas = Field(
+        (0.9, 0.99), description="Decays of the momentum in the mean whose sign is taken, and of the momentum."
+    )
     decoupled: bool = Field(
         True, description="Whether the decay multiplies the weights by 1 - lr * weight_decay, or joins the gradient."
     )
@@ -128,8 +131,7 @@ class LambConfig(_RowOptimizerConfig):
 
     kind: Literal["lamb"] = Field(description="Kind of optimizer.")
     lr: float = Field(1e-3, ge=0, le=1e3, description="Learning rate.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    betas: Betas = Field((0.9, 0.999), description="Decays of the first and of the second moment.")
     eps: float = Field(1e-6, gt=0, le=1, description="Added to the root of the second moment.")
     decoupled: bool = Field(
         True, description="Whether the decay joins the update that the trust ratio scales, or the gradient."

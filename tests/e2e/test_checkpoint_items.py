@@ -162,7 +162,7 @@ def test_schemas_make_the_tables_of_another_cluster(cluster, tmp_path):
         table = session.create_table(
             "rows",
             dim=DIM,
-            optimizer=sr.Adam(lr=0.5, beta1=0.8),
+            optimizer=sr.Adam(lr=0.5, betas=(0.8, 0.999)),
             dtype="float16",
             init=sr.Uniform(-1.0, 1.0),
             seed=7,

@@ -91,7 +91,7 @@ def test_a_run_begins_again_as_often_as_its_section_says():
         ),
         (
             "train.row_optimizer={kind: adam, momentum: 0.9}",
-            "train.row_optimizer.momentum: unknown key; known keys: kind, lr, weight_decay, decoupled, beta1, ",
+            "train.row_optimizer.momentum: unknown key; known keys: kind, lr, weight_decay, decoupled, betas, ",
         ),
         ("train.row_optimizer={kind: rmsprop, alpha: 1}", "train.row_optimizer.alpha: 1 is not allowed"),
         ("train.row_optimizer={kind: ftrl, beta: 0}", "train.row_optimizer.beta: 0 is not allowed"),

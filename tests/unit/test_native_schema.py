@@ -34,11 +34,11 @@ from sparserow.ps_server.shard.native_schema import native_init, native_optimize
         (Adagrad(0.5, eps=0.125, initial_accumulator=0.25, weight_decay=0.5), "adagrad"),
         (RowWiseAdagrad(0.5, eps=0.125, initial_accumulator=0.25, weight_decay=0.5), "rowwise_adagrad"),
         (Adagrad(0.5, eps=0.125, accumulator_decay=0.5, decoupled=True), "adagrad"),
-        (Adam(0.5, beta1=0.5, beta2=0.75, eps=0.125, weight_decay=0.25, decoupled=True, amsgrad=True), "adam"),
+        (Adam(0.5, betas=(0.5, 0.75), eps=0.125, weight_decay=0.25, decoupled=True, amsgrad=True), "adam"),
         (RMSprop(0.5, alpha=0.5, eps=0.125, momentum=0.25, centered=True), "rmsprop"),
         (Adadelta(0.5, rho=0.5, eps=0.125, weight_decay=0.25), "adadelta"),
-        (Lion(0.5, beta1=0.5, beta2=0.75, weight_decay=0.25), "lion"),
-        (LAMB(0.5, beta1=0.5, beta2=0.75, eps=0.125, decoupled=False), "lamb"),
+        (Lion(0.5, betas=(0.5, 0.75), weight_decay=0.25), "lion"),
+        (LAMB(0.5, betas=(0.5, 0.75), eps=0.125, decoupled=False), "lamb"),
         (FTRL(0.5, beta=0.5, l1=0.25, l2=0.125, group_lasso=2.0, weight_decay=0.25, decoupled=True), "ftrl"),
     ],
 )
@@ -46,7 +46,9 @@ def test_hyper_parameters_arrive(optimizer, kind: str) -> None:
     native = native_optimizer(optimizer)
     assert native.kind == kind
     for field in dataclasses.fields(optimizer):
-        if field.name != "lr":
+        if field.name == "betas":
+            assert (native.beta1, native.beta2) == optimizer.betas
+        elif field.name != "lr":
             assert getattr(native, field.name) == getattr(optimizer, field.name)
 
 

@@ -83,3 +83,24 @@ def test_texts_say_which_one(session: sr.Session, model: Net) -> None:
     assert repr(session.table("one")).startswith("TableRows('default/one', dim=4, optimizer=SGD(")
     with pytest.raises(sr.InvalidArgument, match="of min_rows=100 rows; its largest has 10"):
         sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=100)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10),
+        lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2),
+    ],
+)
+def test_a_schedule_of_momentum_names_the_option(
+    session: sr.Session, model: Net, make: Callable[[torch.optim.Optimizer], object]
+) -> None:
+    with pytest.raises(
+        sr.InvalidArgument, match=r"session\.optimizer: the momentum of rows .*; pass cycle_momentum=False"
+    ):
+        make(session.optimizer)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(session.optimizer, 0.4, total_steps=4, cycle_momentum=False)
+    model(IDS).backward()
+    session.step()
+    schedule.step()
+    assert session.optimizer.learning_rates()["one"] == pytest.approx(schedule.get_last_lr()[0])

@@ -26,7 +26,7 @@ PARAMETER = [nn.Parameter(torch.zeros(3))]
         (partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True), sr.SGD(0.1, momentum=0.9, nesterov=True)),
         (optim.Adagrad(PARAMETER, lr=0.2, initial_accumulator_value=0.5, eps=1e-6, weight_decay=0.1),
          sr.Adagrad(0.2, eps=1e-6, initial_accumulator=0.5, weight_decay=0.1)),
-        (optim.Adam(PARAMETER, lr=0.2, betas=(0.8, 0.9), fused=False), sr.Adam(0.2, beta1=0.8, beta2=0.9)),
+        (optim.Adam(PARAMETER, lr=0.2, betas=(0.8, 0.9), fused=False), sr.Adam(0.2, betas=(0.8, 0.9))),
         (optim.Adam(PARAMETER, lr=torch.tensor(0.25)), sr.Adam(0.25)),
         (optim.Adam(PARAMETER, amsgrad=True), sr.Adam(amsgrad=True)),
         (sr.AdamW, sr.Adam(weight_decay=0.01, decoupled=True)),
@@ -86,7 +86,13 @@ def test_what_has_no_counterpart_is_refused_by_name(given: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sr.Adam(beta1=1.0), r"Adam\.beta1: 1\.0 is not allowed; allowed: \[0, 1\)"),
+        (
+            lambda: sr.Adam(betas=(1.0, 0.9)),
+            r"Adam\.betas: \(1\.0, 0\.9\) is .* a pair of numbers in \[0, 1\)",
+        ),
+        (lambda: sr.Adam(betas=0.9), r"Adam\.betas: 0\.9 is not allowed; allowed: a pair of numbers in \[0, 1\)"),
+        (lambda: sr.Lion(betas=(0.9,)), r"Lion\.betas: \(0\.9,\) is not allowed; allowed: a pair of numbers"),
+        (lambda: sr.LAMB(betas="ab"), r"LAMB\.betas: 'ab' is not allowed; allowed: a pair of numbers"),
         (lambda: sr.AdamW(weight_decay=-1.0), r"Adam\.weight_decay: -1\.0 is not allowed; allowed: >= 0"),
         (lambda: sr.SGD(decoupled="yes"), r"SGD\.decoupled: 'yes' is not allowed; allowed: True, False"),
         (lambda: sr.SGD(lr="fast"), r"SGD\.lr: 'fast' is not allowed; allowed: a finite number"),

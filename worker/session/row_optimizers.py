@@ -100,10 +100,10 @@ def _adagrad(options: dict[str, Any]) -> RowOptimizer:
 
 
 def _adam(options: dict[str, Any]) -> RowOptimizer:
-    beta1, beta2 = options.pop("betas")
+    betas = options.pop("betas")
     flags = {"amsgrad": bool(options.pop("amsgrad")), "decoupled": bool(options.pop("decoupled_weight_decay"))}
     lr, eps, decay = _take(options, "lr", "eps", "weight_decay")
-    return Adam(lr, beta1=float(beta1), beta2=float(beta2), eps=eps, weight_decay=decay, **flags)
+    return Adam(lr, (float(betas[0]), float(betas[1])), eps, decay, **flags)
 
 
 def _rmsprop(options: dict[str, Any]) -> RowOptimizer:

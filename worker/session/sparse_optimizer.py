@@ -9,9 +9,21 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
-from ...proto.errors import FailedPrecondition
+from ...proto.errors import FailedPrecondition, InvalidArgument
 
 _OWN_GLOBAL_HOOKS = 1  # that of step_watch.py, which ignores steps of the session
+
+
+class _Defaults(dict[str, Any]):
+    """The defaults of an optimizer whose momentum no scheduler can set. OneCycleLR and CyclicLR look there for it."""
+
+    def __contains__(self, name: object) -> bool:
+        if name == "betas":  # they ask for it last, before an error of their own that names no remedy
+            raise InvalidArgument(
+                "session.optimizer: the momentum of rows is an option of their table, which does not change while they "
+                "train; pass cycle_momentum=False"
+            )
+        return super().__contains__(name)
 
 
 class SparseOptimizer(torch.optim.Optimizer):
@@ -31,7 +43,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def __init__(self, name: str, anchor: Tensor, *, lr: float, frozen: bool = False) -> None:
         self._in_session_step = False
-        super().__init__([{"params": [anchor], "name": name, "lr": lr, "frozen": frozen}], {"lr": lr})
+        super().__init__([{"params": [anchor], "name": name, "lr": lr, "frozen": frozen}], _Defaults(lr=lr))
 
     def add_table(self, name: str, anchor: Tensor, *, lr: float, frozen: bool = False) -> None:
         """Adds the parameter group of one more table.

@@ -153,7 +153,9 @@ def first_difference(existing: TableSchema, requested: TableSchema) -> tuple[str
     return None
 
 
-def _comparable(value: float | str) -> bytes | str | int:
+def _comparable(value: float | str | tuple[float, ...]) -> bytes | str | int:
+    if isinstance(value, tuple):
+        return struct.pack(f"<{len(value)}f", *value)
     if isinstance(value, str) or (isinstance(value, int) and value >= 2**24):
         return value
     return struct.pack("<f", value)
