@@ -31,6 +31,7 @@ from sparserow.worker.training.build_model import build_model, check_data
 from sparserow.worker.training.job_tables import JobTables
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup
+from sparserow.worker.training.ps_backend import PsBackend
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence
 from sparserow_process import Launcher
@@ -231,6 +232,19 @@ def test_it_trains_as_in_plain_torch_and_is_served(folder: Path, launcher: Launc
     assert groups.sums().gauc == pytest.approx(metrics["click.gauc"], abs=1e-6)
     assert "test click.auc" in run.out
     torch.testing.assert_close(one["sale"], out["sale"][7:8], atol=1e-5, rtol=0)
+
+
+def test_a_frozen_table_without_rows_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sets = ["train.workers=1", "train.prefetch=0", "model.args.record=''"]
+    with sr.local_cluster(shards=1) as cluster:
+        for more, is_told in (("tables.brand.weights=null", True), ("train.epochs=1", False)):
+            job = load_config(JobConfig, folder / "job.yaml", [*sets, more])
+            caplog.clear()
+            with sr.connect(cluster.address, f"{is_told}") as session:
+                backend = PsBackend(job, session, cluster.address)
+                Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence()).run()
+            words = "table brand is frozen, and the namespace has no rows of it: every key reads its initial row; give"
+            assert (words in caplog.text) == is_told
 
 
 def test_a_local_backend_trains_the_same_class(folder: Path) -> None:

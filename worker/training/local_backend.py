@@ -131,6 +131,10 @@ class LocalBackend:
         """Returns no table: each has all of its rows."""
         return []
 
+    def empty_frozen(self) -> list[str]:
+        """Returns no table, as for :meth:`untrained`."""
+        return []
+
     def shard_losses(self) -> tuple[int, int]:
         """Returns (0, 0), as there are no shards."""
         return 0, 0

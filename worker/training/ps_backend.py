@@ -295,12 +295,21 @@ class PsBackend:
 
     def untrained(self) -> list[str]:
         """Returns the tables without a row on the servers that this job was to train."""
+        return self._without_rows(frozen=False)
+
+    def empty_frozen(self) -> list[str]:
+        """Returns the frozen tables without a row on the servers."""
+        return self._without_rows(frozen=True)
+
+    def _without_rows(self, *, frozen: bool) -> list[str]:
         core = self._session.core
-        trained = [group["name"] for group in self._session.optimizer.param_groups if not group["frozen"]]
+        names = [group["name"] for group in self._session.optimizer.param_groups if group["frozen"] == frozen]
+        if not names:
+            return []
         with self._control() as client:
             usages = [usage for shard in client.status().shards for usage in shard.tables if usage.rows]
         there = {usage.name.removeprefix(f"{self._session.namespace}/") for usage in usages}
-        return [name for name in trained if name not in there and not core.is_on_devices(name)]
+        return [name for name in names if name not in there and not core.is_on_devices(name)]
 
     def shard_losses(self) -> tuple[int, int]:
         """Returns how often a shard was restored while others went on, and how many commits were lost by it."""

@@ -201,6 +201,7 @@ class Trainer:
         if self._resume != "never":
             self._go_on()
         train, progress = self._job.train, self._progress
+        self._tell_empty()
         self._fit_features()
         if (session := self._backend.session) is not None and self._step.rates.done == 0:
             # One that joins a running job, or takes the place of another, goes on with the job's clock.
@@ -287,6 +288,16 @@ class Trainer:
                 "no row of %s was trained: the forward did not read it, its gradient was cut off, or its policy "
                 "admitted no key",
                 " or ".join(f"table {name}" for name in names),
+            )
+
+    def _tell_empty(self) -> None:
+        """Warns of frozen tables that have no row, which nothing of this run will give them."""
+        for name in self._backend.empty_frozen() if self._group.rank == 0 else ():
+            _log.warning(
+                "table %s is frozen, and the namespace has no rows of it: every key reads its initial row; give "
+                "tables.%s.weights, or train it first",
+                name,
+                name,
             )
 
     def _best_model(self) -> BestModel | None:

@@ -175,6 +175,10 @@ class TrainingBackend(Protocol):
         """Returns the tables of the job that have no row after its training."""
         ...
 
+    def empty_frozen(self) -> list[str]:
+        """Returns the frozen tables that have no row."""
+        ...
+
     def shard_losses(self) -> tuple[int, int]:
         """Returns ``TrainResult.shard_restores`` and ``TrainResult.commits_lost``."""
         ...
