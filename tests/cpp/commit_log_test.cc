@@ -309,7 +309,7 @@ TEST_CASE("what a worker that died has in doubt is applied when any shard took i
       CHECK(f.log.commit(f.make(1, 9, 9, {}, 0.0f), true).status().code() == Code::kFenced);
       CHECK(f.row(1) == expected);
       f.log.install({});  // a restore: the rows that it tells of are gone
-      CHECK(repeated().status().code() == Code::kNotFound);
+      CHECK(repeated().status().code() == Code::kFenced);
     }
   }
 }
