@@ -17,7 +17,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import sparserow as sr
-from forked_ranks import fork_cases
+from forked_ranks import check_case, fork_cases
 from sparserow.cpp_ext.device.link import HostLink
 from sparserow.deploy.train.placements import placements_of
 from sparserow.proto.checkpoint import manifest
@@ -529,12 +529,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_table_on_devices_has_the_bits_of_one_on_servers(folder: Path, world: int) -> None:
-    assert (folder / f"bits of {world}").exists()
+    check_case(folder, f"bits of {world}")
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if not name.startswith("bits")])
 def test_tables_on_devices(folder: Path, case: str) -> None:
-    assert (folder / case).exists()
+    check_case(folder, case)
 
 
 @pytest.mark.parametrize("name", ["all", "mixed"])

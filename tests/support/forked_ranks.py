@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+_WELL = "ended well in"
 
 
 def fork_ranks(
@@ -43,7 +44,7 @@ def fork_ranks(
             if os.waitstatus_to_exitcode(status) != (-signal.SIGKILL if rank in lost else 0):
                 failed.append(rank)
         assert not ranks, f"{meet}: ranks {sorted(ranks.values())} did not end within {deadline_sec:g} s"
-        assert not failed, f"{meet}: ranks {failed} failed"
+        assert not failed, f"{meet}: ranks {failed} failed\n" + "".join(_said(meet, rank) for rank in failed)
     finally:
         for pid in ranks:
             os.kill(pid, signal.SIGKILL)
@@ -58,7 +59,9 @@ def fork_cases(
     *,
     killed: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Runs ``case(rank, address=, folder=)`` in the ranks of each case in turn; leaves a file of its name and its time.
+    """Runs ``case(rank, address=, folder=)`` in the ranks of each case in turn, for :func:`check_case` of each.
+
+    A case that fails leaves its errors, and the others run.
 
     Call it where Triton does not interpret kernels: those of lookups have their own tests, and are slow there.
 
@@ -79,8 +82,24 @@ def fork_cases(
         if only in name:
             begin = time.monotonic()
             run = functools.partial(case, address=address, folder=path)
-            fork_ranks(world, f"{folder}/meet {name}", run, deadline_sec=60, lost=killed.get(name, ()))
-            (path / name).write_text(f"{time.monotonic() - begin:.1f} s")
+            try:
+                fork_ranks(world, f"{folder}/meet {name}", run, deadline_sec=60, lost=killed.get(name, ()))
+                said = f"{_WELL} {time.monotonic() - begin:.1f} s"
+            except AssertionError as error:
+                said = str(error)
+            (path / name).write_text(said)
+
+
+def check_case(folder: Path, name: str) -> None:
+    """Fails with the errors of its ranks unless a case of :func:`fork_cases` ended well."""
+    assert (folder / name).exists(), f"{name}: it did not run; an earlier case took the time"
+    said = (folder / name).read_text()
+    assert said.startswith(_WELL), said
+
+
+def _said(meet: str, rank: int) -> str:
+    errors = Path(f"{meet} {rank}")
+    return errors.read_text() if errors.exists() else f"rank {rank} ended by a signal\n"
 
 
 def _forked(rank: int, world: int, meet: str, run: Callable[[int], None], deadline_sec: float) -> int:
@@ -94,7 +113,7 @@ def _forked(rank: int, world: int, meet: str, run: Callable[[int], None], deadli
             run(rank)
         code = 0
     except BaseException:
-        print(f"rank {rank} of {meet}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        Path(f"{meet} {rank}").write_text(f"rank {rank} of {meet}:\n{traceback.format_exc()}")
     finally:
         os._exit(code)
 
