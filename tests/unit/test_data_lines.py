@@ -116,6 +116,94 @@ def test_a_malformed_line_is_named(line: bytes, column: str | None, problem: str
     assert policy.first.line == 3002
 
 
+CELLS = (
+    b"",
+    b"?",
+    b"-",
+    b" ",
+    b"1",
+    b" 2.5 ",
+    b"+3",
+    b"-.5",
+    b"4.",
+    b"1e39",
+    b"1e-50",
+    b"nan",
+    b"inf",
+    b"0x1",
+    b"DEAD",
+)
+MORE_CELLS = (
+    b"1 2",
+    b"1|2",
+    b"|",
+    b"x|+1",
+    b"\xff",
+    b"\xc3\xa9",
+    b"1_0",
+    b"\x00",
+    b"1e",
+    b"--1",
+    b"1e400",
+    b"123456789",
+)
+LAYOUTS = (
+    LineLayout(("a",), (LineField(0, "a", "number"),)),
+    LineLayout(("a", "b"), (LineField(0, "a", "text"), LineField(1, "b", "number")), missing=frozenset({"-"})),
+    LineLayout(("a", "b"), (LineField(1, "b", "numbers"), LineField(0, "a", "label")), trim=True),
+    LineLayout(("a", "b", "c"), (LineField(2, "c", "text"),), delimiter="\t", token="hex"),
+    LineLayout(
+        ("a", "b", "c"),
+        (
+            LineField(0, "a", "number"),
+            LineField(0, "a", "text"),
+            LineField(2, "c", "numbers"),
+            LineField(1, "b", "texts"),
+        ),
+        list_delimiter=" ",
+        missing=frozenset({"?", "-"}),
+        trim=True,
+    ),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=range(len(LAYOUTS)))
+def test_lines_that_are_marked_together_are_those_of_the_slow_path(
+    layout: LineLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    draw, delimiter, marked = random.Random(seed), layout.delimiter.encode(), 0
+    decode_marked = LineDecoder._decode_marked
+
+    def counting(self: LineDecoder, window: LineWindow, policy: BadLinePolicy) -> object:
+        nonlocal marked
+        found = decode_marked(self, window, policy)
+        marked += 1
+        return found
+
+    def refuses(*_: object) -> object:
+        raise line_decoder._NotAccepted
+
+    for _ in range(300):
+        cells = draw.sample(CELLS + MORE_CELLS, draw.randint(1, 12))
+        lines = []
+        for _ in range(draw.randint(1, 12)):
+            count = len(layout.columns) if draw.random() < 0.8 else draw.randint(0, 4)
+            end = draw.choice([b"\n", b"\n", b"\n", b"\r\n"] if draw.random() < 0.95 else [b"\r", b"\r\r\n"])
+            lines.append(delimiter.join(draw.choice(cells) for _ in range(count)) + end)
+        text = b"".join(lines)
+        window = window_of(text if draw.random() < 0.8 else text.rstrip(b"\n") or b"x", line=draw.choice([1, 70]))
+        found = []
+        for path in (counting, refuses):
+            monkeypatch.setattr(LineDecoder, "_decode_marked", path)
+            policy = BadLinePolicy("skip")
+            table, numbers = LineDecoder(layout).decode(window, policy)
+            found.append((table.to_pydict(), numbers.tolist(), policy.count, str(policy.first)))
+        assert found[0] == found[1], window.text
+    assert marked > 20
+
+
 def test_hexadecimal_tokens_are_checked():
     layout = LineLayout(("y", "c"), (LineField(1, "c", "text"),), delimiter="\t", token="hex")
     decode = LineDecoder(layout).decode

@@ -1,13 +1,14 @@
 """Decodes lines of text into Arrow columns of texts, numbers and lists of them.
 
-Two paths give the same result. The fast path gives a whole window to Arrow's CSV parser. The slow path
-(``line_checker``) decodes what Arrow refuses, line by line. It names a bad line, or decodes a line for which Arrow is
-too strict.
+Three paths give the same result. The first gives a whole window to Arrow's CSV parser, with the types of its columns.
+The second, for a window with bad lines, gives it those that have all fields, as texts, and marks cells that do not fit.
+The third (``line_checker``) decodes line by line: quotes among bad lines, comments, and numbers that Arrow refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -20,11 +21,13 @@ from .bad_line import BadLinePolicy
 from .line_checker import CheckedLine, check_lines
 from .line_layout import LineField, LineLayout
 from .line_windows import LineWindow
+from .split_lines import SplitLines
 
 _LINES_PER_PIECE = 1024
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _TEXT = pa.large_binary()
 _MOST_DIGITS = 8
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 
 # A table with a column for each field of the layout, by its typed name, and the number of each row's line, (n) int64.
@@ -47,6 +50,13 @@ class LineDecoder:
             kinds.setdefault(field.position, set()).add(field.kind)
         types = {names[at]: pa.float64() if found == {"number"} else _TEXT for at, found in kinds.items()}
         nulls = {"", *layout.missing, *(f" {text}" for text in layout.missing)}
+        self._texts = pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(types, _TEXT),
+            include_columns=sorted(types, key=int),
+            null_values=[],
+            strings_can_be_null=False,
+            check_utf8=False,
+        )
         self._read = pa_csv.ReadOptions(column_names=names, use_threads=False)
         self._parse = pa_csv.ParseOptions(
             delimiter=layout.delimiter, quote_char=layout.quote or False, newlines_in_values=False
@@ -65,10 +75,11 @@ class LineDecoder:
         Raises:
             BadLine: a line is malformed, and the policy is ``error``.
         """
-        try:
+        with suppress(_NotAccepted):
             return self._decode_fast(window)
-        except _NotAccepted:
-            parts = [self._decode_piece(piece, policy) for piece in window.pieces(_LINES_PER_PIECE)]
+        with suppress(_NotAccepted):
+            return self._decode_marked(window, policy)
+        parts = [self._decode_piece(piece, policy) for piece in window.pieces(_LINES_PER_PIECE)]
         return pa.concat_tables([table for table, _ in parts]), np.concatenate([numbers for _, numbers in parts])
 
     def _decode_piece(self, piece: LineWindow, policy: BadLinePolicy) -> NumberedTable:
@@ -105,6 +116,77 @@ class LineDecoder:
         found = {name: table.column(name).combine_chunks() for name in table.column_names}
         columns = {field.typed_name: self._of_parsed(field, found[str(field.position)]) for field in layout.fields}
         return pa.table(columns), numbers
+
+    def _decode_marked(self, window: LineWindow, policy: BadLinePolicy) -> NumberedTable:
+        """Decodes the good lines of a window, some of which are bad; raises where line_checker alone can tell them."""
+        layout = self._layout
+        special = [each.encode() for each in (layout.quote, layout.comment) if each]
+        if any(each in window.text for each in special) or layout.delimiter in " \r":
+            raise _NotAccepted
+        if window.text.count(b"\r") != window.text.count(b"\r\n"):
+            raise _NotAccepted  # Arrow takes a carriage return for the end of a line
+        lines = SplitLines(window, layout.delimiter.encode(), len(layout.columns))
+        self._read.block_size = len(lines.whole) + 1
+        if not lines.whole:
+            raise _NotAccepted
+        try:
+            table = pa_csv.read_csv(pa.BufferReader(lines.whole), self._read, self._parse, self._texts)
+        except pa.ArrowInvalid as error:
+            raise _NotAccepted from error
+        if table.num_rows != len(lines.numbers):
+            raise _NotAccepted
+        is_bad = np.zeros(table.num_rows, dtype=np.bool_)
+        columns = {}
+        for field in layout.fields:
+            cells = table.column(str(field.position)).combine_chunks()
+            columns[field.typed_name], wrong = self._marked(field, cells)
+            is_bad |= wrong
+        bad = np.concatenate([lines.bad, lines.numbers[is_bad]])
+        if len(bad):
+            alone = BadLinePolicy("skip")
+            check_lines(layout, lines.window_of(int(bad.min())), alone)
+            if alone.first is None:
+                raise _NotAccepted
+            policy.meet(alone.first, len(bad))
+        good = np.flatnonzero(~is_bad)
+        return pa.table(columns).take(pa.array(good)), lines.numbers[good]
+
+    def _marked(self, field: LineField, cells: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+        """Returns the column of a field, null where a cell does not fit, and which cells do not, (n) bool."""
+        none = np.zeros(len(cells), dtype=np.bool_)
+        if field.kind == "number":
+            return self._marked_numbers(cells)
+        if field.kind == "text" and self._layout.token == "hex" and not _are_hex(cells):
+            missing = self._without_missing(self._trimmed(cells))
+            is_hex = pc.match_substring_regex(missing.view(pa.large_string()), "^[0-9a-fA-F]{1,8}$")
+            wrong = pc.invert(pc.fill_null(is_hex, fill_value=True)).to_numpy(zero_copy_only=False)
+            return self._of_texts(field, cells), wrong
+        if field.kind != "numbers":
+            return self._of_texts(field, cells), none
+        texts = self._without_missing(self._trimmed(cells))
+        parts = pc.split_pattern(texts, self._layout.list_delimiter)
+        made, wrong_items = self._marked_numbers(self._trimmed(parts.values))
+        offsets = parts.offsets.to_numpy()
+        owners = np.repeat(np.arange(len(cells)), np.diff(offsets))
+        none[owners[wrong_items[offsets[0] : offsets[-1]]]] = True
+        return pa.ListArray.from_arrays(parts.offsets, made, mask=parts.is_null()), none
+
+    def _marked_numbers(self, cells: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+        """Returns numbers, null where a cell is none or missing, and which cells are none, (n) bool."""
+        with suppress(_NotAccepted):
+            return _checked_numbers(self._parsed_numbers(cells)), np.zeros(len(cells), dtype=np.bool_)
+        texts = self._without_missing(pc.ascii_trim(cells.view(pa.large_string()), characters=" ").view(_TEXT))
+        texts = texts.view(pa.large_string())
+        is_number = pc.fill_null(pc.match_substring_regex(texts, _NUMBER), fill_value=True)
+        numbers = pc.if_else(is_number, texts, pa.scalar(None, pa.large_string()))
+        unsigned = pc.if_else(pc.starts_with(numbers, "+"), pc.utf8_slice_codeunits(numbers, 1), numbers)
+        try:
+            made = pc.cast(unsigned, pa.float64())
+        except pa.ArrowInvalid as error:
+            raise _NotAccepted from error
+        values = made.to_numpy(zero_copy_only=False)
+        wrong = ~is_number.to_numpy(zero_copy_only=False) | (np.abs(values) > _FLOAT32_MAX)
+        return made, wrong
 
     def _of_parsed(self, field: LineField, cells: pa.Array) -> pa.Array:
         """Returns the column of a field, of which Arrow parsed the cells."""
