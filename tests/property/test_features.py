@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import os
 import random
@@ -23,6 +24,7 @@ from sparserow.proto.features.document import features_of, files_of
 from sparserow.proto.features.feature_set import FeatureSet
 from sparserow.proto.features.times import are_no_times, moments
 from sparserow.worker.data.sources.json_checker import ObjectChecker
+from sparserow.worker.data.sources.json_lines import _good
 
 WORDS = ("a", "b", "", "ä", "long " * 9, "0", "7", "c|d", "e|f|g|h", "|")
 VOCABULARY = "a\nb\nä\n7\n"
@@ -309,27 +311,71 @@ JSON_VALUES = (
 )
 
 
+def drawn_json(draw: random.Random) -> bytes:
+    """A line that begins with an object of ``JSON_TYPES``, which is often wrong in some way."""
+    names = draw.sample([*JSON_GOOD, "z", "y", "\\u0069"], draw.randint(0, 5))
+    values = [
+        draw.choice(JSON_VALUES) if draw.random() < 0.35 or name not in JSON_GOOD else JSON_GOOD[name] for name in names
+    ]
+    items = [f'"{name}":{value}' for name, value in zip(names, values, strict=True)]
+    text = "{" + ",".join([*items, *items[: draw.random() < 0.05]]) + "}"
+    if draw.random() < 0.1:
+        text += draw.choice(["{}", " null", "x", ",", " ", "\r", "\x00", "}"])
+    if draw.random() < 0.1:
+        at = draw.randrange(1, len(text) + 1)
+        text = text[:at] + draw.choice(['"', ",", ":", "{", "}", "\\", "0", "-", ""]) + text[at + draw.randint(0, 1) :]
+    return text.encode("latin-1")
+
+
+def refused_by_arrow(line: bytes, schema: pa.Schema) -> bool:
+    options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        return bool(pa_json.read_json(pa.BufferReader(line), parse_options=options).num_rows != 1)
+    except pa.ArrowException:
+        return True
+
+
 def test_a_line_of_json_is_refused_by_python_where_arrow_refuses_it() -> None:
     draw, checker = seeded(), ObjectChecker(JSON_TYPES)
     for _ in range(5000):
-        names = draw.sample([*JSON_GOOD, "z", "y", "\\u0069"], draw.randint(0, 5))
-        values = [
-            draw.choice(JSON_VALUES) if draw.random() < 0.35 or name not in JSON_GOOD else JSON_GOOD[name]
-            for name in names
-        ]
-        items = [f'"{name}":{value}' for name, value in zip(names, values, strict=True)]
-        text = "{" + ",".join([*items, *items[: draw.random() < 0.05]]) + "}"
-        if draw.random() < 0.1:
-            text += draw.choice(["{}", " null", "x", ",", " ", "\r", "\x00", "}"])
-        if draw.random() < 0.1:
-            at = draw.randrange(1, len(text) + 1)
-            text = (
-                text[:at] + draw.choice(['"', ",", ":", "{", "}", "\\", "0", "-", ""]) + text[at + draw.randint(0, 1) :]
-            )
-        line = text.encode("latin-1")
-        options = pa_json.ParseOptions(explicit_schema=JSON_TYPES, unexpected_field_behavior="ignore")
-        try:
-            is_refused = pa_json.read_json(pa.BufferReader(line), parse_options=options).num_rows != 1
-        except pa.ArrowException:
-            is_refused = True
-        assert checker.is_refused(line) == is_refused, line
+        line = drawn_json(draw)
+        assert checker.is_refused(line) == refused_by_arrow(line, JSON_TYPES), line
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["with objects", "flat"])
+def test_the_good_ones_of_many_lines_of_json_are_those_that_arrow_takes_alone(flat: bool) -> None:
+    """The quick looks, at many lines together, leave out no line that Arrow takes; few others are left to halving."""
+    schema = JSON_TYPES.remove(JSON_TYPES.get_field_index("t")) if flat else JSON_TYPES
+    draw, checker = seeded(), ObjectChecker(schema)
+    looked_at = found_plain = 0
+    for _ in range(100):
+        good = b'{"s": "a", "i":3 ,"l":[1, null],"z":{}}' if draw.random() < 0.1 else b'{"s":"b","f":-1.5e3,"z":null}'
+        lines = [good if draw.random() < 0.5 else drawn_json(draw) for _ in range(40)]
+        taken = [at for at, line in enumerate(lines) if not refused_by_arrow(line, schema)]
+        refused = checker.surely_refused(lines)
+        assert not set(refused) & set(taken), [lines[at] for at in set(refused) & set(taken)]
+        assert all(checker.surely_refused([lines[at]]) for at in refused)
+        suspects = set(checker.suspects(lines))
+        looked_at, found_plain = looked_at + len(lines), found_plain + len(lines) - len(suspects)
+        for at in set(range(len(lines))) - suspects - set(taken):
+            names = [name for name, _ in json.loads(lines[at], object_pairs_hook=list)]
+            assert len(set(names)) < len(names), lines[at]
+        found = np.concatenate(
+            [np.empty(0, np.int64), *(numbers for _, numbers in _good(list(enumerate(lines)), schema))]
+        )
+        assert found.tolist() == taken
+    assert (found_plain > looked_at / 3) == flat
+
+
+def test_lines_of_json_that_are_objects_together_alone_are_refused() -> None:
+    schema = pa.schema([("a", pa.list_(pa.struct([("b", pa.int64())])))])
+    lines = [b'{"a":[{"b":1}', b'{"b":2}]}', b'{"a":[]},{"a":[]}', b'{"a":[{"b":1}]}']
+    found = [numbers.tolist() for _, numbers in _good(list(enumerate(lines)), schema)]
+    assert [number for some in found for number in some] == [3]
+
+
+def test_a_look_at_a_line_of_json_takes_time_in_proportion_to_its_length() -> None:
+    checker = ObjectChecker(pa.schema([("l", pa.list_(pa.float64())), ("s", pa.string())]))
+    for part in (b'"z":1,', b'"l":[1,1,1],', b'"l":[' + b"1," * 2000, b'"s":"' + b"a" * 2000, b"{", b" "):
+        line = b"{" + part * 2000
+        assert checker.suspects([line[: 1 << 20]]) == [0]  # the deadline of a test ends it where a pattern tries again

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import secrets
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -13,6 +15,10 @@ import pyarrow as pa
 from pyarrow import types
 
 _Fits: TypeAlias = "Callable[[Any], bool]"
+
+
+_BETWEEN = secrets.randbits(60)  # which no line can know, so that none can be taken for two, or two for one
+_NO_OBJECT = 0  # a line that is no JSON
 
 
 class _Malformed(Exception):  # noqa: N818 - a signal, never shown
@@ -38,12 +44,43 @@ class ObjectChecker:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._fits = _object_of({field.name: _of(field.type) for field in schema})
+        self._plain = _plain_lines(schema)
         self._decoder = json.JSONDecoder(
             object_pairs_hook=_from_pairs,
             parse_float=_parse_float,
             parse_int=_parse_int,
             parse_constant=_parse_constant,
         )
+
+    def suspects(self, lines: list[bytes]) -> list[int]:
+        """Returns which lines Arrow may refuse; of the others it refuses few, such as one that has a name twice.
+
+        Args:
+            lines: the lines, none of which has a line end.
+        """
+        if self._plain is None:
+            return list(range(len(lines)))
+        left = self._plain.sub(b"", b"\n".join(lines)).split(b"\n")  # one call for all: a plain line becomes empty
+        return [at for at, line in enumerate(left) if line]
+
+    def surely_refused(self, lines: list[bytes]) -> list[int]:
+        """Returns which of some lines :meth:`is_refused` is True of, as far as a quick look tells; of the others it
+        may be.
+
+        Args:
+            lines: the lines, which each begin with ``{``.
+        """
+        refused = [at for at, line in enumerate(lines) if not line.rstrip().endswith(b"}")]
+        known = set(refused)
+        # Left to is_refused: NaN, Inf, half of a pair, and a zero that unsigned columns refuse.
+        asked = [
+            at
+            for at, line in enumerate(lines)
+            if at not in known and not (b"N" in line or b"I" in line or b"\\u" in line or b"-0" in line)
+        ]
+        found = _objects_of([lines[at] for at in asked])
+        refused += [at for at, each in zip(asked, found, strict=True) if each is not None and not self._fits(each)]
+        return refused
 
     def is_refused(self, line: bytes) -> bool:
         """Returns whether Arrow certainly refuses a line.
@@ -131,3 +168,68 @@ def _object_of(fields: dict[str, _Fits]) -> _Fits:
         return True
 
     return fits
+
+
+def _objects_of(lines: list[bytes]) -> list[Any]:
+    """Returns what each line holds; 0 for one that is no JSON, and None for one of which that is not known."""
+    try:
+        found = json.loads(b"[" + (b",%d," % _BETWEEN).join(lines) + b"]")
+        if len(found) == max(0, 2 * len(lines) - 1) and all(each == _BETWEEN for each in found[1::2]):
+            return list(found[::2])
+    except (ValueError, RecursionError):
+        pass
+    return [_loaded(line) for line in lines]
+
+
+def _loaded(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return _NO_OBJECT
+    except (RecursionError, ValueError):  # a text that is no UTF-8, among others
+        return None
+
+
+_BLANK = rb"[ \t]*+"
+_TEXT = rb'"[^"\\\x00-\x1f]*+"'
+_NUMBER = rb"-?+(?:0|[1-9][0-9]{0,17}+)(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]{1,2}+)?+"
+_INTEGER = rb"(?:0|-?+[1-9][0-9]{0,17}+)(?![.eE])"
+
+
+def _plain_lines(schema: pa.Schema) -> re.Pattern[bytes] | None:
+    """Returns what finds lines that fit: flat objects of texts without escapes, and of numbers; None for other columns.
+
+    It never gives up what it has matched, so that a line takes time in proportion to its length.
+    """
+    members = []
+    for field in schema:
+        value = _plain_value(field.type)
+        if value is None:
+            return None
+        members.append(rb"%s%s:%s(?:%s|null)" % (_quoted(field.name), _BLANK, _BLANK, value))
+    names = rb"|".join(_quoted(field.name) for field in schema)
+    others = rb"(?!%s)%s%s:%s(?:%s|%s|true|false|null)" % (names, _TEXT, _BLANK, _BLANK, _TEXT, _NUMBER)
+    member = rb"(?>%s)%s" % (rb"|".join([*members, others if members else others.replace(b"(?!)", b"")]), _BLANK)
+    return re.compile(
+        rb"^%s\{%s(?:%s(?:,%s%s)*+)?+\}[ \t\r]*+$" % (_BLANK, _BLANK, member, _BLANK, member), re.MULTILINE
+    )
+
+
+def _quoted(name: str) -> bytes:
+    return re.escape(b'"' + name.encode() + b'"')
+
+
+def _plain_value(kind: pa.DataType) -> bytes | None:
+    if types.is_list(kind):
+        item = _plain_value(kind.value_type)
+        if item is None or types.is_list(kind.value_type):
+            return None
+        item = rb"(?:%s|null)%s" % (item, _BLANK)
+        return rb"\[%s(?:%s(?:,%s%s)*+)?+\]" % (_BLANK, item, _BLANK, item)
+    if types.is_string(kind):
+        return _TEXT
+    if types.is_integer(kind):
+        return _INTEGER if types.is_signed_integer(kind) else _INTEGER.replace(b"-?+", b"")
+    if types.is_floating(kind):
+        return _NUMBER
+    return b"true|false" if types.is_boolean(kind) else None

@@ -116,28 +116,44 @@ def _parsed(window: LineWindow, schema: Any, policy: BadLinePolicy) -> Iterator[
         for number, line in enumerate(window.text.split(b"\n"), start=window.place.line)
         if line and not line.isspace()
     ]
-    checker = ObjectChecker(schema)
-    for begin in range(0, len(lines), _LINES_PER_PIECE):
-        piece = lines[begin : begin + _LINES_PER_PIECE]
-        good = list(_good(piece, schema, checker))
-        yield from good
-        numbers = {number for _, found in good for number in found.tolist()}
-        if len(numbers) < len(piece):
-            bad = [each for each in piece if each[0] not in numbers]
-            policy.meet(_fault(window.path, *bad[0], schema), len(bad))
+    good = list(_good(lines, schema))
+    yield from good
+    found = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in good)])
+    if len(found) < len(lines):
+        there = set(found.tolist())
+        number, line = next(each for each in lines if each[0] not in there)
+        policy.meet(policy.first or _fault(window.path, number, line, schema), len(lines) - len(found))
 
 
-def _good(lines: Sequence[_Line], schema: Any, checker: ObjectChecker) -> Iterator[_Numbered]:
-    """Yields the objects among some lines. Arrow refuses lines as a whole, so most bad ones are left out by Python."""
+def _good(lines: Sequence[_Line], schema: Any) -> Iterator[_Numbered]:
+    """Yields the objects among some lines, of which one at least is bad.
+
+    Arrow refuses lines as a whole, so bad ones are left out before: those that are surely bad, and where Arrow refuses
+    others too, piece by piece those that a slower check refuses.
+    """
     # Arrow ends the process at a null that comes before every object, so that it is given objects alone.
     objects = [each for each in lines if each[1].lstrip().startswith(b"{")]
+    checker = ObjectChecker(schema)
+    suspects = checker.suspects([line for _, line in objects])
+    refused = {suspects[at] for at in checker.surely_refused([objects[at][1] for at in suspects])}
+    objects = [each for at, each in enumerate(objects) if at not in refused]
     if not objects:
         return
     with suppress(pa.ArrowException):
         yield _numbered(objects, schema)
         return
-    left = [[each for each in objects if not checker.is_refused(each[1])]]
-    while left:  # the lines on which the two disagree are found by halving
+    for begin in range(0, len(objects), _LINES_PER_PIECE):
+        piece = objects[begin : begin + _LINES_PER_PIECE]
+        try:
+            yield _numbered(piece, schema)
+        except pa.ArrowException:
+            yield from _halved([each for each in piece if not checker.is_refused(each[1])], schema)
+
+
+def _halved(lines: Sequence[_Line], schema: Any) -> Iterator[_Numbered]:
+    """Yields the objects among lines of which the checks refuse none, and Arrow perhaps some, by halving."""
+    left = [lines]
+    while left:
         part = left.pop()
         try:
             if part:
