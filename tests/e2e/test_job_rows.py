@@ -127,7 +127,7 @@ def test_a_silent_worker_is_fenced_and_holds_the_clock_no_longer(control: Contro
     with ThreadPoolExecutor(1) as pool:
         rows = pool.submit(talking.pull, 1)
         while not rows.done():
-            control.heartbeat_worker(talking.identity)
+            control.heartbeat_worker(talking.identity, step=1)
             time.sleep(0.1)
         assert np.array_equal(rows.result(DEADLINE_SEC), np.full((len(KEYS), DIM), -1.0))
     with pytest.raises(Fenced):
