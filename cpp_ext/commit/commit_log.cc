@@ -91,6 +91,7 @@ Status CommitLog::prepare(Commit commit) {
   if (!status.is_ok()) return refused(std::move(status));
   const auto answer = seen(lock, job.value(), reserved);
   if (!answer.is_ok() || answer.value()) return answer.status();
+  SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), reserved));  // seen() may have waited
   if (status = job.value()->check_quorum(reserved); !status.is_ok()) return refused(std::move(status));
   JobWorker& worker = job.value()->workers[{reserved.worker_id, reserved.worker_epoch}];
   if (reserved.step != kNoStep && worker.window.has_step(reserved.step)) return refused(step_taken(reserved));
@@ -133,6 +134,7 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   const auto job = find(kept.commit.job_id);
   const auto answer = seen(lock, job.value(), kept.commit);
   if (!answer.is_ok() || answer.value()) return answered(answer);
+  SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), kept.commit));  // seen() may have waited
   if (Status status = job.value()->check_quorum(kept.commit); !status.is_ok()) return refused(std::move(status));
   if (is_cutting_ || (is_frozen(*job.value()) && !job.value()->is_within_cut(kept.commit))) {
     return refused(Status(Code::kUnavailable, "the members of job '" + job.value()->name + "' are being changed"));

@@ -133,6 +133,8 @@ Result<std::vector<Store::Reservation>> LocalShards::reserve(std::span<const Tab
 }
 
 Status LocalShards::apply(std::span<const TablePush> tables, const CommitOptions& commit) {
+  SR_RETURN_IF_ERROR(half_applied_);
+  bool has_begun = false;
   for (const TablePush& table : tables) {
     for (std::size_t s = 0; s < stores_.size(); ++s) {
       const std::size_t begin = table.shard_begin[s];
@@ -140,8 +142,15 @@ Status LocalShards::apply(std::span<const TablePush> tables, const CommitOptions
       options.lr = table.lr;
       options.step = commit.step;
       options.observation = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
-      SR_RETURN_IF_ERROR(stores_[s]->apply(table.table_id, table.keys.subspan(begin, table.shard_begin[s + 1] - begin),
-                                           table.grads.data() + begin * table.dim, options));
+      const auto keys = table.keys.subspan(begin, table.shard_begin[s + 1] - begin);
+      const Status status = stores_[s]->apply(table.table_id, keys, table.grads.data() + begin * table.dim, options);
+      if (!status.is_ok() && has_begun) {
+        half_applied_ = {Code::kDataLoss, "commit " + std::to_string(commit.sequence) +
+                                              " was applied in part: " + std::string(status.message())};
+        return half_applied_;
+      }
+      SR_RETURN_IF_ERROR(status);
+      has_begun |= !keys.empty();
     }
   }
   return Status::ok();
@@ -178,7 +187,9 @@ Status LocalShards::commit_prepared(const CommitOptions& options) {
     return {Code::kFailedPrecondition,
             "commit: nothing is prepared under sequence " + std::to_string(options.sequence)};
   }
-  for (const auto& prepared : prepared_) SR_RETURN_IF_ERROR(apply({&prepared->push, 1}, options));
+  std::vector<TablePush> pushes;
+  for (const auto& prepared : prepared_) pushes.push_back(prepared->push);
+  SR_RETURN_IF_ERROR(apply(pushes, options));
   count_write(options.step);
   remember_commit(options.sequence);
   prepared_sequence_ = 0;

@@ -70,6 +70,7 @@ class LocalShards final : public Shards {
   std::uint64_t prepared_sequence_ = 0;            // 0: nothing is prepared
   std::vector<std::unique_ptr<PreparedPush>> prepared_;
   std::vector<Store::Reservation> reservations_;
+  Status half_applied_;  // of a commit whose first tables were applied, and another one not: no later commit is
 };
 
 }  // namespace sparserow::rpc

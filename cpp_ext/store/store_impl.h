@@ -18,6 +18,7 @@
 #include "store/table/memory_budget.h"
 #include "store/table/table.h"
 #include "store/table/table_map.h"
+#include "util/fair_mutex.h"
 
 namespace sparserow {
 
@@ -30,23 +31,24 @@ class Store::Impl {
 
   // A group of slots, and the lock of all rows in them, whatever their table.
   struct alignas(64) Stripe : StripeSequences {
-    mutable std::shared_mutex mutex;
+    mutable FairMutex mutex;
     Snapshot* snapshot = nullptr;  // that is told before a row changes (snapshot.h)
   };
 
-  // Shared locks of the stripes [first, last) that have keys of a batch. Whoever locks several stripes does so in
-  // rising order, and every other thread holds one at a time.
+  // Shared locks of the stripes [first, last) that have keys of a batch: at most kMostStripes (BatchOrder::run_from),
+  // since a thread that is displaced holds them meanwhile. Whoever locks several stripes does so in rising order and to
+  // read; a thread that writes holds one.
   class ReadLocks {
    public:
     ReadLocks(const Impl& store, const BatchOrder& order, std::uint32_t first, std::uint32_t last)
         : store_(store), order_(order), first_(first), last_(last) {
-      each([](std::shared_mutex& mutex) { __builtin_prefetch(&mutex); });
-      each([](std::shared_mutex& mutex) { mutex.lock_shared(); });
+      each([](FairMutex& mutex) { __builtin_prefetch(&mutex); });
+      each([](FairMutex& mutex) { mutex.lock_shared(); });
     }
     ReadLocks(const ReadLocks&) = delete;
     ReadLocks& operator=(const ReadLocks&) = delete;
     ~ReadLocks() {
-      each([](std::shared_mutex& mutex) { mutex.unlock_shared(); });
+      each([](FairMutex& mutex) { mutex.unlock_shared(); });
     }
 
    private:

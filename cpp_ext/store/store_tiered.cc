@@ -9,11 +9,6 @@
 namespace sparserow {
 namespace {
 
-Status too_many_pins(const Table& table) {
-  return {Code::kResourceExhausted, "table " + table.schema.name + ": a row is in more than " +
-                                        std::to_string(RowMeta::kMostPins) + " prepared commits"};
-}
-
 // Keys of a block that are not in memory; visit_row(stripe, suffix, id) for the others, under the stripe's shared lock.
 template <class Stripes, class Misses, class VisitRow, class VisitAbsent>
 void split(const Table& table, Stripes& stripes, const BatchOrder& order, std::span<const std::uint64_t> block,
@@ -69,11 +64,8 @@ Result<Store::Reservation> Store::reserve_tiered(const std::shared_ptr<Table>& t
   Status status = table->failure();
   BatchOrder order;
   const auto pin = [&](std::uint32_t stripe, std::uint64_t suffix, std::uint32_t id) {
-    if (table->stripes[stripe]->slab.meta(id).pin()) {
-      reservation.pins_.push_back({suffix, stripe});
-    } else {
-      status = too_many_pins(*table);
-    }
+    if (!table->stripes[stripe]->slab.meta(id).pin()) table->extra_pins.add(impl_->slots.hash(stripe, suffix));
+    reservation.pins_.push_back({suffix, stripe});  // which has room
   };
   bool has_absent = false;
   for (std::size_t begin = 0; begin < keys.size() && status.is_ok(); begin += BatchOrder::kBlock) {
@@ -123,8 +115,9 @@ void Store::unpin(const Table& table, const std::vector<Reservation::Pin>& pins)
     for (const std::uint32_t id : rows) {
       if (id != RowIndex::kNone) table.stripes[stripe]->slab.fetch_meta(id);
     }
-    for (const std::uint32_t id : rows) {
-      if (id != RowIndex::kNone) table.stripes[stripe]->slab.meta(id).unpin();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (table.extra_pins.take(impl_->slots.hash(stripe, suffixes[i]))) continue;
+      if (ids[i] != RowIndex::kNone) table.stripes[stripe]->slab.meta(ids[i]).unpin();
     }
   }
 }

@@ -93,8 +93,11 @@ Status Store::find_absent(Table& table, const BatchOrder& order, std::span<const
 // Brings the rows of at most kMostProbed keys into cache together, before each stripe is written alone: a stripe has a
 // few of them, whose fetches would hide nothing of each other. (For 500 keys it costs as much as it saves.)
 void Store::Impl::fetch_rows(const Table& table, const BatchOrder& order) const {
-  const ReadLocks locks(*this, order, 0, kStripes);
-  walk_stripes<Fetch::kRow>(table, order, 0, kStripes, [](auto...) {});
+  for (std::uint32_t stripe = 0, end = 0; stripe < kStripes; stripe = end) {
+    end = order.run_from(stripe, kMostProbed);
+    const ReadLocks locks(*this, order, stripe, end);
+    walk_stripes<Fetch::kRow>(table, order, stripe, end, [](auto...) {});
+  }
 }
 
 Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,

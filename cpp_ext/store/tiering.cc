@@ -43,12 +43,12 @@ Status Store::Tiering::lost(Table& table, const Status& why) const {
 Status Store::Tiering::resolve(Table& table, std::vector<Miss> misses, bool must_install, const Visit& visit) {
   while (!misses.empty()) {
     SR_RETURN_IF_ERROR(table.failure());
-    std::vector<Miss> theirs;
-    claim(table, misses, theirs);
-    std::vector<Miss> again;
-    Status status = look_up(table, misses, must_install, visit, again);
-    release(table, misses);
-    SR_RETURN_IF_ERROR(status);
+    std::vector<Miss> theirs, again;
+    theirs.reserve(misses.size());
+    {
+      const Claims claims(*this, table, misses, theirs);  // which are given back also where the look-up throws
+      SR_RETURN_IF_ERROR(look_up(table, misses, must_install, visit, again));
+    }
     SR_RETURN_IF_ERROR(wait_for(table, theirs));
     again.insert(again.end(), theirs.begin(), theirs.end());
     misses = std::move(again);
@@ -124,21 +124,34 @@ void Store::Tiering::visit_resident(Table& table, std::vector<Miss>& misses, con
   });
 }
 
-void Store::Tiering::claim(const Table& table, std::vector<Miss>& misses, std::vector<Miss>& theirs) {
-  const std::lock_guard lock(claims_mutex_);
-  std::erase_if(misses, [&](const Miss& miss) {
-    if (claims_.insert(row_hash(table.schema.id, miss.key))) return false;
-    theirs.push_back(miss);
-    return true;
-  });
+Store::Tiering::Claims::Claims(Tiering& tiering, const Table& table, std::vector<Miss>& misses,
+                               std::vector<Miss>& theirs)
+    : tiering_(tiering) {
+  mine_.reserve(misses.size());
+  const std::lock_guard lock(tiering_.claims_mutex_);
+  try {
+    std::erase_if(misses, [&](const Miss& miss) {
+      const std::uint64_t hash = row_hash(table.schema.id, miss.key);
+      if (tiering_.claims_.insert(hash)) {
+        mine_.push_back(hash);
+        return false;
+      }
+      theirs.push_back(miss);
+      return true;
+    });
+  } catch (...) {
+    for (const std::uint64_t hash : mine_) tiering_.claims_.erase(hash);
+    tiering_.claims_changed_.notify_all();
+    throw;
+  }
 }
 
-void Store::Tiering::release(const Table& table, const std::vector<Miss>& misses) {
+Store::Tiering::Claims::~Claims() {
   {
-    const std::lock_guard lock(claims_mutex_);
-    for (const Miss& miss : misses) claims_.erase(row_hash(table.schema.id, miss.key));
+    const std::lock_guard lock(tiering_.claims_mutex_);
+    for (const std::uint64_t hash : mine_) tiering_.claims_.erase(hash);
   }
-  claims_changed_.notify_all();
+  tiering_.claims_changed_.notify_all();
 }
 
 Status Store::Tiering::wait_for(const Table& table, const std::vector<Miss>& misses) {

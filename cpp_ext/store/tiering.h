@@ -149,8 +149,19 @@ class Store::Tiering {
                  std::vector<Miss>& again);
   void save_before_erasure(const Table& table, std::uint64_t key, const RowImage* image);
   void visit_resident(Table& table, std::vector<Miss>& misses, const Visit& visit);
-  void claim(const Table& table, std::vector<Miss>& misses, std::vector<Miss>& theirs);
-  void release(const Table& table, const std::vector<Miss>& misses);
+  // The keys that one thread looks up, so that no other does; the others wait. `theirs` gets the misses that another
+  // thread has, and has room for all.
+  class Claims {
+   public:
+    Claims(Tiering& tiering, const Table& table, std::vector<Miss>& misses, std::vector<Miss>& theirs);
+    Claims(const Claims&) = delete;
+    Claims& operator=(const Claims&) = delete;
+    ~Claims();
+
+   private:
+    Tiering& tiering_;
+    std::vector<std::uint64_t> mine_;
+  };
   Status wait_for(const Table& table, const std::vector<Miss>& misses);
 
   static bool is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id, const std::uint64_t* version);

@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -307,6 +308,21 @@ TEST_CASE("what cannot be served is refused by name, and the connection goes on"
   CHECK(client->stats().reconnects == 0);
   const TablePull unordered{.table_id = table.id, .dim = 4, .keys = pull.keys, .shard_begin = {}, .rows = rows};
   CHECK(client->pull(std::span(&unordered, 1), {}).code() == Code::kInvalidArgument);
+}
+
+TEST_CASE("a request of more bytes than a frame can say is refused before it is sent") {
+  Cluster cluster(1, {sgd_table("t/a", 4)});
+  const auto client = take(Client::connect(cluster.client_options()));
+  constexpr std::size_t kKeys = (std::size_t{1} << 29) + 3;  // whose bytes would be 24 beyond 2^32
+  void* const memory = ::mmap(nullptr, kKeys * 8, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  const std::span keys(static_cast<const std::uint64_t*>(memory), kKeys);  // which nobody reads
+  const std::vector<std::uint32_t> shard_begin{0, static_cast<std::uint32_t>(kKeys)};
+  const auto erased = client->erase(sgd_table("t/a", 4).id, keys, shard_begin, {});
+  CHECK(erased.status().code() == Code::kInvalidArgument);
+  CHECK(erased.status().message().find("the request has 4294967295 or more bytes, a frame has at most") !=
+        std::string::npos);
+  ::munmap(memory, kKeys * 8);
 }
 
 TEST_CASE("a client of another cluster, shard or slot count is refused") {

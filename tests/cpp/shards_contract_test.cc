@@ -208,6 +208,26 @@ TEST_CASE("local shards of two workers: each has its own sequences, and sees the
   CHECK(rows[0] == 1.0f);
 }
 
+TEST_CASE("local shards: a commit that ends half-way is not applied again from its beginning") {
+  std::vector<std::shared_ptr<Store>> stores{make_store()};
+  REQUIRE(stores[0]->create_table(kTable).is_ok());
+  REQUIRE(stores[0]->create_table(kOther).is_ok());
+  const auto shards = take(LocalShards::create(stores));
+  const Grouped a(*shards, kTable.id, iota_keys(40)), b(*shards, kOther.id, iota_keys(40));
+  const std::vector<float> grads(200, 1.0f);
+  const std::vector<TablePush> pushes{a.push(kTable, grads.data(), 0.5f), b.push(kOther, grads.data(), 0.25f)};
+  REQUIRE(shards->prepare(pushes, {.sequence = 1, .step = 0}).is_ok());
+  REQUIRE(stores[0]->drop_table(kOther.id).is_ok());
+  for (int i = 0; i < 2; ++i) {
+    const Status status = shards->commit_prepared({.sequence = 1, .step = 0});
+    CHECK(status.code() == Code::kDataLoss);
+    CHECK(status.message().find("commit 1 was applied in part: ") == 0);
+    CHECK(row_of(*shards, kTable, iota_keys(40)) == 1.5f);
+  }
+  CHECK(shards->commit(std::span(pushes).first(1), {.sequence = 2, .step = 1}).code() == Code::kDataLoss);
+  CHECK(row_of(*shards, kTable, iota_keys(40)) == 1.5f);
+}
+
 TEST_CASE("shards: another worker's step is a write of others") {
   Cluster cluster(2, {kTable});
   cluster.set_job(1u, 2);

@@ -414,6 +414,42 @@ TEST_CASE("room is made where rows may leave, also when most places have only ro
   CHECK(store->used_bytes() <= store->options().memory_budget_bytes);
 }
 
+TEST_CASE("a row of more prepared commits than are counted beside it stays in memory until the last of them") {
+  constexpr std::size_t kCommits = 2'000;
+  const Folder folder;
+  const auto store = open(tiered(folder, 60'000));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 1000);
+  const std::vector<std::uint64_t> hot{42};
+  std::vector<Store::Reservation> reservations;
+  for (std::size_t i = 0; i < kCommits; ++i) {
+    auto reserved = store->reserve(1, hot);
+    INFO(i, ": ", reserved.status().message());
+    REQUIRE(reserved.is_ok());
+    reservations.push_back(std::move(reserved).value());
+  }
+  std::uint64_t next = 1000;
+  const auto is_missed_after_others = [&] {
+    fill(*store, 1, next, next + 4000);
+    next += 4000;
+    const std::uint64_t before = store->tier_stats()->misses;
+    static_cast<void>(pull(*store, 1, hot));
+    return store->tier_stats()->misses != before;
+  };
+  for (const std::size_t left : {kCommits, std::size_t{600}, std::size_t{100}, std::size_t{1}}) {
+    reservations.resize(left);
+    CHECK_FALSE(is_missed_after_others());
+  }
+  reservations.clear();
+  for (; next < 56'000; next += 1000) {  // others that are used as often push it out then
+    fill(*store, 1, next, next + 1000);
+    std::vector<std::uint64_t> others(1000);
+    std::iota(others.begin(), others.end(), next);
+    for (int use = 0; use < 4; ++use) static_cast<void>(pull(*store, 1, others));
+  }
+  CHECK(is_missed_after_others());
+}
+
 TEST_CASE("room is made also where rows came in the order of their hash suffixes, as a checkpoint brings them") {
   constexpr std::uint32_t kTables = 8;  // of which one has rows
   constexpr std::size_t kPageRows = 200;

@@ -83,12 +83,14 @@ bool Channel::submit(Request& request) {
 }
 
 Status Channel::refusal_of(const Request& request) const {
-  if (max_body_bytes_ == 0) return Status::ok();
-  if (request.header.body_bytes > max_body_bytes_) {
-    return Status(Code::kInvalidArgument, "the request has " + std::to_string(request.header.body_bytes) +
-                                              " bytes, a frame has at most " + std::to_string(max_body_bytes_) +
+  const std::uint32_t most = max_body_bytes_ == 0 ? UINT32_MAX - 1 : max_body_bytes_;
+  if (request.header.body_bytes > most) {
+    const char* more = request.header.body_bytes == UINT32_MAX ? " or more" : "";
+    return Status(Code::kInvalidArgument, "the request has " + std::to_string(request.header.body_bytes) + more +
+                                              " bytes, a frame has at most " + std::to_string(most) +
                                               "; send fewer rows at a time");
   }
+  if (max_body_bytes_ == 0) return Status::ok();
   if ((request.needs & ~features_) != 0) {
     return Status(Code::kFailedPrecondition, "it is of an earlier build, which cannot answer such a request");
   }

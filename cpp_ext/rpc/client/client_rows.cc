@@ -26,7 +26,9 @@ iovec piece_of(const void* bytes, std::size_t count) { return {const_cast<void*>
 void add_piece(Request& request, const void* bytes, std::size_t count) {
   if (count == 0) return;
   request.body.push_back(piece_of(bytes, count));
-  request.header.body_bytes += static_cast<std::uint32_t>(count);
+  // It stays at the most that a frame can say, which the channel refuses.
+  const std::uint64_t whole = std::uint64_t{request.header.body_bytes} + count;
+  request.header.body_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(whole, UINT32_MAX));
 }
 
 // Names rows by their keys; out.heads must have room.

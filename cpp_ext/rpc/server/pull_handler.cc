@@ -152,10 +152,13 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
   wait->is_parked = true;
   ++parked_;
   if (core_.disk != nullptr) {  // its rows come to memory while it waits
-    asio::post(*core_.disk, [&core = core_, pull] {
-      for (const PullPart& part : pull->parts) {
+    // The keys as they are now: the strand takes those of rows that have changed alone once the pull is readable.
+    std::vector<std::pair<std::uint32_t, std::span<const std::uint64_t>>> wanted;
+    for (const PullPart& part : pull->parts) wanted.emplace_back(part.descriptor.table_id, part.keys);
+    asio::post(*core_.disk, [&core = core_, pull, wanted = std::move(wanted)] {
+      for (const auto& [table_id, keys] : wanted) {
         // The pull itself will tell of an error.
-        static_cast<void>(core.store->fetch_to_memory(part.descriptor.table_id, part.keys, Store::FetchCause::kPull));
+        static_cast<void>(core.store->fetch_to_memory(table_id, keys, Store::FetchCause::kPull));
       }
     });
   }

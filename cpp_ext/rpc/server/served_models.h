@@ -13,6 +13,7 @@
 #include <shared_mutex>
 
 #include "store/store.h"
+#include "util/fair_mutex.h"
 
 namespace sparserow::rpc {
 
@@ -38,7 +39,7 @@ class ServedModels {
   [[nodiscard]] ServedVersion find(std::uint32_t handle, std::uint64_t routing_key) const;
 
  private:
-  mutable std::shared_mutex mutex_;
+  mutable FairMutex mutex_;
   std::map<std::uint32_t, ServedModel> models_;  // guarded by mutex_
 };
 

@@ -54,10 +54,18 @@ class BatchOrder {
       act(stripe, std::size_t{begin_[stripe]} - begin_[first]);
     }
   }
-  // The end of the stripes from `first` on that have no more than `most` keys together; at least one stripe.
+  // How many stripes a reader may have at once: the more, the longer one that is displaced holds writers up.
+  static constexpr int kMostStripes = 8;
+
+  // The end of the stripes from `first` on that have no more than `most` keys together, and of which no more than
+  // kMostStripes have keys; at least one stripe.
   [[nodiscard]] std::uint32_t run_from(std::uint32_t first, std::size_t most) const noexcept {
     std::uint32_t last = first + 1;
-    while (last < kStripes && std::size_t{begin_[last + 1]} - begin_[first] <= most) ++last;
+    int stripes = begin_[last] != begin_[first];
+    for (; last < kStripes && std::size_t{begin_[last + 1]} - begin_[first] <= most; ++last) {
+      stripes += begin_[last + 1] != begin_[last];
+      if (stripes > kMostStripes) break;
+    }
     return last;
   }
 

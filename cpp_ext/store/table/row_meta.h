@@ -125,7 +125,7 @@ class RowMeta {
   void set_stored() noexcept {  // as it is
     change([](std::uint16_t bits) { return static_cast<std::uint16_t>((bits & ~kChanged) | kStored); });
   }
-  // False when it has its most pins.
+  // False when it has its most pins; more are counted elsewhere (extra_pins.h).
   [[nodiscard]] bool pin() noexcept {
     std::uint16_t bits = load();
     do {

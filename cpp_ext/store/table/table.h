@@ -16,6 +16,7 @@
 #include "schema/schema.h"
 #include "store/table/admission.h"
 #include "store/table/batch_order.h"
+#include "store/table/extra_pins.h"
 #include "store/table/initial_rows.h"
 #include "store/table/lock_timer.h"
 #include "store/table/memory_shares.h"
@@ -173,6 +174,7 @@ class Table {
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
   // Rows that are on the SSD alone; written under the stripe's exclusive lock.
   std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
+  mutable ExtraPins extra_pins;
   std::array<BroughtRows, kStripes> brought{};
   std::atomic<std::uint64_t> rows_since_wakeup{
       0};  // rows, since others were last asked to leave ahead of the next ones

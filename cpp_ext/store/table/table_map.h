@@ -12,6 +12,7 @@
 
 #include "schema/schema.h"
 #include "store/table/table.h"
+#include "util/fair_mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -45,7 +46,7 @@ class TableMap {
   [[nodiscard]] bool is_followed(std::uint32_t table_id) const;
   void mark_followed();
 
-  mutable std::shared_mutex mutex_;  // guards what follows
+  mutable FairMutex mutex_;  // guards what follows
   std::map<std::uint32_t, std::shared_ptr<Table>> tables_;
   std::set<std::uint32_t> removed_;  // ids that came_back() has not told
   std::uint32_t cursors_of_all_ = 0;

@@ -39,6 +39,7 @@
 #include "store/ssd/ssd_folder.h"
 #include "store/ssd/ssd_readers.h"
 #include "store/ssd/ssd_tier.h"
+#include "util/fair_mutex.h"
 
 namespace sparserow {
 
@@ -66,7 +67,7 @@ class PageLog final : public SsdTier {
   enum Stream : std::uint8_t { kFresh, kKept, kStreams };
 
   struct Partition {
-    mutable std::shared_mutex mutex;
+    mutable FairMutex mutex;
     PageIndex index;
   };
   struct OpenPage {
@@ -201,7 +202,7 @@ class PageLog final : public SsdTier {
   mutable ReadTickets tickets_;
   const std::unique_ptr<std::atomic<Segment*>[]> chunks_;
 
-  mutable std::shared_mutex tables_mutex_;
+  mutable FairMutex tables_mutex_;
   std::map<std::uint32_t, std::shared_ptr<TablePages>> tables_;  // guarded by tables_mutex_
 
   mutable std::mutex mutex_;
