@@ -300,3 +300,33 @@ def test_the_next_worker_reads_where_the_first_one_could_not(
             first.result(60)
         assert second.result(60)
     assert sorted(read) == ["a.csv", "a.csv", "b.csv", "b.csv", "items"], "what the first one left unfinished as well"
+
+
+def test_what_the_first_worker_cannot_write_ends_it_and_holds_nobody_up(
+    data: Path, read: list[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a namespace that may have no more tables; where workers meet it is a warning."""
+    write, has_failed = NamespaceFile.write, threading.Event()
+
+    def refused(file: NamespaceFile, contents: bytes) -> None:
+        if has_failed.is_set():
+            write(file, contents)
+            return
+        has_failed.set()
+        raise sr.ResourceExhausted("no more tables")
+
+    monkeypatch.setattr(NamespaceFile, "write", refused)
+    job = job_of(data, *APART)
+
+    def opened(rank: int) -> int:
+        with sr.connect(address, "ads", staleness=None, rank=rank, world_size=2, gather_sec=60) as session:
+            return open_readers(job, WorkerGroup(rank, 2, meets=False), session).train.digest(60)
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.submit(opened, 0), threads.submit(opened, 1)
+        with pytest.raises(sr.ResourceExhausted, match="no more tables"):
+            first.result(60)
+        assert second.result(60)
+    has_failed.clear()
+    trained(job_of(data, "name=alone"), address)
+    assert has_failed.is_set()

@@ -122,8 +122,8 @@ class DataFiles:
             if found is not None:
                 return self._reading(found, self._clock if found.maker == self._clock else "").files
         made = self._made()
-        if self._saved is None:  # the others wait for it
-            self.keep()
+        if self._saved is None:
+            self._write()  # the others wait for it, so that a failure must end this worker
         return made
 
     def keep(self) -> None:
@@ -131,18 +131,21 @@ class DataFiles:
 
         A restore counts the rows of a cluster, so nothing may be kept before it. What cannot be kept is read again.
         """
+        try:
+            self._write()
+        except Fenced:
+            raise
+        except SparserowError as error:
+            _log.warning("%s: they could not be kept, and the next start reads them again: %s", _WHAT, error)
+
+    def _write(self) -> None:
         known, core = self._known, self._core
         if known is None or core is None or not (self._group.meets or core.is_lowest_rank()):
             return
         self._known = None
         file, data = NamespaceFile(core, DATA_TABLE), _fitting(known)
-        try:
-            if _document(file.read, file.where).written() != data:
-                file.write(data)
-        except Fenced:
-            raise
-        except SparserowError as error:
-            _log.warning("%s: they could not be kept, and the next start reads them again: %s", _WHAT, error)
+        if _document(file.read, file.where).written() != data:
+            file.write(data)
 
     def _of_lower_rank(self) -> KnownFiles | None:
         known = self._kept()
