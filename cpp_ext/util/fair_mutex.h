@@ -79,7 +79,7 @@ class SR_CAPABILITY("mutex") FairMutex {
   }
 
  private:
-  // Of readers_in_: two bits of the writer that has entered, which differ between one and the next, and the readers.
+  // readers_in_ holds two bits of the writer that has entered, which differ between one and the next, and the readers.
   static constexpr std::uint32_t kPhase = 1, kPresent = 2, kWriter = kPhase | kPresent, kReader = 4;
 
   // Readers that come from now on wait; returns what readers_out_ is when those before have gone.

@@ -11,6 +11,7 @@ from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership, Ticket
 
 LEASE = 10.0
+LEASES = 3  # of a late worker that nothing waits for
 JOBS = st.sampled_from(["a", "b"])
 TERMS = st.builds(JobTerms, st.integers(1, 3), st.sampled_from([0, 2, None]), st.sampled_from(["mean", "sum"]))
 
@@ -77,12 +78,15 @@ class Lives(RuleBasedStateMachine):
             self.jobs.leave_in_order(ticket)
             self.gone.add(ticket)
 
-    @rule(seconds=st.floats(0, 8))
-    def pass_time(self, seconds: float) -> None:
+    @rule(seconds=st.floats(0, 8), is_waited=st.booleans())
+    def pass_time(self, seconds: float, is_waited: bool) -> None:
         self.now += seconds
-        for ticket in self.jobs.expire(self.now):
+        for ticket in self.jobs.expire(self.now, list(self.jobs.jobs) if is_waited else ()):
             assert self.now - self.renewed[ticket] >= LEASE - 1e-9
             self.gone.add(ticket)
+        if is_waited:
+            late = [ticket for ticket, renewed in self.renewed.items() if self.now - renewed > LEASE + 1e-9]
+            assert not any(self.is_member(ticket) for ticket in late)
 
     def is_member(self, ticket: Ticket) -> bool:
         try:
@@ -110,7 +114,7 @@ class Lives(RuleBasedStateMachine):
     def leases_are_kept(self) -> None:
         for ticket, renewed in self.renewed.items():
             if self.is_member(ticket):
-                assert self.now - renewed < LEASE
+                assert self.now - renewed < LEASES * LEASE + 1e-9
 
 
 Lives.TestCase.settings = settings(

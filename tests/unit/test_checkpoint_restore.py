@@ -104,6 +104,10 @@ def joined(cluster: Cluster, workers: int) -> list[Ticket]:
     return tickets
 
 
+def wait_for_none(job_ids: Collection[int]) -> None:
+    """Ends no lease: these jobs have no late workers."""
+
+
 def restored(
     cluster: Cluster,
     shard_calls: FakeFleet,
@@ -115,7 +119,7 @@ def restored(
 ) -> pb.RestoreReply:
     async def scene() -> pb.RestoreReply:
         operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
-        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, TurnLock())  # type: ignore[arg-type]
+        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, TurnLock(), wait_for_none)  # type: ignore[arg-type]
         try:
             request = pb.RestoreRequest(url=str(url), namespace=namespace)
             if ticket is not None:
@@ -224,7 +228,8 @@ def test_what_fails_afterwards_is_damage(cluster: Cluster, tmp_path: Path, stage
 def test_a_cut_that_falls_into_a_restore_is_no_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
     async def scene() -> None:
         shard_calls = FakeFleet(cluster)
-        saves = CheckpointSaves(cluster, shard_calls, JobOperations(cluster, shard_calls, lambda: None), lambda: None)  # type: ignore[arg-type]
+        operations = JobOperations(cluster, shard_calls, lambda: None)  # type: ignore[arg-type]
+        saves = CheckpointSaves(cluster, shard_calls, operations, lambda: None, wait_for_none)  # type: ignore[arg-type]
         name = (await saves.begin(pb.BeginSaveRequest(url=str(tmp_path)))).name
         with pytest.raises(Unavailable, match="rows were restored while the cut was taken; save again"):
             await saves.enter(pb.EnterSaveRequest(url=str(tmp_path), name=name, keep=1))
@@ -272,7 +277,7 @@ def caller_of(cluster: Cluster, ticket: Ticket, attempt: int) -> pb.CheckpointCa
 
 def saves_of(cluster: Cluster, shard_calls: FakeFleet, disk: Disk) -> CheckpointSaves:
     operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
-    return CheckpointSaves(cluster, shard_calls, operations, disk.save)  # type: ignore[arg-type]
+    return CheckpointSaves(cluster, shard_calls, operations, disk.save, wait_for_none)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_comes_late_to_a_failed_save_gets_its_end(cluster: Cluster, tmp_path: Path) -> None:
@@ -326,7 +331,7 @@ def test_a_worker_that_comes_late_to_a_failed_restore_gets_its_end(cluster: Clus
     async def scene() -> None:
         shard_calls, disk = FakeFleet(cluster), Disk()
         operations = JobOperations(cluster, shard_calls, disk.save)  # type: ignore[arg-type]
-        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, TurnLock())  # type: ignore[arg-type]
+        restores = CheckpointRestores(cluster, shard_calls, operations, disk.save, TurnLock(), wait_for_none)  # type: ignore[arg-type]
 
         async def restore(ticket: Ticket, attempt: int) -> pb.RestoreReply:
             caller = caller_of(cluster, ticket, attempt)

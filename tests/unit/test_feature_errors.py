@@ -127,7 +127,7 @@ def test_damaged_documents_are_refused() -> None:
     document = json.loads(whole[FEATURES])
     assert features_of(whole, "v1")[0].features == features.features
     for change in (
-        {"format": 2},
+        {"format": 1},
         {"features": []},
         {"features": {"a": {"kind": "id", "modulo": 0}, "b": document["features"]["b"]}},
         {"statistics": {}},

@@ -34,7 +34,7 @@ class SplitLines:
         places = np.flatnonzero(data == delimiter[0])
         found = np.searchsorted(places, self._ends) - np.searchsorted(places, begins)
         is_whole = found == columns - 1
-        # Of lines that lack fields, and of all lines of one field, some are blank.
+        # Some lines that lack fields are blank, and some of all lines of one field.
         blanks = _BLANKS.replace(delimiter, b"")
         may_be_blank = np.flatnonzero((found == 0) | (self._ends - begins <= columns + 1))
         is_blank = np.zeros(len(begins), dtype=np.bool_)
