@@ -49,8 +49,10 @@ class SR_CAPABILITY("mutex") FairMutex {
   // False also where it would be free in a moment.
   bool try_lock() noexcept SR_TRY_ACQUIRE(true) {
     std::uint32_t ticket = writers_out_.load(std::memory_order_acquire);
-    // A look before anything changes, since readers wait for a writer that has entered.
-    if (readers_in_.load(std::memory_order_relaxed) != readers_out_.load(std::memory_order_relaxed)) return false;
+    // A look before anything changes, since readers wait for a writer that has entered. Who left is read before who
+    // came: equal counts are then of no reader, because a later one can only make them differ.
+    const std::uint32_t left = readers_out_.load(std::memory_order_acquire);
+    if (readers_in_.load(std::memory_order_acquire) != left) return false;
     if (!writers_in_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_acquire)) return false;
     if (readers_out_.load(std::memory_order_seq_cst) == enter(ticket)) {
       note_lock(this);
