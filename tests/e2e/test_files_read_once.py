@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,18 @@ def test_a_plan_of_a_changed_file_never_trains_on_half_a_line(
         trained(job_of(data), address)
 
 
+@contextmanager
+def opened_apart(job: JobConfig, address: str) -> Iterator[list[Future[int]]]:
+    """Two workers without a process group open the job's files; each future is a digest of its training data."""
+
+    def opened(rank: int) -> int:
+        with sr.connect(address, "ads", staleness=None, rank=rank, world_size=2, gather_sec=60) as session:
+            return open_readers(job, WorkerGroup(rank, 2, meets=False), session).train.digest(60)
+
+    with ThreadPoolExecutor(2) as threads:
+        yield [threads.submit(opened, rank) for rank in range(2)]
+
+
 def test_the_next_worker_reads_where_the_first_one_could_not(
     data: Path, read: list[str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,14 +301,7 @@ def test_the_next_worker_reads_where_the_first_one_could_not(
         return counted(*args, **options)
 
     monkeypatch.setattr(files_read, "item_table", failing)
-    job = job_of(data, *APART)
-
-    def opened(rank: int) -> int:
-        with sr.connect(address, "ads", staleness=None, rank=rank, world_size=2, gather_sec=60) as session:
-            return open_readers(job, WorkerGroup(rank, 2, meets=False), session).train.digest(60)
-
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.submit(opened, 0), threads.submit(opened, 1)
+    with opened_apart(job_of(data, *APART), address) as (first, second):
         with pytest.raises(sr.DataLoss, match=r"b\.csv: damaged"):
             first.result(60)
         assert second.result(60)
@@ -316,14 +322,7 @@ def test_what_the_first_worker_cannot_write_ends_it_and_holds_nobody_up(
         raise sr.ResourceExhausted("no more tables")
 
     monkeypatch.setattr(NamespaceFile, "write", refused)
-    job = job_of(data, *APART)
-
-    def opened(rank: int) -> int:
-        with sr.connect(address, "ads", staleness=None, rank=rank, world_size=2, gather_sec=60) as session:
-            return open_readers(job, WorkerGroup(rank, 2, meets=False), session).train.digest(60)
-
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.submit(opened, 0), threads.submit(opened, 1)
+    with opened_apart(job_of(data, *APART), address) as (first, second):
         with pytest.raises(sr.ResourceExhausted, match="no more tables"):
             first.result(60)
         assert second.result(60)
