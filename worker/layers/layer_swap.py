@@ -18,19 +18,21 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError,
 from ...proto.lone_work import lone_work
 from ...proto.optimizers import starts_at_zero
 from ...proto.schema import Constant, Normal, RowPolicy, Table, TableSchema
+from ..session.lower_rank import from_lower_rank
 from ..session.rank_beats import give_signs, meet
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
 from ..session.session import Session
 from ..session.tensor_group import on_leader
 from .deferred import tied_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
-from .weight_carry import carry, drop_unfinished
+from .weight_carry import carry, drop_unfinished, is_unfinished, mark_unfinished
 
 _log = logging.getLogger(__name__)
 Layer = nn.Embedding | nn.EmbeddingBag
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _MOST_NAMED = 5
+_WHAT = "tables and their first rows"
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,8 @@ def distributed_layer_of(
 def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchema]:
     """Creates the tables on every rank and returns their schemas, with ids. Followers of a tensor group get them.
 
-    Rank 0 goes first and writes the first rows, so that no other rank reads a table before its rows are there.
+    Rank 0 goes first and writes the first rows, so that no other rank reads a table before its rows are there. Ranks
+    without a process group look for the tables until they are there and whole, or no lower rank is about to make them.
     """
     group = session.core.tensor_group
     is_group = session.core.is_distributed and dist.is_available() and dist.is_initialized()
@@ -283,13 +286,15 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
     made: list[TableSchema] = []
     if (session.rank == 0 or not is_group) and (group is None or group.leads):
         try:
-            with lone_work.doing("tables and their first rows"):
+            if not is_group:
+                from_lower_rank(session.core, lambda: _are_whole(session, swaps) or None, _WHAT)
+            with lone_work.doing(_WHAT):
                 made = _create(session, swaps, has_rows=session.rank == 0)
         except SparserowError as error:
             failure = error
     if is_group:
         outcome: list[str | None] = [None if failure is None else str(failure)]
-        meet("distribute: tables and their first rows")
+        meet(f"distribute: {_WHAT}")
         dist.broadcast_object_list(outcome, src=0)
         if failure is None and outcome[0] is not None:
             failure = FailedPrecondition(f"distribute failed on rank 0: {outcome[0]}")
@@ -298,20 +303,33 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
     return on_leader(group, lambda: made or _tables_of(session, swaps))
 
 
+def _are_whole(session: Session, swaps: list[Swap]) -> bool:
+    """Returns whether the tables exist, and none of them is being given its first rows."""
+    there = _by_name(session)
+    if any(swap.schema.name not in there for swap in swaps):
+        return False
+    return not any(is_unfinished(session, there[swap.schema.name]) for swap in swaps if swap.is_carried)
+
+
 def _tables_of(session: Session, swaps: list[Swap]) -> list[TableSchema]:
-    """Creates the tables, or finds them; a frozen one may be there with the optimizer of the job that trains it."""
-    catalog = session.core.catalog
-    there = {schema.name: schema for schema in catalog.list_tables(session.namespace)}
-    made = []
-    for swap in swaps:
-        found = there.get(swap.schema.name) if swap.is_frozen else None
-        if found is not None and found.dim != swap.schema.dim:
-            raise FailedPrecondition(
-                f"table {found.full_name!r} exists with dim {found.dim}; the frozen layer {swap.layers[0].paths[0]!r} "
-                f"has {swap.schema.dim}"
-            )
-        made.append(found or catalog.create_table(swap.schema))
-    return made
+    """Creates the tables, or finds them."""
+    there = _by_name(session)
+    return [_table_of(session, swap, there.get(swap.schema.name)) for swap in swaps]
+
+
+def _table_of(session: Session, swap: Swap, there: TableSchema | None) -> TableSchema:
+    """Creates a table, or finds it; a frozen one may be there with the optimizer of the job that trains it."""
+    found = there if swap.is_frozen else None
+    if found is not None and found.dim != swap.schema.dim:
+        raise FailedPrecondition(
+            f"table {found.full_name!r} exists with dim {found.dim}; the frozen layer {swap.layers[0].paths[0]!r} "
+            f"has {swap.schema.dim}"
+        )
+    return found or session.core.catalog.create_table(swap.schema)
+
+
+def _by_name(session: Session) -> dict[str, TableSchema]:
+    return {schema.name: schema for schema in session.core.catalog.list_tables(session.namespace)}
 
 
 def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
@@ -320,27 +338,30 @@ def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[Tabl
     When it fails, the new tables are dropped: one with a part of its rows would count as there before at the next try,
     which then sends nothing.
     """
-    catalog = session.core.catalog
-    existing = {schema.name for schema in catalog.list_tables(session.namespace)}
     if not has_rows:
         return _tables_of(session, swaps)
-    carried = [each.schema for each in swaps if each.is_carried and each.schema.name in existing]
-    existing -= {schema.name for schema in carried if drop_unfinished(session, schema)}
+    existing = _by_name(session)
+    for swap in swaps:
+        found = existing.get(swap.schema.name)
+        if swap.is_carried and found is not None and drop_unfinished(session, found):
+            del existing[found.name]
+    new = [swap for swap in swaps if swap.schema.name not in existing]
+    made = []
     try:
-        made = _tables_of(session, swaps)
+        for swap in swaps:
+            made.append(_table_of(session, swap, existing.get(swap.schema.name)))
+            if swap.is_carried and swap.schema.name not in existing:
+                mark_unfinished(session, made[-1])  # at once, as other workers look for the tables
         _tell_of_found(session, [schema.name for schema in made if schema.name in existing], len(made))
-        for swap, schema in zip(swaps, made, strict=True):
-            if schema.name in existing:
-                continue
+        for swap in new:
             if swap.is_carried:
                 carry(session, swap.schema.name, swap.layer.weight.detach())
             else:
                 _assign_padding(session, swap)
     except BaseException:
-        for swap in swaps:
-            if swap.schema.name not in existing:
-                with suppress(SparserowError):  # that of the failure is told
-                    catalog.drop_table(session.namespace, swap.schema.name)
+        for swap in new:
+            with suppress(SparserowError):  # that of the failure is told
+                session.core.catalog.drop_table(session.namespace, swap.schema.name)
         raise
     return made
 

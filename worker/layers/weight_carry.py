@@ -24,6 +24,18 @@ _CARRY_KEY = 2**63 - 2  # beyond the rows of any layer
 _CARRY_MARK = 1024.0  # exact in every dtype of rows, and far from initial ones
 
 
+def is_unfinished(session: Session, schema: TableSchema) -> bool:
+    """Returns whether a table has a part of its weights alone, as a process is sending them or ended meanwhile.
+
+    Args:
+        session: the session of a worker.
+        schema: the table, which the catalog has; its shards are waited for.
+    """
+    # Another worker may be making the table now: the catalog has it before all shards do.
+    rows = session.core.create_table(schema)
+    return bool((rows.pull([_CARRY_KEY]) == _CARRY_MARK).all())
+
+
 def drop_unfinished(session: Session, schema: TableSchema) -> bool:
     """Drops a table whose carry a killed process left unfinished, so that it is made anew; returns whether it was one.
 
@@ -34,7 +46,7 @@ def drop_unfinished(session: Session, schema: TableSchema) -> bool:
     Raises:
         FailedPrecondition: another job of the namespace has workers, which may be carrying the weights now.
     """
-    if not (session.table(schema.name).pull([_CARRY_KEY]) == _CARRY_MARK).all():
+    if not is_unfinished(session, schema):
         return False
     catalog, identity = session.core.catalog, session.core.identity
     if isinstance(catalog, ControlClient) and identity is not None:
@@ -50,8 +62,14 @@ def drop_unfinished(session: Session, schema: TableSchema) -> bool:
     return True
 
 
+def mark_unfinished(session: Session, schema: TableSchema) -> None:
+    """Writes the row that says of a new table, until :func:`carry` ends, that it has a part of its weights alone."""
+    mark = np.full((1, schema.dim), _CARRY_MARK, dtype=np.float32)
+    session.table(schema.name).assign([_CARRY_KEY], mark)
+
+
 def carry(session: Session, table: str, weight: torch.Tensor) -> None:
-    """Sends a layer's weights to a new table; a row of their own says meanwhile that they are not whole.
+    """Sends a layer's weights to a new table, and removes the mark of :func:`mark_unfinished`.
 
     Args:
         session: the session of the worker.
@@ -62,7 +80,6 @@ def carry(session: Session, table: str, weight: torch.Tensor) -> None:
         ResourceExhausted: a shard has no room for a single row.
     """
     rows, (total, dim) = session.table(table), weight.shape
-    rows.assign([_CARRY_KEY], np.full((1, dim), _CARRY_MARK, dtype=np.float32))
     most = step = max(1, CARRY_CHUNK_BYTES // (4 * dim))
     for begin in _with_progress(total, step, f"sending {table}", 4 * weight.numel()):
         part = weight[begin : begin + step].to("cpu", torch.float32).numpy()
