@@ -18,6 +18,7 @@ from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.names import DATA_TABLE
 from sparserow.worker.data.sources import item_table, lines
+from sparserow.worker.data.sources.known_files import KnownFiles
 from sparserow.worker.session.namespace_file import NamespaceFile
 from sparserow.worker.training import files_read
 from sparserow.worker.training.job_readers import open_readers
@@ -157,19 +158,21 @@ def test_a_file_named_twice_is_trained_on_twice(data: Path, read: list[str], add
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("first", "change"),
     [
-        pytest.param(("features.item.modulo=50",), id="modulo"),
-        pytest.param(("tasks.y.negatives.kind=uniform",), id="kind"),
-        pytest.param(("data.on_bad_line=skip",), id="bad lines"),
+        pytest.param(None, "features.item.modulo=50", id="modulo"),
+        pytest.param(None, "tasks.y.negatives.kind=uniform", id="kind"),
+        pytest.param(None, "data.on_bad_line=skip", id="bad lines"),
+        pytest.param("data.on_bad_line=skip", "features.user.modulo=50", id="another feature, which may refuse a row"),
     ],
 )
 def test_items_of_another_making_are_counted_again(
-    data: Path, read: list[str], address: str, change: tuple[str, ...]
+    data: Path, read: list[str], address: str, first: str | None, change: str
 ) -> None:
-    trained(job_of(data), address)
+    given = [] if first is None else [first]
+    trained(job_of(data, *given), address)
     read.clear()
-    job = job_of(data, "name=other", *change)
+    job = job_of(data, "name=other", *given, change)
     with sr.connect(address, "ads") as ads, sr.connect(address, "other") as other:
         kept = NamespaceFile(ads.core, DATA_TABLE).read()
         assert kept is not None
@@ -306,6 +309,37 @@ def test_the_next_worker_reads_where_the_first_one_could_not(
             first.result(60)
         assert second.result(60)
     assert sorted(read) == ["a.csv", "a.csv", "b.csv", "b.csv", "items"], "what the first one left unfinished as well"
+
+
+@pytest.mark.parametrize("becomes", ["dropped", "another job's"])
+def test_a_document_that_is_gone_is_waited_for_no_longer_than_the_first_steps(
+    data: Path, read: list[str], address: str, becomes: str
+) -> None:
+    """Rank 0 writes it once: a worker that comes later, as after a shard's restore, reads the files itself."""
+    job, is_open = job_of(data, *APART), threading.Barrier(2)
+
+    def opened(rank: int) -> int:
+        with sr.connect(address, "ads", staleness=None, rank=rank, world_size=2, gather_sec=60) as session:
+            if rank == 1:
+                is_open.wait(60)
+            digest = open_readers(job, WorkerGroup(rank, 2, meets=False), session).train.digest(60)
+            if rank == 0:
+                file = NamespaceFile(session.core, DATA_TABLE)
+                session.drop_table(DATA_TABLE)
+                if becomes != "dropped":
+                    file.write(KnownFiles("another").written())
+                session.step(allow_empty=True)
+                is_open.wait(60)
+                is_done.wait(60)
+            else:
+                is_done.set()
+            return digest
+
+    is_done = threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(opened, range(2), timeout=60)
+    assert first == second
+    assert sorted(read) == ["a.csv", "a.csv", "b.csv", "b.csv", "items", "items"]
 
 
 def test_what_the_first_worker_cannot_write_ends_it_and_holds_nobody_up(

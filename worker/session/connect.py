@@ -202,7 +202,7 @@ def _joined(
         lease.follow(native, client, deadline_sec, shown)
         joins = identity.first_step > 0
         reached = partial(_reached, control, identity.job_id) if joins else None
-        ranks = partial(_ranks, control, lease, identity.job_id)
+        peers = partial(_peers, control, lease, identity.job_id)
         return SessionCore(
             native,
             control,
@@ -211,7 +211,7 @@ def _joined(
             on_fault=partial(report_fault, control, identity),
             note_work=lease.note_work,
             reached=reached,
-            ranks=ranks,
+            peers=peers,
             identity=identity,
             found_tables=identity.found if namespace_policy is None else None,
             cluster_id=cluster_id,
@@ -223,10 +223,10 @@ def _joined(
         raise
 
 
-def _ranks(control: ControlClient, lease: Lease, job_id: int) -> list[int]:
-    """Returns the ranks of the workers that are in the job now, for a worker that may wait for one of them."""
+def _peers(control: ControlClient, lease: Lease, job_id: int) -> dict[int, int]:
+    """Returns the steps of the workers that are in the job now, by rank, for a worker that may wait for one of them."""
     lease.note_wait()
-    return [member.rank for job in control.status().jobs if job.job_id == job_id for member in job.members]
+    return {member.rank: member.step for job in control.status().jobs if job.job_id == job_id for member in job.members}
 
 
 def _reached(control: ControlClient, job_id: int) -> int:

@@ -18,9 +18,10 @@ _TELL_SEC = 60.0
 
 
 def from_lower_rank(core: SessionCore, found: Callable[[], Value | None], what: str) -> Value | None:
-    """Returns what a lower rank has made; None: no worker of a lower rank is in the job, so this one is to make it.
+    """Returns what a lower rank has made; None: no worker of a lower rank is about to, so this one is to make it.
 
-    It is waited for as long as such a worker is there.
+    It is waited for as long as such a worker is in the job and has not taken its first step: the document that it wrote
+    may be gone by then, with a shard that came back from an older checkpoint or with a table that was dropped.
 
     Args:
         core: the session of this worker.
@@ -31,11 +32,11 @@ def from_lower_rank(core: SessionCore, found: Callable[[], Value | None], what: 
         Unavailable: the coordinator cannot be reached.
     """
     began = told_at = time.monotonic()
-    while not core.is_lowest_rank():
+    while core.lower_rank_begins():
         value = found()
         if value is not None:
             return value
-        if time.monotonic() - told_at > _TELL_SEC:  # a lower rank that is gone is in the job no more
+        if time.monotonic() - told_at > _TELL_SEC:
             told_at = time.monotonic()
             _log.info("waiting since %.0f s for a lower rank: %s", told_at - began, what)
         time.sleep(_POLL_SEC)

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.distributed.algorithms.join import Join, Joinable
@@ -75,7 +75,7 @@ class SessionCore(SessionTables):
         on_close: Callable[[float | None], None] | None = None,
         on_fault: Callable[[BaseException], None] | None = None,
         reached: Callable[[], int] | None = None,
-        ranks: Callable[[], Sequence[int]] | None = None,
+        peers: Callable[[], Mapping[int, int]] | None = None,
         identity: WorkerIdentity | None = None,
         cluster_id: int | None = None,
         found_tables: Mapping[str, int | None] | None = None,
@@ -95,7 +95,7 @@ class SessionCore(SessionTables):
         self._on_fault = on_fault
         self.note_work = note_work
         self._reached = reached
-        self._ranks = ranks
+        self._peers = peers
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
         self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self._dense_rows: DenseSide | None = None
@@ -265,8 +265,20 @@ class SessionCore(SessionTables):
             Unavailable: the coordinator cannot be reached.
         """
         return self.placement.rank == 0 or (
-            self._ranks is not None and min(self._ranks(), default=-1) >= self.placement.rank
+            self._peers is not None and min(self._peers(), default=-1) >= self.placement.rank
         )
+
+    def lower_rank_begins(self) -> bool:
+        """Returns whether a worker of a lower rank is in the job now and before the end of its first step.
+
+        One that has taken a step, or joined workers that had, makes nothing for all any more.
+
+        Raises:
+            Unavailable: the coordinator cannot be reached.
+        """
+        if self.placement.rank == 0 or self._peers is None or (self.identity and self.identity.first_step > 0):
+            return False
+        return any(rank < self.placement.rank and step <= 0 for rank, step in self._peers().items())
 
     def check_no_dense_rows(self) -> None:
         """Raises FailedPrecondition when a model's dense tensors are on the servers already."""

@@ -120,7 +120,7 @@ class DataFiles:
         if self._core is not None and self._saved is None:
             found = from_lower_rank(self._core, self._of_lower_rank, _WHAT)
             if found is not None:
-                return self._reading(found, self._clock if found.maker == self._clock else "").files
+                return self._reading(found, self._clock).files
         made = self._made()
         if self._saved is None:
             self._write()  # the others wait for it, so that a failure must end this worker
@@ -149,7 +149,7 @@ class DataFiles:
 
     def _of_lower_rank(self) -> KnownFiles | None:
         known = self._kept()
-        return known if known.maker == self._clock or (self._joins and known is not NOTHING_KNOWN) else None
+        return known if known.maker == self._clock else None
 
     def _kept(self) -> KnownFiles:
         """Returns what the namespace keeps; nothing where it is damaged, as another can be read."""

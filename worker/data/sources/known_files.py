@@ -182,8 +182,10 @@ def items_key(config: DataConfig, feature: Feature, features: FeatureSet, *, wei
         features: the features of the job with their vocabularies.
         weighted: whether the weight of an item is the number of its samples.
     """
-    vocabulary = digest_of(features, feature.name)
-    return _digest([feature.model_dump(mode="json"), vocabulary, weighted, config.on_bad_line])
+    # Samples that any feature refuses count where they are not skipped.
+    deciding = features.features if config.on_bad_line == "skip" else (feature,)
+    said = [[each.model_dump(mode="json"), digest_of(features, each.name)] for each in deciding]
+    return _digest([feature.name, said, weighted, config.on_bad_line])
 
 
 def files_key(plans: Iterable[KnownPlan]) -> str:
