@@ -29,7 +29,7 @@ from ..proto.published.model_names import parse_model
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json
 from .lookup import DEADLINE_SEC, MOST_KEYS, LocalLookup, checked_keys
-from .version_features import FeatureValues
+from .version_features import FEATURE_THREADS, FeatureValues
 from .versions import ServedModels
 
 _STATUS = {
@@ -103,6 +103,7 @@ class HttpFront:
         self._limits = limits
         self._memory = FairMemory(limits.memory_bytes)
         self._threads = ThreadPoolExecutor(_THREADS, "sparserow-http")
+        self._feature_threads = ThreadPoolExecutor(FEATURE_THREADS, "sparserow-http-features")
         self._routes: dict[tuple[str, str], Callable[[HttpRequest, TokenEntry, str], Awaitable[None]]] = {
             ("GET", "/v1/models"): self._answer_models,
             ("POST", "/v1/lookup"): self._answer_lookup,
@@ -165,7 +166,8 @@ class HttpFront:
         async with self._memory.charged(client, self._limits.body_cost(length)):
             asked = await self._in_thread(partial(_parsed, await exchange.read(length)))
             if asked.values:
-                asked = await self._in_thread(partial(self._with_keys, asked, token))
+                make = partial(self._with_keys, asked, token)
+                asked = await asyncio.get_running_loop().run_in_executor(self._feature_threads, make)
         reply_bytes = await self._in_thread(partial(self._reply_bytes, asked, token))
         async with self._memory.charged(client, self._limits.reply_cost(reply_bytes)):
             data = await self._in_thread(partial(self._looked_up, asked, token))

@@ -21,7 +21,7 @@ from .client.shard_assignment import ShardAssignment
 from .live_sync import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, MOST_KEYS, LocalLookup, checked_keys
 from .peers import FoundRows
-from .version_features import FeatureValues
+from .version_features import FEATURE_THREADS, FeatureValues
 from .versions import Served, ServedModels
 
 _LOOKUP_THREADS = min(32, available_cores() + 4)
@@ -60,6 +60,7 @@ class ServingService:
         self._replies = UnaryReplies()
         # Separate from the loop's threads, which check aliases and certificates while lookups here wait for peers.
         self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "sparserow-lookup")
+        self._feature_threads = ThreadPoolExecutor(FEATURE_THREADS, "sparserow-features")
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupReply:
         """Answers with the rows of keys."""
@@ -97,7 +98,7 @@ class ServingService:
         token = bearer_token(context.invocation_metadata())
         asked = FeatureValues(request.feature, list(request.values))
         make = partial(self._lookup.keys, request.model, asked, request.routing_key, token=token)
-        version, keys = await asyncio.get_running_loop().run_in_executor(self._threads, make)
+        version, keys = await asyncio.get_running_loop().run_in_executor(self._feature_threads, make)
         return pb.MakeKeysReply(version=version, keys=keys.tolist())
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.checkpoint.folder import Folder
-from ..proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ..proto.features.feature_set import FeatureSet
 from ..proto.published.manifest import HashedFile
+
+# Calls with values have threads of their own, since the first one of a version waits for files, and lookups do not.
+FEATURE_THREADS = 4
+_FAILED_SEC = 5.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class FeatureValues:
         for each in values:
             if type(each) not in (str, int):
                 raise not_allowed(f"{where}: values", each, "texts and integers")
+            if isinstance(each, str) and not each.isascii() and any("\ud800" <= letter <= "\udfff" for letter in each):
+                raise not_allowed(f"{where}: values", each, "texts of Unicode, without half of a surrogate pair")
         return FeatureValues(feature, [str(each) for each in values])
 
 
@@ -58,6 +65,7 @@ class VersionFeatures:
         self._folder, self._facts, self._name = folder, tuple(facts), name
         self._lock = threading.Lock()
         self._read: FeatureSet | None = None
+        self._failed: tuple[float, SparserowError] | None = None  # when, and why, the last read failed
 
     def keys(self, asked: FeatureValues) -> NDArray[np.uint64]:
         """Returns the key of each value, (n) uint64.
@@ -76,7 +84,13 @@ class VersionFeatures:
 
         with self._lock:
             if self._read is None:
-                found = read_features(self._folder, self._facts)
+                if self._failed is not None and time.monotonic() - self._failed[0] < _FAILED_SEC:
+                    raise self._failed[1]  # those that waited for it would read the files one after another
+                try:
+                    found = read_features(self._folder, self._facts)
+                except SparserowError as error:
+                    self._failed = time.monotonic(), error
+                    raise
                 if found is None:
                     raise FailedPrecondition(f"{self._name} was published without features; look up keys")
                 self._read = found[0]

@@ -134,23 +134,23 @@ Result<std::vector<Store::Reservation>> LocalShards::reserve(std::span<const Tab
 
 Status LocalShards::apply(std::span<const TablePush> tables, const CommitOptions& commit) {
   SR_RETURN_IF_ERROR(half_applied_);
-  bool has_begun = false;
+  bool has_changed = false;
   for (const TablePush& table : tables) {
     for (std::size_t s = 0; s < stores_.size(); ++s) {
       const std::size_t begin = table.shard_begin[s];
       ApplyOptions options;
       options.lr = table.lr;
       options.step = commit.step;
+      options.has_changed = &has_changed;
       options.observation = commit.step == kNoStep ? commit.sequence : static_cast<std::uint64_t>(commit.step);
       const auto keys = table.keys.subspan(begin, table.shard_begin[s + 1] - begin);
       const Status status = stores_[s]->apply(table.table_id, keys, table.grads.data() + begin * table.dim, options);
-      if (!status.is_ok() && has_begun) {
+      if (!status.is_ok() && has_changed) {
         half_applied_ = {Code::kDataLoss, "commit " + std::to_string(commit.sequence) +
                                               " was applied in part: " + std::string(status.message())};
         return half_applied_;
       }
       SR_RETURN_IF_ERROR(status);
-      has_begun |= !keys.empty();
     }
   }
   return Status::ok();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -41,7 +42,10 @@ def query(
     wrong = next((name for name, is_pair, _ in named if not name or not is_pair), None)
     if wrong is not None:
         raise InvalidArgument(f"--feature: {wrong!r} is not allowed; allowed: NAME=VALUE")
-    with ServingClient(serving, model=model) as client:
+    with contextlib.ExitStack() as clients:
+        client = clients.enter_context(ServingClient(serving, model=model))
+        if named:  # the keys and their rows are of one version, though an alias may move in between
+            client = clients.enter_context(ServingClient(serving, model=f"{client.model}@{client.version}"))
         for name, _, value in named:
             asked.append((f"{name}={value}", int(client.make_keys(name, [value], deadline_ms=deadline_ms)[0])))
         found = client.lookup(table, [key for _, key in asked], deadline_ms=deadline_ms)

@@ -243,7 +243,7 @@ class CoordinatorService:
             shard_restores=self.recoveries.done,
             shard_processes=self._cluster.shards.processes(),
             over=self._cluster.shards.replaced(now) if is_synchronous else "",
-            peer_busy=any(member.busy for rank, member in job.members.items() if rank != ticket.rank),
+            peer_busy=job.has_busy_peer(ticket, now),
         )
 
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:

@@ -215,6 +215,9 @@ class ServingClient(Closing):
     ) -> NDArray[np.uint64]:
         """Returns the keys that a feature of the version in use makes of values, as in training.
 
+        The rows of another version may have other keys: where an alias may move before they are looked up, use a client
+        of one version (``model="NAME@VERSION"``).
+
         Args:
             feature: the name of a feature that gives keys of one column.
             values: the values, (n): texts and integers; numbers of buckets and times as texts. At most 1,000,000.

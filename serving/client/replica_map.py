@@ -182,6 +182,8 @@ def make_keys(
 ) -> pb.MakeKeysReply:
     """Asks one process after another for the keys of values, until one answers.
 
+    One that has not loaded the version yet, or no longer has it, is passed over.
+
     Args:
         addresses: the gRPC address, ``HOST:PORT``, of each process.
         request: the request.
@@ -189,8 +191,8 @@ def make_keys(
         security: the certificates and the token; None: the settings of this process.
 
     Raises:
-        InvalidArgument, FailedPrecondition, NotFound, PermissionDenied: a process refuses the request.
-        Unavailable, DeadlineExceeded: no process answers.
+        InvalidArgument, FailedPrecondition, PermissionDenied: a process refuses the request.
+        NotFound, Unavailable, DeadlineExceeded: no process answers.
     """
     failure: SparserowError = InvalidArgument("ServingClient.addresses: it is empty; allowed: HOST:PORT, ...")
     for address in addresses:
@@ -200,7 +202,7 @@ def make_keys(
                 return reply
             except grpc.RpcError as error:
                 failure = error_of_status(error, f"serving process {address}")
-        if not isinstance(failure, Unavailable | DeadlineExceeded):
+        if not isinstance(failure, NotFound | Unavailable | DeadlineExceeded):
             break
     raise failure
 

@@ -228,6 +228,18 @@ TEST_CASE("local shards: a commit that ends half-way is not applied again from i
   CHECK(row_of(*shards, kTable, iota_keys(40)) == 1.5f);
 }
 
+TEST_CASE("local shards: a commit that fails before its first row changes may be made again") {
+  std::vector<std::shared_ptr<Store>> stores{make_store()};
+  const auto shards = take(LocalShards::create(stores));
+  const Grouped grouped(*shards, kTable.id, iota_keys(40));
+  const std::vector<float> grads(200, 1.0f);
+  const auto push = grouped.push(kTable, grads.data(), 0.5f);
+  CHECK(shards->commit({&push, 1}, {.sequence = 1, .step = 0}).code() == Code::kNotFound);
+  REQUIRE(stores[0]->create_table(kTable).is_ok());
+  REQUIRE(shards->commit({&push, 1}, {.sequence = 1, .step = 0}).is_ok());
+  CHECK(row_of(*shards, kTable, iota_keys(40)) == 1.5f);
+}
+
 TEST_CASE("shards: another worker's step is a write of others") {
   Cluster cluster(2, {kTable});
   cluster.set_job(1u, 2);

@@ -268,6 +268,17 @@ def test_a_candidate_that_withdraws_is_gone(jobs: Membership) -> None:
     assert jobs.jobs == {}
 
 
+def test_a_worker_that_was_busy_when_it_was_last_heard_is_not_waited_for(jobs: Membership) -> None:
+    """It is a member for up to three times its lease while nothing waits for it."""
+    zero, one = gathered(jobs, now=100.0)
+    job = jobs.check(zero)
+    jobs.heartbeat(one, step=7, now=100.0, busy=True)
+    assert job.has_busy_peer(zero, 109.9)
+    assert not job.has_busy_peer(one, 109.9)
+    assert not job.has_busy_peer(zero, 110.0)
+    assert one.rank in job.members
+
+
 def test_leases_are_longer_by_the_time_nobody_could_be_heard(jobs: Membership) -> None:
     zero, one = gathered(jobs, now=0.0)
     jobs.extend(7.0)

@@ -99,6 +99,7 @@ def test_a_schedule_of_momentum_names_the_option(
         sr.InvalidArgument, match=r"session\.optimizer: the momentum of rows .*; pass cycle_momentum=False"
     ):
         make(session.optimizer)
+    assert "betas" not in session.optimizer.defaults  # others ask too, as a callback that logs the momentum
     schedule = torch.optim.lr_scheduler.OneCycleLR(session.optimizer, 0.4, total_steps=4, cycle_momentum=False)
     model(IDS).backward()
     session.step()

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparserow.proto import control_pb2 as pb, serving_pb2
@@ -86,6 +87,32 @@ def test_work_that_fails_lets_the_next_in() -> None:
         with pytest.raises(ValueError, match="it failed"):
             await one.run(fail)
         assert await one.run(lambda: 5) == 5
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_lookups_answer_while_calls_with_values_wait_for_features() -> None:
+    """As while a version's vocabularies are read for the first time, and more callers want them than threads."""
+    gate, count = threading.Event(), 64
+
+    class Lookup:
+        def lookup(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(version=1, dense_version=0, tables=[], problems=[])
+
+        def keys(self, *_: Any, **__: Any) -> Any:
+            assert gate.wait(120)
+            return 1, np.arange(1, dtype=np.uint64)
+
+    async def run() -> None:
+        service = ServingService(None, Lookup(), None, Address("127.0.0.1", 1))  # type: ignore[arg-type]
+        context = SimpleNamespace(invocation_metadata=lambda: (), time_remaining=lambda: None)
+        asked = serving_pb2.MakeKeysRequest(model="m", feature="user", values=["u"])
+        made = [asyncio.create_task(service.MakeKeys(asked, context)) for _ in range(count)]
+        await asyncio.sleep(0)
+        reply = await asyncio.wait_for(service.Lookup(serving_pb2.LookupRequest(model="m"), context), 60)
+        assert reply.version == 1
+        gate.set()
+        assert len(await asyncio.gather(*made)) == count
 
     asyncio.run(asyncio.wait_for(run(), 120))
 

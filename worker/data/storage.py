@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from ...proto.checkpoint.folder import file_system_of, typed
 from ...proto.errors import NotFound, SparserowError
 
+_HTTP_TAGS = ("ETag", "Content-MD5", "Digest")  # which fsspec keeps of a reply
 _SETTLED_SEC = 2.0  # the coarsest clock of a file system, that of FAT
 
 
@@ -139,7 +140,12 @@ def identity_of(path: str) -> str:
         if is_url(path):
             file_system, name = file_system_of(path)
             with typed(path):
-                return str(file_system.ukey(name))
+                if not path.startswith(("http://", "https://")):
+                    return str(file_system.ukey(name))
+                # The key of an address is the address. What a server tells of the contents may be nothing.
+                told = file_system.info(name)
+                tag = next((str(told[each]) for each in _HTTP_TAGS if told.get(each)), "")
+                return tag and f"{told.get('size')} {tag}"
         found = os.stat(path)
     except (OSError, NotImplementedError, SparserowError):
         return ""

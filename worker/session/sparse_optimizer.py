@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,9 @@ class _Defaults(dict[str, Any]):
     """The defaults of an optimizer whose momentum no scheduler can set. OneCycleLR and CyclicLR look there for it."""
 
     def __contains__(self, name: object) -> bool:
-        if name == "betas":  # they ask for it last, before an error of their own that names no remedy
+        # They ask for it last, before an error of their own that names no remedy. Others ask too, as a callback that
+        # logs the momentum.
+        if name == "betas" and sys._getframe(1).f_globals.get("__name__") == "torch.optim.lr_scheduler":
             raise InvalidArgument(
                 "session.optimizer: the momentum of rows is an option of their table, which does not change while they "
                 "train; pass cycle_momentum=False"

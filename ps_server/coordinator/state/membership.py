@@ -99,6 +99,14 @@ class Job:
         """Returns the ranks that have not registered, in ascending order."""
         return [rank for rank in range(self.terms.world_size) if rank not in self.members]
 
+    def has_busy_peer(self, ticket: Ticket, now: float) -> bool:
+        """Returns whether another worker is at work on what it does alone.
+
+        One that is gone is not, though it is a member past its lease until something waits for it.
+        """
+        others = [member for rank, member in self.members.items() if rank != ticket.rank]
+        return any(member.busy and member.expires_at > now for member in others)
+
 
 @dataclass
 class Identity:
