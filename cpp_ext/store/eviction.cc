@@ -43,13 +43,13 @@ std::uint64_t Store::Tiering::excess_of_share(const Table& table, std::uint64_t 
 }
 
 Status Store::Tiering::make_room(Table& table, const Counts& rows) {
-  return make_room_and(table, rows, [&] { return excess(table, rows) == 0; });
+  return make_room_and(table, rows, /*waits=*/false, [&] { return excess(table, rows) == 0; });
 }
 
 // The promise is made under the lock of evictions: between room and promise another thread may take the room.
 Result<std::uint64_t> Store::Tiering::promise_room(Table& table, const Counts& rows) {
   std::uint64_t bytes = 0;
-  SR_RETURN_IF_ERROR(make_room_and(table, rows, [&] {
+  SR_RETURN_IF_ERROR(make_room_and(table, rows, /*waits=*/true, [&] {
     if (excess(table, rows) > 0) return false;
     bytes = store_.bytes_for(table, rows);
     return store_.promise(table, bytes).is_ok();
@@ -58,15 +58,19 @@ Result<std::uint64_t> Store::Tiering::promise_room(Table& table, const Counts& r
 }
 
 // Evicts until take() is true.
-Status Store::Tiering::make_room_and(Table& table, const Counts& rows, const std::function<bool()>& take) {
+Status Store::Tiering::make_room_and(Table& table, const Counts& rows, bool waits, const std::function<bool()>& take) {
   if (take()) return Status::ok();
   const std::uint64_t least = sum_of(rows) * table.layout.data_bytes;
   if (least > store_.options.memory_budget_bytes) {  // no row leaves for one that never fits
     return store_.budget.exceeded_by(table.schema.name, least);
   }
-  ++wanting_;
-  const std::lock_guard lock(evicting_);
-  --wanting_;
+  std::unique_lock lock(evicting_, std::try_to_lock);
+  if (!waits && ssd_->is_full()) return store_.budget.exceeded_by(table.schema.name, least);
+  if (!lock.owns_lock()) {
+    ++wanting_;
+    lock.lock();
+    --wanting_;
+  }
   return evict_until(table, rows, take);
 }
 

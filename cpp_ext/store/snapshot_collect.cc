@@ -142,10 +142,13 @@ Status Store::Snapshot::collect(Dump& dump, std::uint32_t slot, Slot& out) {
       if (store_.tables.find(table.schema.id) != dump.table) {
         return {Code::kNotFound, "table " + table.schema.name + " was dropped while it was saved"};
       }
-      SR_RETURN_IF_ERROR(store_.tiering->visit_slot(table, slot, [&](std::uint64_t suffix, const RowImage& image) {
-        if (!is_wanted(slot, image.version) || !out.by_path.emplace(suffix, out.rows.size()).second) return;
-        add(out, table, suffix, image.version, image.update_count, image.data);
-      }));
+      const std::uint64_t first = store_.slots.first_suffix(slot / store_.slots.stripe_count());
+      SR_RETURN_IF_ERROR(
+          store_.tiering->visit_slot(table, slot, first, [&](std::uint64_t suffix, const RowImage& image) {
+            if (is_wanted(slot, image.version) && out.by_path.emplace(suffix, out.rows.size()).second)
+              add(out, table, suffix, image.version, image.update_count, image.data);
+            return true;
+          }));
     }
     const std::unique_lock lock(store_.stripes[slot % store_.slots.stripe_count()].mutex);
     take_images(dump, slot, 0, true, out);

@@ -289,11 +289,13 @@ class Store::Sweep {
   Status walk_ssd(std::uint32_t stripe, std::uint32_t slot, const std::unordered_set<std::uint64_t>& in_memory,
                   Visit&& visit) {
     if (!report_.is_complete) return Status::ok();
-    SR_RETURN_IF_ERROR(impl_.tiering->visit_slot(
-        *table_, slot * impl_.slots.stripe_count() + stripe, [&](std::uint64_t suffix, const RowImage& image) {
-          if (in_memory.contains(suffix)) return;
-          visit(stripe, Seen{suffix, image.version, image.update_count, image.data});
-        }));
+    SR_RETURN_IF_ERROR(
+        impl_.tiering->visit_slot(*table_, slot * impl_.slots.stripe_count() + stripe, impl_.slots.first_suffix(slot),
+                                  [&](std::uint64_t suffix, const RowImage& image) {
+                                    if (!in_memory.contains(suffix))
+                                      visit(stripe, Seen{suffix, image.version, image.update_count, image.data});
+                                    return true;
+                                  }));
     settle_ties(stripe);
     return remove_taken();
   }

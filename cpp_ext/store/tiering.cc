@@ -167,15 +167,26 @@ Status Store::Tiering::wait_for(const Table& table, const std::vector<Miss>& mis
   return Status::ok();
 }
 
-Status Store::Tiering::visit_slot(Table& table, std::uint32_t slot,
-                                  const std::function<void(std::uint64_t, const RowImage&)>& visit) {
+Status Store::Tiering::read_stored(Table& table, std::uint64_t key, const std::function<void(const RowImage&)>& visit) {
   SR_RETURN_IF_ERROR(table.failure());
-  const Status status =
-      ssd_->visit_slot(slot, table.schema.id, [&](std::uint64_t key, std::span<const std::byte> stored) {
+  const SsdKey asked = key_of(table, key);
+  SsdImages stored;
+  if (Status status = ssd_->read({&asked, 1}, stored); !status.is_ok()) return lost(table, status);
+  if (stored.at(0).empty()) return Status::ok();
+  const auto image = table.codec.decode(key, stored.at(0));
+  if (!image.is_ok()) return lost(table, image.status());
+  visit(image.value());
+  return Status::ok();
+}
+
+Status Store::Tiering::visit_slot(Table& table, std::uint32_t slot, std::uint64_t from, const VisitStored& visit) {
+  SR_RETURN_IF_ERROR(table.failure());
+  const std::uint64_t first = store_.slots.hash(slot % store_.slots.stripe_count(), from);
+  const Status status = ssd_->visit_slot(
+      slot, table.schema.id, first, [&](std::uint64_t key, std::span<const std::byte> stored) -> Result<bool> {
         const auto image = table.codec.decode(key, stored);
         if (!image.is_ok()) return image.status();
-        visit(store_.slots.suffix(row_hash(table.schema.id, key)), image.value());
-        return Status::ok();
+        return visit(store_.slots.suffix(row_hash(table.schema.id, key)), image.value());
       });
   return status.is_ok() ? status : lost(table, status);
 }

@@ -75,10 +75,11 @@ class Store::Tiering {
   // Two callers that miss one key read it once. kDataLoss: the table is refused from now on.
   Status resolve(Table& table, std::vector<Miss> misses, bool must_install, const Visit& visit);
 
-  // Evicts until `rows` more rows of the table by stripe fit into the budget. kResourceExhausted when they never do,
-  // or when the SSD is full.
+  // Evicts until `rows` more rows of the table by stripe fit into the budget, for rows that can be read where they are:
+  // it does not queue behind one that waits for room on a full SSD. kResourceExhausted when they never do.
   Status make_room(Table& table, const Counts& rows);
-  // The same, and promises them the bytes that it returns, which the caller gives back to the budget.
+  // The same, but it waits, and promises them the bytes that it returns, which the caller gives back to the budget.
+  // kResourceExhausted also when the SSD is full.
   Result<std::uint64_t> promise_room(Table& table, const Counts& rows);
   // After so many rows came: that others leave ahead of the next ones. Returns at once.
   void request_background_evict(Table& table, std::uint64_t rows);
@@ -91,9 +92,13 @@ class Store::Tiering {
   // Every row that the SSD does not have is written to it. Rows stay in memory, but for those that the SSD's index
   // takes the room of.
   Status write_back();
-  // Rows of one slot that are on the SSD, with their suffixes. Also older images of rows that are in memory.
-  Status visit_slot(Table& table, std::uint32_t slot,
-                    const std::function<void(std::uint64_t suffix, const RowImage& image)>& visit);
+  // Rows of one slot that are on the SSD from a suffix on, in the order of their suffixes, until visit() gives false.
+  // Also older images of rows that are in memory.
+  using VisitStored = std::function<bool(std::uint64_t suffix, const RowImage& image)>;
+  Status visit_slot(Table& table, std::uint32_t slot, std::uint64_t from, const VisitStored& visit);
+
+  // Calls visit(image) with what the SSD has of one row, if it has one; perhaps an older image of a row in memory.
+  Status read_stored(Table& table, std::uint64_t key, const std::function<void(const RowImage& image)>& visit);
 
   [[nodiscard]] SsdStats ssd_stats() const { return ssd_->stats(); }
   [[nodiscard]] double waited_share() const noexcept { return ssd_->waited_share(); }
@@ -167,7 +172,7 @@ class Store::Tiering {
   static bool is_spared(const Table& table, std::uint32_t stripe, std::uint32_t id, const std::uint64_t* version);
   void run_background_evict();
   Status background_evict(std::uint32_t table_id);
-  Status make_room_and(Table& table, const Counts& rows, const std::function<bool()>& take);
+  Status make_room_and(Table& table, const Counts& rows, bool waits, const std::function<bool()>& take);
   Status evict_until(Table& table, const Counts& rows, const std::function<bool()>& take);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
   [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);

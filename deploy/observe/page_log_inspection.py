@@ -26,7 +26,7 @@ _INDEX_HEAD = struct.Struct("<4I")  # magic, format, tables, partitions
 _INDEX_MAGIC = 0x58495253
 _TABLE_HEAD = struct.Struct("<2I")  # table id, record bytes
 _VERSION = slice(16, 24)  # bytes of a row image (row_codec.h)
-_LINE = np.dtype([("hashes", "<u4", 7), ("places", "u1", (7, 5)), ("passed", "u1")])
+_PLACE = np.dtype([("bytes", "u1", 5)])
 
 
 class StoredImage(NamedTuple):
@@ -74,19 +74,19 @@ def _live_places(path: Path) -> set[int] | None:
     try:
         magic, version, tables, partitions = _INDEX_HEAD.unpack_from(stored)
         at = _INDEX_HEAD.size
-        if (magic, version) != (_INDEX_MAGIC, 1):
+        if (magic, version) != (_INDEX_MAGIC, 2):
             raise DataLoss(f"{path} is not an index of pages")
         for _ in range(tables):
             at += _TABLE_HEAD.size
             for _ in range(partitions):
                 (count,) = struct.unpack_from("<Q", stored, at)
-                lines = np.frombuffer(stored, _LINE, count, at + 8)
-                at += 8 + lines.nbytes
+                found = np.frombuffer(stored, _PLACE, count, at + 8)
+                at += 8 + found.nbytes
                 weights = np.left_shift(np.uint64(1), np.arange(0, 40, 8, dtype=np.uint64))
-                places.append((lines["places"].astype(np.uint64) * weights).sum(axis=-1, dtype=np.uint64).ravel())
+                places.append((found["bytes"].astype(np.uint64) * weights).sum(axis=-1, dtype=np.uint64))
     except (struct.error, ValueError):
         raise DataLoss(f"{path} ends too early") from None
-    return set(np.concatenate(places).tolist()) - {0} if places else set()
+    return set(np.concatenate(places).tolist()) if places else set()
 
 
 def _records(path: Path, live: set[int] | None) -> Iterator[_Record]:

@@ -36,6 +36,8 @@ from .page_log_inspection import page_log_rows
 FORMAT = 1  # of a row image
 FORMATS = {1: "rocksdb", 2: "pages"}  # of a folder
 _KEY = struct.Struct(">HIQ")  # slot, table id, key
+_ROCKSDB_KEY = struct.Struct(">HIQ")  # slot, table id, hash of the key
+_MASK = 2**64 - 1
 _HEADER = struct.Struct("<IBBHHHIQ")  # checksum, format, dtype, dim, state floats, 0, update count, version
 _DTYPES = ("float32", "bfloat16", "float16")
 _ERRORS: tuple[type[SparserowError], ...] = (DataLoss, FailedPrecondition, Internal, InvalidArgument, NotFound)
@@ -181,6 +183,32 @@ def _rows(path: Path, format_of_folder: int) -> Iterator[Iterator[tuple[bytes, b
         yield rows
 
 
+def _with_key(stored_key: bytes) -> bytes:
+    """Returns the stored key of RocksDB with the row's key in place of its hash.
+
+    Of 8 bytes XXH3_64bits is a bijection (xxHash, doc/xxhash_spec.md, "XXH3, small inputs"), whose steps are undone
+    here.
+    """
+    slot, table_id, found = _ROCKSDB_KEY.unpack(stored_key)
+    seed = table_id ^ int.from_bytes(table_id.to_bytes(4, "little"), "big") << 32
+    undo = pow(0x9FB21C651E98DF25, -1, 2**64)
+    mixed = found ^ found >> 28 ^ found >> 56
+    mixed = mixed * undo & _MASK
+    mixed ^= (mixed >> 35) + 8
+    mixed = mixed * undo & _MASK
+    for _ in range(63):  # the 64th power of a sum of three rotations is the identity
+        mixed ^= _rotated(mixed, 49) ^ _rotated(mixed, 24)
+    mixed ^= ((0x1CAD21F72C81017C ^ 0xDB979083E96DD4DE) - seed) & _MASK
+    key = _rotated(mixed, 32)
+    if xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), seed=table_id) != found:
+        raise DataLoss(f"a stored key of table id {table_id} is that of no row")
+    return _KEY.pack(slot, table_id, key)
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) & _MASK
+
+
 @contextmanager
 def _rocksdb_rows(path: Path) -> Iterator[Iterator[tuple[bytes, bytes]]]:
     try:
@@ -191,7 +219,7 @@ def _rocksdb_rows(path: Path) -> Iterator[Iterator[tuple[bytes, bytes]]]:
         database: Any = rocksdbpy.open_for_readonly(str(path / "rows"), rocksdbpy.Option(), False)
         rows = database.iterator()
         try:
-            yield rows
+            yield ((_with_key(bytes(stored_key)), value) for stored_key, value in rows)
         finally:
             rows.close()  # closed first, because it must not outlive its database
             database.close()

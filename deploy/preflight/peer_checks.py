@@ -16,6 +16,7 @@ from ...worker.membership.shard_client import shard_client
 from .health_checks import Finding
 
 _SOON_SEC = 14 * 86400
+_LEAST_SLOTS = 64  # as many as a shard has stripes (slot_order.h)
 
 
 def check_certificates(security: Security, hosts: Sequence[str], now: float | None = None) -> Iterator[Finding]:
@@ -137,3 +138,20 @@ def check_cluster(address: str, security: Security) -> Iterator[Finding]:
             return
     del native
     yield Finding("cluster", "ok", f"{len(view.shards)} shards accept connections from here")
+    yield from slots_finding(reply.slot_count, len(view.shards))
+
+
+def slots_finding(slots: int, shards: int) -> Iterator[Finding]:
+    """Warns where shards have so few slots that rows cannot be spread, moved or locked evenly.
+
+    Args:
+        slots: the number of slots of the cluster.
+        shards: the number of shards that share them.
+    """
+    if slots < _LEAST_SLOTS * shards:
+        yield Finding(
+            "cluster",
+            "warning",
+            f"{slots} slots for {shards} shards; a shard wants at least {_LEAST_SLOTS}, one for each of its stripes",
+            f"make the next cluster with --slot-count={min(65536, 1 << (_LEAST_SLOTS * shards - 1).bit_length())}",
+        )

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ssd_engines.h"
+#include "store/changes/change_log.h"
 #include "store/open_ssd_tier.h"
 #include "store/store.h"
 #include "temporary_folder.h"
@@ -273,6 +274,45 @@ TEST_CASE("a full SSD refuses a step whole, and work goes on when there is room"
   REQUIRE(store->create_table(schema_of(1)).is_ok());
   fill(*store, 1, 0, 4000);
   CHECK(pull(*store, 1, {3999}).found[0] == 1);
+}
+
+TEST_CASE("a scan reads what it gives, however many rows a slot has") {
+  for (const std::uint32_t slots : {4u, 128u}) {
+    CAPTURE(slots);
+    const Folder folder;
+    StoreOptions options = tiered(folder);
+    options.slot_count = slots;
+    options.memory_budget_bytes += 3 * kBudget;
+    const auto store = open(options);
+    REQUIRE(store->create_table(schema_of(1)).is_ok());
+    constexpr std::uint64_t kRows = 20'000;
+    fill(*store, 1, 0, kRows);
+    REQUIRE(store->write_back().is_ok());
+    const std::uint64_t before = store->tier_stats()->ssd.rows_visited;
+    CHECK(scan(*store, 1, 1000).keys.size() == kRows);
+    const std::uint64_t visited = store->tier_stats()->ssd.rows_visited - before;
+    MESSAGE(visited << " rows visited for " << kRows);
+    if (ssd_engine == SsdEngine::kPages) CHECK(visited > kRows / 2);
+    CHECK(visited < 3 * kRows);  // a page of a scan ends within what is read at once
+  }
+}
+
+TEST_CASE("the facts of one row are one read, however many rows its slot has") {
+  const Folder folder;
+  const auto store = open(tiered(folder));
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, 20'000);
+  REQUIRE(store->write_back().is_ok());
+  const ChangeLog log(*store);
+  const SsdStats before = store->tier_stats()->ssd;
+  for (std::uint64_t key = 0; key < 20'100; key += 100) {
+    const auto facts = log.facts(1, key);
+    REQUIRE(facts.is_ok());
+    CHECK(facts.value().exists == (key < 20'000));
+  }
+  const SsdStats after = store->tier_stats()->ssd;
+  CHECK(after.rows_visited == before.rows_visited);
+  CHECK(after.rows_read - before.rows_read <= 200);
 }
 
 TEST_CASE("a damaged SSD makes its table fail, and no other") {

@@ -29,7 +29,7 @@ from sparserow.deploy.preflight.health_checks import (
     check_machine,
     check_ports,
 )
-from sparserow.deploy.preflight.peer_checks import check_certificates, check_cluster
+from sparserow.deploy.preflight.peer_checks import check_certificates, check_cluster, slots_finding
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.security.security import Security
 from sparserow_process import free_port
@@ -119,6 +119,13 @@ def test_advice_names_no_section_that_a_job_file_lacks(tmp_path: Path) -> None:
     found = next(each for each in check_job(job) if each.level == "wrong")
     assert "data.columns.label: no column 'clik'" in found.text
     assert found.remedy == "correct the key that it names, or the file"
+
+
+def test_too_few_slots_for_the_shards() -> None:
+    assert list(slots_finding(16384, 256)) == []
+    (finding,) = slots_finding(16384, 257)
+    assert finding.level == "warning"
+    assert finding.remedy == "make the next cluster with --slot-count=32768"
 
 
 def test_a_taken_port() -> None:

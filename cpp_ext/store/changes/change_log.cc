@@ -311,8 +311,11 @@ Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::
       }
     }
     if (!may_be_on_ssd) continue;
-    SR_RETURN_IF_ERROR(store.tiering->visit_slot(
-        *table, slot, [&](std::uint64_t suffix, const RowImage& image) { add(suffix, image.version); }));
+    SR_RETURN_IF_ERROR(store.tiering->visit_slot(*table, slot, slots.first_suffix(in_stripe),
+                                                 [&](std::uint64_t suffix, const RowImage& image) {
+                                                   add(suffix, image.version);
+                                                   return true;
+                                                 }));
   }
   return Status::ok();
 }

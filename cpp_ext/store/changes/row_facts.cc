@@ -27,7 +27,6 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
   const std::uint64_t hash = row_hash(table_id, key);
   const std::uint32_t stripe = store.slots.stripe(hash);
   const std::uint64_t suffix = store.slots.suffix(hash);
-  const std::uint32_t slot = slot_of(hash, store.options.slot_count);
   RowFacts facts;
   std::int64_t logged_age_ms = -1;
   bool may_be_on_ssd = false;
@@ -60,9 +59,8 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
     }
   }
   if (!facts.exists && may_be_on_ssd) {
-    SR_RETURN_IF_ERROR(store.tiering->visit_slot(*table, slot, [&](std::uint64_t found, const RowImage& image) {
-      if (found == suffix) take(image.version, image.update_count, image.data);
-    }));
+    SR_RETURN_IF_ERROR(store.tiering->read_stored(
+        *table, key, [&](const RowImage& image) { take(image.version, image.update_count, image.data); }));
   }
   if (facts.exists && logged_age_ms >= 0) facts.age_ms = logged_age_ms;
   return facts;

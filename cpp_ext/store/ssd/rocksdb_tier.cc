@@ -112,8 +112,7 @@ class RocksdbTier final : public SsdTier {
   Status read(std::span<const SsdKey> keys, SsdImages& out) override;
   Status write(SsdBatch& batch) override;
   Status erase_table(std::uint32_t table_id, std::uint32_t slot_count) override;
-  Status visit_slot(std::uint32_t slot, std::uint32_t table_id,
-                    const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) override;
+  Status visit_slot(std::uint32_t slot, std::uint32_t table_id, std::uint64_t from, const VisitImage& visit) override;
   Status flush() override;
   [[nodiscard]] SsdStats stats() const override;
   [[nodiscard]] double waited_share() const noexcept override { return counters_.waited_share(); }
@@ -276,8 +275,8 @@ Status RocksdbTier::erase_table(std::uint32_t table_id, std::uint32_t slot_count
   rocksdb::WriteBatch batch;
   for (std::uint32_t slot = 0; slot < slot_count; ++slot) {
     // A table's range in a slot ends before the next id's; ids end before 2^32 - 1, which is no table's.
-    const SsdKey first = ssd_key(slot, table_id, 0);
-    const SsdKey last = ssd_key(slot, table_id, ~std::uint64_t{0});
+    const SsdKey first = ssd_key_of_hash(slot, table_id, 0);
+    const SsdKey last = ssd_key_of_hash(slot, table_id, ~std::uint64_t{0});
     static_cast<void>(batch.DeleteRange(slice_of(first), slice_of(last)).ok());
     static_cast<void>(batch.Delete(slice_of(last)).ok());
   }
@@ -292,19 +291,22 @@ Status RocksdbTier::erase_table(std::uint32_t table_id, std::uint32_t slot_count
   return flush();  // ranges are found faster in files than in memory
 }
 
-Status RocksdbTier::visit_slot(std::uint32_t slot, std::uint32_t table_id,
-                               const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) {
+Status RocksdbTier::visit_slot(std::uint32_t slot, std::uint32_t table_id, std::uint64_t from,
+                               const VisitImage& visit) {
   rocksdb::ReadOptions options;
   options.fill_cache = false;
   const std::unique_ptr<rocksdb::Iterator> at(db_->NewIterator(options));
-  const SsdKey first = ssd_key(slot, table_id, 0);
+  const SsdKey first = ssd_key_of_hash(slot, table_id, from);
   constexpr std::size_t kPrefix = 6;
   for (at->Seek(slice_of(first)); at->Valid(); at->Next()) {
     const rocksdb::Slice key = at->key();
     if (key.size() != first.size() || std::memcmp(key.data(), first.data(), kPrefix) != 0) break;
     SsdKey found;
     std::memcpy(found.data(), key.data(), found.size());
-    SR_RETURN_IF_ERROR(visit(parts_of(found).key, std::as_bytes(std::span(at->value().data(), at->value().size()))));
+    const Result<bool> goes_on =
+        visit(parts_of(found).key(), std::as_bytes(std::span(at->value().data(), at->value().size())));
+    if (!goes_on.is_ok()) return goes_on.status();
+    if (!goes_on.value()) return Status::ok();
   }
   if (at->status().ok()) return Status::ok();
   return {at->status().IsCorruption() ? Code::kDataLoss : Code::kUnavailable,

@@ -9,7 +9,7 @@ namespace sparserow {
 namespace {
 
 constexpr std::size_t kTableAt = 2;
-constexpr std::size_t kKeyAt = 6;
+constexpr std::size_t kHashAt = 6;
 
 template <class T>
 void put_big_endian(T value, char* out) noexcept {
@@ -18,11 +18,11 @@ void put_big_endian(T value, char* out) noexcept {
 
 }  // namespace
 
-SsdKey ssd_key(std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) noexcept {
+SsdKey ssd_key_of_hash(std::uint32_t slot, std::uint32_t table_id, std::uint64_t hash) noexcept {
   SsdKey out;
   put_big_endian(static_cast<std::uint16_t>(slot), out.data());
   put_big_endian(table_id, out.data() + kTableAt);
-  put_big_endian(key, out.data() + kKeyAt);
+  put_big_endian(hash, out.data() + kHashAt);
   return out;
 }
 

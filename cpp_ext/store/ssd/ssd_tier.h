@@ -42,13 +42,19 @@ struct SsdOptions {
   bool with_uring = true;  // pages alone: reads that wait go by io_uring where the kernel allows it, else by threads
 };
 
-// [slot u16 BE | table id u32 BE | key u64 BE], so that a slot of a table is one range.
+// [slot u16 BE | table id u32 BE | row_hash u64 BE], so that a slot of a table is one range, in the order in which
+// scans and saves go through it. For one table the hash is the key in another form (util/hash.h).
 using SsdKey = std::array<char, 14>;
-[[nodiscard]] SsdKey ssd_key(std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) noexcept;
+[[nodiscard]] SsdKey ssd_key_of_hash(std::uint32_t slot, std::uint32_t table_id, std::uint64_t hash) noexcept;
+[[nodiscard]] inline SsdKey ssd_key(std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) noexcept {
+  return ssd_key_of_hash(slot, table_id, row_hash(table_id, key));
+}
 struct SsdKeyParts {
   std::uint32_t slot;
   std::uint32_t table_id;
-  std::uint64_t key;
+  std::uint64_t hash;
+
+  [[nodiscard]] std::uint64_t key() const noexcept { return key_of_hash(table_id, hash); }
 };
 [[nodiscard]] inline SsdKeyParts parts_of(const SsdKey& key) noexcept {
   const auto big_endian = [&key](std::size_t at, std::size_t count) {
@@ -74,7 +80,7 @@ class SsdImages {
   std::shared_ptr<const void> owner_;
 };
 
-// Images to be written and keys to be deleted, at once. Not thread-safe.
+// Images to be written and keys to be deleted, at once; a key is put once at most. Not thread-safe.
 class SsdBatch {
  public:
   // Whether the SSD has an image of the key already. The caller must know.
@@ -88,7 +94,7 @@ class SsdBatch {
   };
 
   void put(const SsdKey& key, std::span<const std::byte> image, Before before);
-  void erase(const SsdKey& key);
+  void erase(const SsdKey& key);  // of which the SSD has an image, as far as the caller knows
   void clear() noexcept;
   void sort_by_key();  // writes of one key stay in their order
   [[nodiscard]] std::span<const Write> writes() const noexcept { return writes_; }
@@ -111,7 +117,9 @@ struct SsdStats {
   std::uint64_t rows_read = 0;      // found by reads
   std::uint64_t rows_waited = 0;  // of them, those that the disk had to be asked for; rocksdb: at most its 4 KiB blocks
   std::uint64_t rows_absent = 0;  // looked for and not there
+  std::uint64_t rows_visited = 0;  // read by visits of slots; pages alone count it
   std::uint64_t rows_written = 0;
+  std::uint64_t keys_read = 0;  // of records, to tell rows apart whose hashes an index cannot
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t reads = 0;  // batches
@@ -139,14 +147,18 @@ class SsdTier {
   virtual Status write(SsdBatch& batch) = 0;
   // Every row of a table.
   virtual Status erase_table(std::uint32_t table_id, std::uint32_t slot_count) = 0;
-  // Rows of one slot of a table, in any order, as they are at the moment of the call.
-  virtual Status visit_slot(
-      std::uint32_t slot, std::uint32_t table_id,
-      const std::function<Status(std::uint64_t key, std::span<const std::byte> image)>& visit) = 0;
+  // Rows of one slot of a table whose row_hash is at least `from`, in the order of their hashes, until visit() gives
+  // false: each row that is there all the while, as it is at the moment of the call or later. Memory does not grow with
+  // the slot, and `pages` holds nothing while visit() runs.
+  using VisitImage = std::function<Result<bool>(std::uint64_t key, std::span<const std::byte> image)>;
+  virtual Status visit_slot(std::uint32_t slot, std::uint32_t table_id, std::uint64_t from,
+                            const VisitImage& visit) = 0;
   virtual Status flush() = 0;  // what is in memory goes to the disk
   [[nodiscard]] virtual SsdStats stats() const = 0;
   // The share of the rows read lately that the disk had to be asked for; 1 while too few were read to tell.
   [[nodiscard]] virtual double waited_share() const noexcept = 0;
+  // Whether it takes no more rows for now: a write waits for room, or found none within the last second.
+  [[nodiscard]] virtual bool is_full() const noexcept { return false; }
   // Memory that counts against the store's budget and grows with the rows on the SSD.
   [[nodiscard]] virtual std::uint64_t index_bytes() const noexcept { return 0; }
 };

@@ -15,6 +15,7 @@ constexpr double kMostLive = 0.9;      // live records of a segment that is wort
 constexpr std::uint64_t kLeastSegments = 16;
 constexpr std::uint32_t kSearched = 1u << 16;  // segments that one choice looks at
 constexpr std::chrono::milliseconds kWriteRetry{100};
+constexpr std::chrono::milliseconds kReadRetry{10'000};  // after which a segment that could not be read is tried again
 constexpr std::chrono::milliseconds kTicketStep{2};
 
 }  // namespace
@@ -39,7 +40,10 @@ void PageLog::run() {
     const auto has_work = [&] {
       return is_ending_ || !sealed_.empty() || (wants_collection() && !is_nothing_to_collect);
     };
-    if (retired_.empty()) {
+    if (is_nothing_to_collect && !failed_reads_.empty()) {
+      changed_.wait_for(lock, retired_.empty() ? kReadRetry : kTicketStep, has_work);
+      is_nothing_to_collect = false;
+    } else if (retired_.empty()) {
       changed_.wait(lock, [&] { return has_work() || !retired_.empty(); });
     } else {
       changed_.wait_for(lock, kTicketStep, has_work);
@@ -88,6 +92,10 @@ std::uint32_t PageLog::victim(double most_live) {
     next_victim_ = next_victim_ + 1 < next_segment_ ? next_victim_ + 1 : 1;
     const Segment& each = segment(next_victim_);
     if (each.state != Segment::State::kWritten || each.filled_bytes == 0) continue;
+    if (const auto failed = failed_reads_.find(next_victim_); failed != failed_reads_.end()) {
+      if (std::chrono::steady_clock::now() - failed->second < kReadRetry) continue;
+      failed_reads_.erase(failed);
+    }
     const double live = static_cast<double>(each.live_bytes) / static_cast<double>(each.filled_bytes);
     if (live < least) {
       least = live;
@@ -108,16 +116,18 @@ bool PageLog::collect(Lock& lock, double most_live) {
   lock.unlock();
   const PageFile::Got got = file_->read(number, 0, std::span(buffer, kSegmentBytes), PageFile::Wait::kYes);
   lock.lock();
-  const bool has_room = got != PageFile::Got::kAll || move_live_records(lock, number, std::span(buffer, kSegmentBytes));
+  const bool is_read = got == PageFile::Got::kAll;
+  const bool has_room = is_read && move_live_records(lock, number, std::span(buffer, kSegmentBytes));
   buffers_.push_back(buffer);
   --collecting_;
   if (collected.live_bytes == 0) {
     retire(number);
-  } else {
+  } else {  // what is whole has been moved
     collected.state = has_room ? Segment::State::kDamaged : Segment::State::kWritten;
   }
+  if (!is_read) failed_reads_[number] = std::chrono::steady_clock::now();
   changed_.notify_all();
-  return has_room;
+  return has_room || !is_read;
 }
 
 // False when there is no room for what is kept.
@@ -150,14 +160,14 @@ bool PageLog::move_page(std::uint32_t number, std::uint32_t unit, std::span<cons
   };
   spots_.clear();
   for (std::uint32_t row = 0; row < header.rows; ++row) {
-    spots_.push_back(spot_of(pages->id, record_key(record_of(row).data())));
+    spots_.push_back(spot_of(row_hash(pages->id, record_key(record_of(row).data()))));
   }
   const auto index_of = [&](const Spot& spot) -> PageIndex& { return pages->partitions[spot.partition].index; };
-  for (const Spot& spot : spots_) index_of(spot).prefetch_part(spot.hash);
-  for (const Spot& spot : spots_) index_of(spot).prefetch(spot.hash);
+  for (const Spot& spot : spots_) index_of(spot).prefetch_part(spot.key);
+  for (const Spot& spot : spots_) index_of(spot).prefetch(spot.key);
   for (std::uint32_t row = 0; row < header.rows; ++row) {
     const Spot& spot = spots_[row];
-    const IndexEntry entry = index_of(spot).find(spot.hash, Place(number, unit, row));
+    const IndexEntry entry = index_of(spot).find(spot.key, Place(number, unit, row));
     if (!entry) continue;
     if (!can_append(*pages, kKept)) return false;
     const std::span<const std::byte> record = record_of(row);

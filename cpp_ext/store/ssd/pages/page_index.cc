@@ -1,120 +1,58 @@
 #include "store/ssd/pages/page_index.h"
 
-#include <algorithm>
-#include <optional>
 #include <utility>
 
 namespace sparserow {
 namespace {
 
-// Searches go on through lines that entries passed: at nine tenths that is several lines, at eight tenths one or two.
-constexpr std::size_t kFullParts = 8;  // of ten: the load at which lines are added
-
-constexpr std::size_t kGrowthShare = 6;
+template <class Part>
+std::size_t bytes_of(const std::vector<Part>& parts) noexcept {
+  std::size_t bytes = parts.capacity() * sizeof(Part);
+  for (const Part& part : parts) bytes += part.bytes();
+  return bytes;
+}
 
 }  // namespace
 
-void IndexPart::place_in_lines(std::uint32_t hash, Place place) noexcept {
-  for (std::size_t at = home(hash);; at = next(at)) {
-    IndexLine& line = lines_[at];
-    for (std::uint32_t entry = 0; entry < IndexLine::kEntries; ++entry) {
-      if (line.place(entry).is_somewhere()) continue;
-      line.set(entry, hash, place);
-      return;
-    }
-    if (line.passed < IndexLine::kMostPassed) ++line.passed;
-  }
+PageIndex::PageIndex(std::uint32_t slot_bits) : slot_bits_(slot_bits) {
+  is_by_slot() ? of_slot_.resize(1) : shared_.resize(1);
+  bytes_ = bytes_of(shared_) + bytes_of(of_slot_);
 }
 
-// A part grows by a sixth, so that few of its lines are empty. Entries have their hashes, so no record is read.
-void IndexPart::grow() {
-  std::vector<IndexLine> before(lines_.size() + std::max<std::size_t>(lines_.size() / kGrowthShare, 1));
-  before.swap(lines_);
-  for (const IndexLine& line : before) {
-    for (std::uint32_t entry = 0; entry < IndexLine::kEntries; ++entry) {
-      if (const Place place = line.place(entry); place.is_somewhere()) place_in_lines(line.hashes[entry], place);
-    }
-  }
-}
-
-void IndexPart::insert(std::uint32_t hash, Place place) {
-  if ((size_ + 1) * 10 > lines_.size() * IndexLine::kEntries * kFullParts) grow();
-  place_in_lines(hash, place);
+void PageIndex::insert(IndexKey key, Place place) {
+  if (!is_by_slot() && size_ >= kMostEntries << part_bits_) halve();
+  const auto into = [&](auto& target) {
+    const std::size_t before = target.bytes();
+    target.insert(key, place);
+    bytes_ += target.bytes() - before;
+  };
+  is_by_slot() ? into(of_slot_[key.slot]) : into(shared_[part(key.slot)]);
   ++size_;
 }
 
-IndexEntry IndexPart::find(std::uint32_t hash, Place place) noexcept {
-  IndexEntry found;
-  search(hash, [&](std::size_t line, std::uint32_t entry) {
-    if (lines_[line].place(entry) != place) return true;
-    found = IndexEntry(lines_[line], entry);
-    return false;
-  });
-  return found;
-}
-
-IndexEntry IndexPart::find_only(std::uint32_t hash) noexcept {
-  IndexEntry found;
-  search(hash, [&](std::size_t line, std::uint32_t entry) {
-    const bool is_first = !found;
-    found = is_first ? IndexEntry(lines_[line], entry) : IndexEntry();
-    return is_first;
-  });
-  return found;
-}
-
-bool IndexPart::erase(std::uint32_t hash, Place place) noexcept {
-  if (!place.is_somewhere()) return false;
-  std::optional<std::size_t> at;
-  search(hash, [&](std::size_t line, std::uint32_t entry) {
-    if (lines_[line].place(entry) != place) return true;
-    lines_[line].set(entry, 0, Place());
-    at = line;
-    return false;
-  });
-  if (!at) return false;
-  for (std::size_t line = home(hash); line != *at; line = next(line)) {
-    if (lines_[line].passed < IndexLine::kMostPassed) --lines_[line].passed;
-  }
+bool PageIndex::erase(IndexKey key, Place place) {
+  const auto from = [&](auto& part) {
+    const std::size_t before = part.bytes();
+    const bool is_erased = part.erase(key, place);
+    bytes_ -= before - part.bytes();
+    return is_erased;
+  };
+  if (!(is_by_slot() ? from(of_slot_[key.slot]) : from(shared_[part(key.slot)]))) return false;
   --size_;
   return true;
 }
 
-std::size_t IndexPart::longest_search() const noexcept {
-  std::size_t longest = 0;
-  for (std::size_t first = 0; first < lines_.size(); ++first) {
-    std::size_t lines = 1;
-    for (std::size_t at = first; lines_[at].passed > 0 && lines < lines_.size(); at = next(at)) ++lines;
-    longest = std::max(longest, lines);
-  }
-  return longest;
-}
-
-void PageIndex::insert(std::uint32_t hash, Place place) {
-  if (size_ >= kMostEntries << part_bits_ && part_bits_ < slot_bits_) split();
-  IndexPart& target = parts_[part(hash)];
-  const std::size_t before = target.bytes();
-  target.insert(hash, place);
-  bytes_ += target.bytes() - before;
-  ++size_;
-}
-
-bool PageIndex::erase(std::uint32_t hash, Place place) noexcept {
-  if (!parts_[part(hash)].erase(hash, place)) return false;
-  --size_;
-  return true;
-}
-
-// Each part into two, by one more bit of the slot.
-void PageIndex::split() {
+// Each part into two, by one more bit of the slot; after the last bit each slot has its own.
+void PageIndex::halve() {
   ++part_bits_;
-  std::vector<IndexPart> halves(parts_.size() * 2);
-  for (const IndexPart& whole : parts_) {
-    whole.each([&](std::uint32_t hash, Place place) { halves[part(hash)].insert(hash, place); });
+  const std::vector<IndexPart<SharedLine>> before = std::exchange(shared_, {});
+  is_by_slot() ? of_slot_.resize(std::size_t{1} << part_bits_) : shared_.resize(std::size_t{1} << part_bits_);
+  for (const IndexPart<SharedLine>& whole : before) {
+    whole.each(0, [&](IndexKey key, Place place) {
+      is_by_slot() ? of_slot_[key.slot].insert(key, place) : shared_[part(key.slot)].insert(key, place);
+    });
   }
-  parts_ = std::move(halves);
-  bytes_ = parts_.capacity() * sizeof(IndexPart);
-  for (const IndexPart& half : parts_) bytes_ += half.bytes();
+  bytes_ = bytes_of(shared_) + bytes_of(of_slot_);
 }
 
 }  // namespace sparserow

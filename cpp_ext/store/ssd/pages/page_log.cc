@@ -21,11 +21,13 @@ constexpr double kAlmostAll = 15.0 / 16;   // live records of a segment that is 
 constexpr std::size_t kHelpers = 31;       // threads for reads that wait for the disk
 constexpr std::chrono::seconds kLongestWrite{60};
 constexpr std::chrono::seconds kLongestWaitForRoom{10};
+constexpr std::chrono::seconds kRefusalHolds{1};
 constexpr std::chrono::milliseconds kRoomStep{2};
 // The file of the index that a clean end leaves, for `sparserow inspect`: "SRIX", format, and for each table its id,
-// record length and 64 partitions, each a number of lines (u64) and the lines. A larger index is not written.
+// record length and 64 partitions, each a number of places (u64) and the places (40 bits). A larger index is not
+// written.
 constexpr std::uint32_t kIndexMagic = 0x58495253;
-constexpr std::uint32_t kIndexFormat = 1;
+constexpr std::uint32_t kIndexFormat = 2;
 constexpr std::uint64_t kMostIndexBytes = std::uint64_t{256} << 20;
 
 }  // namespace
@@ -79,13 +81,9 @@ std::shared_ptr<PageLog::TablePages> PageLog::table(std::uint32_t table_id) cons
   return found == tables_.end() ? nullptr : found->second;
 }
 
-// The top bits of the hash are the slot's, less its partition's, so that an index has a slot's rows together.
-PageLog::Spot PageLog::spot_of(std::uint32_t table_id, std::uint64_t key) const noexcept {
-  const std::uint64_t hash = row_hash(table_id, key);
-  const std::uint32_t slot = slot_of(hash, options_.slot_count);
-  const auto low = static_cast<std::uint32_t>(hash << high_slot_bits_) >> high_slot_bits_;
-  const std::uint32_t high = high_slot_bits_ == 0 ? 0 : slot / kPartitions << (32 - high_slot_bits_);
-  return {slot, slot % kPartitions, high | low};
+PageLog::Spot PageLog::spot_of(std::uint64_t row_hash) const noexcept {
+  const std::uint32_t slot = slot_of(row_hash, options_.slot_count);
+  return {slot, slot % kPartitions, {index_hash(row_hash), static_cast<std::uint16_t>(slot / kPartitions)}};
 }
 
 Status PageLog::write(SsdBatch& batch) {
@@ -101,22 +99,16 @@ Status PageLog::write(SsdBatch& batch) {
   std::shared_ptr<TablePages> pages;
   const std::span<const SsdBatch::Write> writes = batch.writes();
   spots_.clear();
-  for (const SsdBatch::Write& write : writes) {
-    const SsdKeyParts parts = parts_of(write.key);
-    spots_.push_back(spot_of(parts.table_id, parts.key));
-  }
+  for (const SsdBatch::Write& write : writes) spots_.push_back(spot_of(parts_of(write.key).hash));
+  SR_RETURN_IF_ERROR(find_former(batch));
   for (std::size_t i = 0; i < writes.size(); ++i) {
     const SsdBatch::Write& write = writes[i];
     const SsdKeyParts parts = parts_of(write.key);
     if (pages == nullptr || pages->id != parts.table_id) pages = table(parts.table_id);
-    if (pages != nullptr) prefetch(*pages, spots_, i);
-    if (write.is_put && pages == nullptr) {
-      return {Code::kInternal, "table id " + std::to_string(parts.table_id) + " went while its rows were written"};
-    }
     if (write.is_put) {
-      SR_RETURN_IF_ERROR(put(pages, parts.key, spots_[i], batch.image(write), write.before));
-    } else if (pages != nullptr) {
-      SR_RETURN_IF_ERROR(erase(*pages, parts.key, spots_[i]));
+      put(pages, parts.key(), spots_[i], batch.image(write), former_[i]);
+    } else if (former_[i].is_somewhere()) {
+      erase(*pages, spots_[i], former_[i]);
     }
   }
   if (wants_collection()) changed_.notify_all();
@@ -140,7 +132,10 @@ Status PageLog::prepare(const SsdBatch& batch, std::uint32_t& segments) {
     if (pages != nullptr && pages->layout.record_bytes == layout->record_bytes) continue;
     if (pages != nullptr) return {Code::kInternal, "rows of table id " + std::to_string(table_id) + " changed length"};
     pages = std::make_shared<TablePages>();
-    for (Partition& partition : pages->partitions) partition.index = PageIndex(high_slot_bits_);
+    for (Partition& partition : pages->partitions) {
+      partition.index = PageIndex(high_slot_bits_);
+      index_bytes_ += partition.index.bytes();
+    }
     pages->id = table_id;
     pages->layout = *layout;
   }
@@ -164,45 +159,78 @@ Status PageLog::wait_for_writer(Lock& lock) {
                                   std::to_string(kLongestWrite.count()) + " s"};
 }
 
-// Segments and buffers for so many more, and segments for collection beside them.
+// For a second, unless a segment is freed before.
+void PageLog::note_full() noexcept {
+  full_until_ = (std::chrono::steady_clock::now() + kRefusalHolds).time_since_epoch().count();
+}
+
+// Segments and buffers for so many more, and segments for collection beside them. Where a write has just waited for
+// room in vain, the next ones are refused at once.
 Status PageLog::make_room(Lock& lock, std::uint32_t segments) {
-  const auto deadline = std::chrono::steady_clock::now() + kLongestWaitForRoom;
+  const auto start = std::chrono::steady_clock::now();
   for (;;) {
     reap();
+    if (!refusal_.is_ok() && is_full()) return refusal_;
     Status why;
     while (free_.size() < segments + kSpareSegments && add_segment(why)) {
     }
     if (free_.size() >= segments + kSpareSegments) break;
+    note_full();
     if (collect(lock, kAlmostAll)) continue;
     const bool may_come = collecting_ > 0 || !sealed_.empty() || !retired_.empty();
-    if (!may_come || !write_failure_.is_ok() || std::chrono::steady_clock::now() > deadline) return why;
+    if (!may_come || !write_failure_.is_ok() || std::chrono::steady_clock::now() > start + kLongestWaitForRoom) {
+      refusal_ = why;
+      note_full();
+      return why;
+    }
     changed_.notify_all();
     changed_.wait_for(lock, kRoomStep);
   }
+  refusal_ = Status::ok();
+  full_until_ = 0;
   while (buffers_.size() < segments) buffers_.push_back(make_buffer());
   return Status::ok();
 }
 
-Status PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key, const Spot& spot,
-                    std::span<const std::byte> image, SsdBatch::Before before) {
-  Partition& partition = pages->partitions[spot.partition];
-  // The caller knows of an image. An only entry is of that image, so that no record is read.
-  IndexEntry entry = before == SsdBatch::Before::kImage ? partition.index.find_only(spot.hash) : IndexEntry();
-  if (!entry) {
-    Place old;
-    SR_RETURN_IF_ERROR(find_key(*pages, key, candidates(partition, spot.hash), old));
-    if (old.is_somewhere()) entry = partition.index.find(spot.hash, old);
+// Where the log has each key of a batch, whose spots are known. A key that the caller knows to be here and that has one
+// entry is not read: 32 bits of a hash within a slot are not shared by a row in thousands, and it is that row then.
+// Where a key comes twice, the caller says what the first write leaves.
+Status PageLog::find_former(const SsdBatch& batch) {
+  const std::span<const SsdBatch::Write> writes = batch.writes();
+  former_.assign(writes.size(), Place());
+  std::shared_ptr<TablePages> pages;
+  for (std::size_t i = 0; i < writes.size(); ++i) {
+    const SsdKeyParts parts = parts_of(writes[i].key);
+    if (pages == nullptr || pages->id != parts.table_id) pages = table(parts.table_id);
+    if (pages == nullptr && writes[i].is_put) {
+      return {Code::kInternal, "table id " + std::to_string(parts.table_id) + " went while its rows were written"};
+    }
+    if (pages == nullptr) continue;
+    prefetch(*pages, spots_, i);
+    candidates_.clear();
+    const PageIndex& index = pages->partitions[spots_[i].partition].index;
+    index.candidates(spots_[i].key, [this](Place place) { candidates_.push_back(place); });
+    if (candidates_.size() == 1 && writes[i].before == SsdBatch::Before::kImage) {
+      former_[i] = candidates_.front();
+    } else if (!candidates_.empty()) {
+      SR_RETURN_IF_ERROR(find_row(*pages, parts.hash, candidates_, former_[i]));
+    }
   }
+  return Status::ok();
+}
+
+void PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key, const Spot& spot,
+                  std::span<const std::byte> image, Place former) {
+  Partition& partition = pages->partitions[spot.partition];
   const Place place = append(pages, kFresh, key, spot.slot, image);
-  if (entry) {
-    move(*pages, spot, entry, place);
-    return Status::ok();
+  if (former.is_somewhere()) {
+    move(*pages, spot, partition.index.find(spot.key, former), place);
+    return;
   }
   const std::unique_lock lock(partition.mutex);
   const std::uint64_t before_bytes = partition.index.bytes();
-  partition.index.insert(spot.hash, place);
+  partition.index.insert(spot.key, place);
   index_bytes_ += partition.index.bytes() - before_bytes;
-  return Status::ok();
 }
 
 // The record of an entry is at another place from now on.
@@ -215,34 +243,25 @@ void PageLog::move(TablePages& pages, const Spot& spot, IndexEntry entry, Place 
   lose(from, pages.layout.record_bytes);
 }
 
-Status PageLog::erase(TablePages& pages, std::uint64_t key, const Spot& spot) {
+void PageLog::erase(TablePages& pages, const Spot& spot, Place former) {
   Partition& partition = pages.partitions[spot.partition];
-  Place place;
-  SR_RETURN_IF_ERROR(find_key(pages, key, candidates(partition, spot.hash), place));
-  if (!place.is_somewhere()) return Status::ok();
   {
     const std::unique_lock lock(partition.mutex);
-    static_cast<void>(partition.index.erase(spot.hash, place));
+    const std::uint64_t before_bytes = partition.index.bytes();
+    if (!partition.index.erase(spot.key, former)) return;  // the key came twice
+    index_bytes_ -= before_bytes - partition.index.bytes();
   }
-  lose(place, pages.layout.record_bytes);
-  return Status::ok();
+  lose(former, pages.layout.record_bytes);
 }
 
-// Which of the places has the record of this key, if one has.
-Status PageLog::find_key(const TablePages& pages, std::uint64_t key, std::span<const Place> places,
-                         Place& found) const {
+// Which of the places has the record of this row, if one has.
+Status PageLog::find_row(const TablePages& pages, std::uint64_t hash, std::span<const Place> places, Place& found) {
   for (const Place place : places) {
-    const Result<std::uint64_t> key_there = key_at(pages, place);
-    if (!key_there.is_ok()) return key_there.status();
-    if (key_there.value() == key) found = place;
+    const Result<std::uint64_t> key = key_at(pages, place);
+    if (!key.is_ok()) return key.status();
+    if (row_hash(pages.id, key.value()) == hash) found = place;
   }
   return Status::ok();
-}
-
-std::span<const Place> PageLog::candidates(const Partition& partition, std::uint32_t hash) {
-  candidates_.clear();
-  partition.index.candidates(hash, [this](Place place) { candidates_.push_back(place); });
-  return candidates_;
 }
 
 Status PageLog::erase_table(std::uint32_t table_id, std::uint32_t /*slot_count*/) {
@@ -258,7 +277,7 @@ Status PageLog::erase_table(std::uint32_t table_id, std::uint32_t /*slot_count*/
   for (const Stream stream : {kFresh, kKept}) close_page(*pages, stream);
   for (Partition& partition : pages->partitions) {
     const std::shared_lock partition_lock(partition.mutex);
-    partition.index.in_range(0, ~std::uint32_t{0}, [&](Place place) { lose(place, pages->layout.record_bytes); });
+    partition.index.each([&](Place place) { lose(place, pages->layout.record_bytes); });
     index_bytes_ -= partition.index.bytes();
   }
   if (wants_collection()) changed_.notify_all();
@@ -294,10 +313,13 @@ void PageLog::write_index_file() {
     const std::uint32_t facts[] = {table_id, pages->layout.record_bytes};
     write(facts, sizeof facts);
     for (const Partition& partition : pages->partitions) {
-      std::uint64_t lines = 0;
-      for (const IndexPart& part : partition.index.parts()) lines += part.line_count();
-      write(&lines, sizeof lines);
-      for (const IndexPart& part : partition.index.parts()) write(part.lines().data(), part.lines().size());
+      const std::uint64_t places = partition.index.size();
+      write(&places, sizeof places);
+      partition.index.each([&](Place place) {
+        PlaceBytes bytes;
+        set_place(bytes, place);
+        write(bytes.data(), bytes.size());
+      });
     }
   }
 }
@@ -308,7 +330,9 @@ SsdStats PageLog::stats() const {
   SsdStats stats{.file_bytes = (next_segment_ - 1 - holes_.size()) * kSegmentBytes,
                  .garbage_bytes = filled_bytes_ - live_bytes_,
                  .memory_bytes = index_bytes_ + buffer_bytes_,
-                 .index_bytes = index_bytes_,
+                 .index_bytes = index_bytes(),
+                 .rows_visited = rows_visited_,
+                 .keys_read = keys_read_,
                  .disk_bytes_read = disk_bytes_read_,
                  .disk_bytes_written = disk_bytes_written_,
                  .background_jobs = sealed_.size() + (is_busy ? 1 : 0)};

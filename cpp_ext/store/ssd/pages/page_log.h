@@ -9,14 +9,18 @@
 //  1. A record is live while the index has its place; live_bytes of a segment is the sum of its live records.
 //  2. Nothing is appended before the segments that a batch may need are reserved on the disk, and two more for
 //     collection. So a batch is written whole or not at all, and collection goes on when the disk is full.
-//  3. A segment or a buffer is used again when every reader that may have seen it is gone (read_tickets.h).
+//  3. A segment or a buffer is used again when every reader that may have seen it is gone (read_tickets.h). A reader
+//     stays for one batch, or for kVisitedAtOnce records, and calls nobody meanwhile.
+//  4. What a batch must read, it reads before its first change; after that nothing fails.
 //
 // Locks: mutex_ (whoever appends, moves or erases), then a partition's; tables_mutex_ and the tickets' are leaves.
 // A reader takes no mutex_.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -54,16 +58,21 @@ class PageLog final : public SsdTier {
   Status read(std::span<const SsdKey> keys, SsdImages& out) override;
   Status write(SsdBatch& batch) override;
   Status erase_table(std::uint32_t table_id, std::uint32_t slot_count) override;
-  Status visit_slot(std::uint32_t slot, std::uint32_t table_id,
-                    const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) override;
+  Status visit_slot(std::uint32_t slot, std::uint32_t table_id, std::uint64_t from, const VisitImage& visit) override;
   Status flush() override;
   [[nodiscard]] SsdStats stats() const override;
   [[nodiscard]] double waited_share() const noexcept override { return counters_.waited_share(); }
-  [[nodiscard]] std::uint64_t index_bytes() const noexcept override { return index_bytes_; }
+  [[nodiscard]] bool is_full() const noexcept override {
+    return std::chrono::steady_clock::now().time_since_epoch().count() < full_until_;
+  }
+  [[nodiscard]] std::uint64_t index_bytes() const noexcept override {
+    return index_bytes_ + (std::max(buffer_bytes_.load(), kFreeBuffers) - kFreeBuffers);
+  }
 
  private:
   static constexpr std::uint32_t kPartitionBits = 6;
   static constexpr std::uint32_t kPartitions = 1u << kPartitionBits;
+  static constexpr std::uint64_t kFreeBuffers = 16 * kSegmentBytes;  // beyond which they count in the store's budget
   enum Stream : std::uint8_t { kFresh, kKept, kStreams };
 
   struct Partition {
@@ -87,7 +96,7 @@ class PageLog final : public SsdTier {
   struct Spot {
     std::uint32_t slot;
     std::uint32_t partition;
-    std::uint32_t hash;
+    IndexKey key;
   };
   struct Segment {
     enum class State : std::uint8_t { kFree, kOpen, kSealed, kWritten, kCollecting, kDamaged, kRetired };
@@ -118,16 +127,12 @@ class PageLog final : public SsdTier {
   [[nodiscard]] Segment& segment(std::uint32_t number) const noexcept {
     return chunks_[number / kChunk].load(std::memory_order_acquire)[number % kChunk];
   }
-  [[nodiscard]] Spot spot_of(std::uint32_t table_id, std::uint64_t key) const noexcept;
+  [[nodiscard]] Spot spot_of(std::uint64_t row_hash) const noexcept;
   [[nodiscard]] std::shared_ptr<TablePages> table(std::uint32_t table_id) const;
 
-  struct SlotHashes {
-    std::uint32_t first;
-    std::uint32_t last;
-  };
-  [[nodiscard]] SlotHashes hashes_of(std::uint32_t slot) const noexcept;
-  // The places of a hash; valid until the next call. With mutex_, under which alone an index changes.
-  [[nodiscard]] std::span<const Place> candidates(const Partition& partition, std::uint32_t hash);
+  [[nodiscard]] std::uint32_t index_hash(std::uint64_t row_hash) const noexcept {
+    return static_cast<std::uint32_t>(row_hash << slot_bits_ >> 32);
+  }
   [[nodiscard]] static std::uint64_t page_checksum(std::span<const std::byte> page, const PageHeader& header) noexcept;
   [[nodiscard]] static bool is_whole(std::span<const std::byte> page, const PageHeader& header) noexcept;
 
@@ -140,14 +145,20 @@ class PageLog final : public SsdTier {
   [[nodiscard]] Status unreadable(Place place, int error) const;
   Status check_page(const TablePages& table, Place place) const;
   [[nodiscard]] Status damaged(Place place, const std::string& what) const;
-  Result<std::uint64_t> key_at(const TablePages& table, Place place) const;
+  Result<std::uint64_t> key_at(const TablePages& table, Place place);
+  struct Visited;
+  void find_visited(const TablePages& table, std::uint32_t slot, std::uint32_t from, Visited& visited) const;
+  Status read_visited(const TablePages& table, std::uint32_t slot, std::span<const std::uint32_t> hashes,
+                      Visited& visited);
 
   // page_log.cc; all with mutex_
   Status prepare(const SsdBatch& batch, std::uint32_t& segments);
   Status wait_for_writer(Lock& lock);
   Status make_room(Lock& lock, std::uint32_t segments);
-  Status put(const std::shared_ptr<TablePages>& table, std::uint64_t key, const Spot& spot,
-             std::span<const std::byte> image, SsdBatch::Before before);
+  void note_full() noexcept;
+  Status find_former(const SsdBatch& batch);
+  void put(const std::shared_ptr<TablePages>& table, std::uint64_t key, const Spot& spot,
+           std::span<const std::byte> image, Place former);
   void move(TablePages& table, const Spot& spot, IndexEntry entry, Place to);
   // Fetches what the searches of later spots read: the line of one, and the part of the index of another behind it.
   [[gnu::always_inline]] static void prefetch(const TablePages& table, std::span<const Spot> spots,
@@ -155,15 +166,15 @@ class PageLog final : public SsdTier {
     constexpr std::size_t kPrefetched = 8;  // spots
     if (at + 2 * kPrefetched < spots.size()) {
       const Spot& spot = spots[at + 2 * kPrefetched];
-      table.partitions[spot.partition].index.prefetch_part(spot.hash);
+      table.partitions[spot.partition].index.prefetch_part(spot.key);
     }
     if (at + kPrefetched < spots.size()) {
       const Spot& spot = spots[at + kPrefetched];
-      table.partitions[spot.partition].index.prefetch(spot.hash);
+      table.partitions[spot.partition].index.prefetch(spot.key);
     }
   }
-  Status erase(TablePages& table, std::uint64_t key, const Spot& spot);
-  Status find_key(const TablePages& table, std::uint64_t key, std::span<const Place> places, Place& found) const;
+  void erase(TablePages& table, const Spot& spot, Place former);
+  Status find_row(const TablePages& table, std::uint64_t row_hash, std::span<const Place> places, Place& found);
   void write_index_file();
 
   // page_segments.cc; all with mutex_
@@ -218,14 +229,17 @@ class PageLog final : public SsdTier {
   std::uint64_t sequence_ = 0;
   std::uint64_t live_bytes_ = 0;
   std::uint64_t filled_bytes_ = 0;  // of records in segments that are in use
-  std::uint64_t buffer_bytes_ = 0;
-  int collecting_ = 0;  // segments that are collected at the moment
+  int collecting_ = 0;              // segments that are collected at the moment
   bool is_ending_ = false;
+  Status refusal_;  // of the last write that found no room, until a segment is freed
+  std::map<std::uint32_t, std::chrono::steady_clock::time_point> failed_reads_;  // of segments; collected later
   std::vector<Place> candidates_;
-  std::vector<Spot> spots_;  // of the writes of a batch, or of a page that is collected
+  std::vector<Place> former_;  // of the writes of a batch: where the log has their keys now
+  std::vector<Spot> spots_;    // of the same, or of a page that is collected
   Status write_failure_;
 
-  std::atomic<std::uint64_t> index_bytes_{0};
+  std::atomic<std::uint64_t> index_bytes_{0}, buffer_bytes_{0}, keys_read_{0}, rows_visited_{0};
+  std::atomic<std::int64_t> full_until_{0};  // of the steady clock; past when there is room
   SsdCounters counters_;
   std::atomic<std::uint64_t> disk_bytes_read_{0}, disk_bytes_written_{0};
   std::thread thread_;  // the last: it uses all of the above

@@ -10,7 +10,8 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kVisitedAtOnce = 256;
+constexpr std::size_t kVisitedAtOnce = 256;   // records that are read under one ticket
+constexpr std::size_t kPlannedAtOnce = 4096;  // hashes that one look through a slot's index gives
 constexpr std::size_t kAlignment = 8;
 
 std::size_t aligned_record(std::size_t bytes) noexcept { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -79,7 +80,8 @@ Status PageLog::check_page(const TablePages& pages, Place place) const {
   return is_this && is_whole(page, header) ? Status::ok() : damaged(place, "fails its checksum");
 }
 
-Result<std::uint64_t> PageLog::key_at(const TablePages& pages, Place place) const {
+Result<std::uint64_t> PageLog::key_at(const TablePages& pages, Place place) {
+  ++keys_read_;
   const std::size_t at = place.record_at(pages.layout.record_bytes);
   if (const std::byte* const buffer = segment(place.segment()).buffer.load(std::memory_order_acquire)) {
     return record_key(buffer + at);
@@ -110,7 +112,7 @@ void PageLog::find_records(std::span<const SsdKey> keys, std::uint32_t first, Ta
   std::array<std::uint32_t, kPartitions + 1> ends{};
   wanted.spots.clear();
   for (const SsdKey& key : keys) {
-    wanted.spots.push_back(spot_of(pages.id, parts_of(key).key));
+    wanted.spots.push_back(spot_of(parts_of(key).hash));
     ++ends[wanted.spots.back().partition + 1];
   }
   std::partial_sum(ends.begin(), ends.end(), ends.begin());
@@ -122,10 +124,10 @@ void PageLog::find_records(std::span<const SsdKey> keys, std::uint32_t first, Ta
     if (run.empty()) continue;
     const Partition& partition = pages.partitions[number];
     const std::shared_lock lock(partition.mutex);
-    for (const std::uint32_t i : run) partition.index.prefetch_part(wanted.spots[i].hash);
-    for (const std::uint32_t i : run) partition.index.prefetch(wanted.spots[i].hash);
+    for (const std::uint32_t i : run) partition.index.prefetch_part(wanted.spots[i].key);
+    for (const std::uint32_t i : run) partition.index.prefetch(wanted.spots[i].key);
     for (const std::uint32_t i : run) {
-      partition.index.candidates(wanted.spots[i].hash, [&](Place place) {
+      partition.index.candidates(wanted.spots[i].key, [&](Place place) {
         wanted.candidates.push_back({first + i, &pages});
         wanted.records.push_back({place, pages.layout.record_bytes, nullptr});
         wanted.bytes += aligned_record(pages.layout.record_bytes);
@@ -163,7 +165,7 @@ Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
   for (std::size_t i = 0; i < records.size(); ++i) {
     const Record& record = records[i];
     const Wanted::Candidate& candidate = wanted.candidates[i];
-    if (record_key(record.to) != parts_of(keys[candidate.key]).key) {
+    if (row_hash(candidate.pages->id, record_key(record.to)) != parts_of(keys[candidate.key]).hash) {
       SR_RETURN_IF_ERROR(check_page(*candidate.pages, record.place));
       continue;
     }
@@ -176,46 +178,93 @@ Status PageLog::read(std::span<const SsdKey> keys, SsdImages& out) {
   return Status::ok();
 }
 
-Status PageLog::visit_slot(std::uint32_t slot, std::uint32_t table_id,
-                           const std::function<Status(std::uint64_t, std::span<const std::byte>)>& visit) {
-  const ReadTickets::Ticket ticket(tickets_);
-  const std::shared_ptr<TablePages> pages = table(table_id);
-  if (pages == nullptr) return Status::ok();
-  std::vector<Place> places;
+// What a visit of a slot has found.
+struct PageLog::Visited {
+  std::vector<std::uint32_t> hashes;  // of the next rows, in ascending order, each once
+  bool are_all = false;               // whether there are no more rows
+  std::vector<Record> records;        // of some of the hashes
+  std::vector<std::byte> buffer;
+};
+
+// The next hashes from `from` on, at most kPlannedAtOnce: what is kept of a slot does not grow with it.
+void PageLog::find_visited(const TablePages& pages, std::uint32_t slot, std::uint32_t from, Visited& visited) const {
+  std::vector<std::uint32_t>& hashes = visited.hashes;
+  hashes.clear();
+  visited.are_all = true;
+  const auto keep_first = [&] {
+    std::sort(hashes.begin(), hashes.end());
+    hashes.erase(std::unique(hashes.begin(), hashes.end()), hashes.end());
+    if (hashes.size() <= kPlannedAtOnce) return;
+    hashes.resize(kPlannedAtOnce);
+    visited.are_all = false;
+  };
+  const Partition& partition = pages.partitions[slot % kPartitions];
   {
-    const Partition& partition = pages->partitions[slot % kPartitions];
     const std::shared_lock lock(partition.mutex);
-    const SlotHashes hashes = hashes_of(slot);
-    partition.index.in_range(hashes.first, hashes.last, [&](Place place) { places.push_back(place); });
+    partition.index.in_slot(static_cast<std::uint16_t>(slot / kPartitions), [&](std::uint32_t hash, Place) {
+      if (hash < from || (!visited.are_all && hash > hashes[kPlannedAtOnce - 1])) return;
+      hashes.push_back(hash);
+      if (hashes.size() == 2 * kPlannedAtOnce) keep_first();
+    });
   }
-  std::sort(places.begin(), places.end(), [](Place left, Place right) { return left.bits() < right.bits(); });
-  const std::uint32_t record_bytes = pages->layout.record_bytes;
-  std::vector<std::byte> buffer(std::min(places.size(), kVisitedAtOnce) * aligned_record(record_bytes));
-  std::vector<Record> records;
-  for (std::size_t begin = 0; begin < places.size(); begin += kVisitedAtOnce) {
-    const std::size_t count = std::min(kVisitedAtOnce, places.size() - begin);
-    records.clear();
-    for (std::size_t i = 0; i < count; ++i) {
-      records.push_back({places[begin + i], record_bytes, buffer.data() + i * aligned_record(record_bytes)});
-    }
-    std::uint64_t waited = 0;  // a scan tells nothing of what pulls wait for
-    SR_RETURN_IF_ERROR(read_records(records, waited));
-    for (const Record& record : records) {
-      const std::uint64_t key = record_key(record.to);
-      if (slot_of(row_hash(table_id, key), options_.slot_count) != slot) {
-        return damaged(record.place, "has a key of another slot");
-      }
-      SR_RETURN_IF_ERROR(visit(key, std::span(record.to, record_bytes).subspan(kRecordKeyBytes)));
-    }
-  }
-  return Status::ok();
+  keep_first();
 }
 
-PageLog::SlotHashes PageLog::hashes_of(std::uint32_t slot) const noexcept {
-  if (high_slot_bits_ == 0) return {0, ~std::uint32_t{0}};
-  const std::uint32_t low_bits = 32 - high_slot_bits_;
-  const std::uint32_t first = slot / kPartitions << low_bits;
-  return {first, first + ((std::uint32_t{1} << low_bits) - 1)};
+// Reads the records that these hashes have now, which other threads move meanwhile.
+Status PageLog::read_visited(const TablePages& pages, std::uint32_t slot, std::span<const std::uint32_t> hashes,
+                             Visited& visited) {
+  const ReadTickets::Ticket ticket(tickets_);
+  visited.records.clear();
+  {
+    const Partition& partition = pages.partitions[slot % kPartitions];
+    const std::shared_lock lock(partition.mutex);
+    for (const std::uint32_t hash : hashes) {
+      partition.index.candidates({hash, static_cast<std::uint16_t>(slot / kPartitions)}, [&](Place place) {
+        visited.records.push_back({place, pages.layout.record_bytes, nullptr});
+      });
+    }
+  }
+  rows_visited_ += visited.records.size();
+  const std::size_t stride = aligned_record(pages.layout.record_bytes);
+  visited.buffer.resize(visited.records.size() * stride);
+  for (std::size_t i = 0; i < visited.records.size(); ++i) visited.records[i].to = visited.buffer.data() + i * stride;
+  std::uint64_t waited = 0;  // a scan tells nothing of what pulls wait for
+  return read_records(visited.records, waited);
+}
+
+Status PageLog::visit_slot(std::uint32_t slot, std::uint32_t table_id, std::uint64_t from, const VisitImage& visit) {
+  const std::shared_ptr<TablePages> pages = table(table_id);
+  if (pages == nullptr) return Status::ok();
+  struct Found {
+    std::uint64_t hash;
+    const Record* record;
+  };
+  std::vector<Found> found;
+  Visited visited;
+  for (std::uint32_t first = index_hash(from);;) {
+    find_visited(*pages, slot, first, visited);
+    const std::vector<std::uint32_t>& hashes = visited.hashes;
+    for (std::size_t begin = 0; begin < hashes.size(); begin += kVisitedAtOnce) {
+      const std::size_t count = std::min(kVisitedAtOnce, hashes.size() - begin);
+      SR_RETURN_IF_ERROR(read_visited(*pages, slot, std::span(hashes).subspan(begin, count), visited));
+      found.clear();
+      for (const Record& record : visited.records) {
+        const std::uint64_t hash = row_hash(table_id, record_key(record.to));
+        if (slot_of(hash, options_.slot_count) != slot) return damaged(record.place, "has a key of another slot");
+        if (hash >= from) found.push_back({hash, &record});
+      }
+      std::sort(found.begin(), found.end(),
+                [](const Found& left, const Found& right) { return left.hash < right.hash; });
+      for (const Found& each : found) {
+        const std::span<const std::byte> stored(each.record->to, each.record->bytes);
+        const Result<bool> goes_on = visit(record_key(stored.data()), stored.subspan(kRecordKeyBytes));
+        if (!goes_on.is_ok()) return goes_on.status();
+        if (!goes_on.value()) return Status::ok();
+      }
+    }
+    if (visited.are_all || hashes.back() == ~std::uint32_t{0}) return Status::ok();
+    first = hashes.back() + 1;
+  }
 }
 
 }  // namespace sparserow

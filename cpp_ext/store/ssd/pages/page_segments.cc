@@ -177,6 +177,7 @@ void PageLog::retire(std::uint32_t number) {
   Segment& retired = segment(number);
   filled_bytes_ -= retired.filled_bytes;
   retired.filled_bytes = 0;
+  failed_reads_.erase(number);
   retired.state = Segment::State::kRetired;
   retired_.push_back({.stamp = tickets_.stamp(), .segment = number});
 }
@@ -189,6 +190,7 @@ void PageLog::reap() {
     if (retired.buffer == nullptr) {
       segment(retired.segment).state = Segment::State::kFree;
       free_.insert(retired.segment);
+      refusal_ = Status::ok();
     } else if (buffers_.size() < kKeptBuffers) {
       buffers_.push_back(retired.buffer);
     } else {
