@@ -194,7 +194,7 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   --applying_;
   if (const auto found = job.value()->workers.find(worker); found != job.value()->workers.end()) {
     JobWindow& window = found->second.window;
-    rows.is_ok() ? window.finish(sequence, kNoStep, rows.value()) : window.take_back(sequence, kNoStep);
+    rows.is_ok() ? window.finish_write(sequence, rows.value()) : window.take_back(sequence, kNoStep);
   }
   answered_.notify_all();
   if (!rows.is_ok()) return rows.status();

@@ -106,7 +106,7 @@ std::vector<std::uint32_t> Job::missing_for_cut() const {
         !has_quorum() && staleness == 0u && cut && completed < cut->step && worker.window.done_step() < cut->step;
     for (const CutTarget::Last& last : cut ? cut->workers : std::vector<CutTarget::Last>{}) {
       if (WorkerKey{last.worker_id, last.epoch} != key) continue;
-      is_missing = is_missing || worker.window.committed_sequence() < last.sequence;
+      is_missing = is_missing || worker.window.finished_sequence() < last.sequence;
     }
     if (is_missing) missing.push_back(key.first);
   }
@@ -121,8 +121,8 @@ JobImage Job::image(std::uint32_t job_id) const {
 
 WindowImage JobWindow::image() const {
   WindowImage image{.forgotten_below = forgotten_below_,
-                    .committed_sequence = committed_sequence_,
-                    .committed_step = committed_step_,
+                    .committed_sequence = finished_sequence_,
+                    .committed_step = finished_step_,
                     .done_step = done_step_,
                     .answers = {},
                     .aborted = {},
@@ -138,8 +138,8 @@ WindowImage JobWindow::image() const {
 
 JobWindow::JobWindow(const WindowImage& image)
     : forgotten_below_(image.forgotten_below),
-      committed_sequence_(image.committed_sequence),
-      committed_step_(image.committed_step),
+      finished_sequence_(image.committed_sequence),
+      finished_step_(image.committed_step),
       done_step_(image.done_step),
       taken_steps_(image.steps_ahead.begin(), image.steps_ahead.end()),
       ahead_(image.steps_ahead.begin(), image.steps_ahead.end()),

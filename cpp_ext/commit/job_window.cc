@@ -13,10 +13,8 @@ const JobWindow::Answer* JobWindow::find(std::uint64_t sequence) const {
 
 void JobWindow::begin(std::uint64_t sequence, std::int64_t step) {
   answers_[sequence] = Answer{};
-  committed_sequence_ = std::max(committed_sequence_, sequence);
-  if (step == kNoStep) return;
-  committed_step_ = std::max(committed_step_, step);
-  taken_steps_.insert(step);
+  begun_.emplace_back(sequence, step);
+  if (step != kNoStep) taken_steps_.insert(step);
 }
 
 void JobWindow::end(std::uint64_t sequence, Answer answer) {
@@ -28,16 +26,41 @@ void JobWindow::end(std::uint64_t sequence, Answer answer) {
 }
 
 void JobWindow::finish(std::uint64_t sequence, std::int64_t step, std::uint64_t rows) {
-  end(sequence, {End::kCommitted, rows});
-  ++(step == kNoStep ? counted_writes_ : counted_steps_);
+  if (step == kNoStep) {
+    finish_write(sequence, rows);
+  } else {
+    end(sequence, {End::kCommitted, rows});
+    ++counted_steps_;
+  }
+  std::erase(begun_, std::pair(sequence, step));
+  finished_sequence_ = std::max(finished_sequence_, sequence);
   if (step == kNoStep) return;
+  finished_step_ = std::max(finished_step_, step);
   ahead_.insert(step);
   start_at(done_step_ + 1);
+}
+
+void JobWindow::finish_write(std::uint64_t sequence, std::uint64_t rows) {
+  end(sequence, {End::kCommitted, rows});
+  ++counted_writes_;
 }
 
 void JobWindow::take_back(std::uint64_t sequence, std::int64_t step) {
   answers_.erase(sequence);
   taken_steps_.erase(step);
+  std::erase(begun_, std::pair(sequence, step));
+}
+
+std::uint64_t JobWindow::committed_sequence() const noexcept {
+  std::uint64_t highest = finished_sequence_;
+  for (const auto& [sequence, step] : begun_) highest = std::max(highest, sequence);
+  return highest;
+}
+
+std::int64_t JobWindow::committed_step() const noexcept {
+  std::int64_t highest = finished_step_;
+  for (const auto& [sequence, step] : begun_) highest = std::max(highest, step);
+  return highest;
 }
 
 void JobWindow::abort(std::uint64_t sequence) {

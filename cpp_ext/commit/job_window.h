@@ -43,12 +43,13 @@ class JobWindow {
   [[nodiscard]] bool is_forgotten(std::uint64_t sequence) const noexcept { return sequence < forgotten_below_; }
   [[nodiscard]] std::uint64_t forgotten_below() const noexcept { return forgotten_below_; }
 
-  // A commit is taken: begin, then finish once it is applied (or kept for its step), or take_back.
+  // A commit is taken: begin, then finish once it is applied (or kept for its step), or take_back, which leaves no trace.
   void begin(std::uint64_t sequence, std::int64_t step);
   void finish(std::uint64_t sequence, std::int64_t step, std::uint64_t rows);
-  // As begin, of what is no commit: it does not count as the highest sequence taken.
-  void begin_write(std::uint64_t sequence) { answers_[sequence] = Answer{}; }
   void take_back(std::uint64_t sequence, std::int64_t step);
+  // The same of what is no commit: it does not count as the highest sequence taken.
+  void begin_write(std::uint64_t sequence) { answers_[sequence] = Answer{}; }
+  void finish_write(std::uint64_t sequence, std::uint64_t rows);
   // ABORT; does nothing to what is committed.
   void abort(std::uint64_t sequence);
 
@@ -63,9 +64,11 @@ class JobWindow {
   // All steps up to here are done.
   [[nodiscard]] std::int64_t done_step() const noexcept { return done_step_; }
 
-  // Highest sequence and step taken so far; 0 and kNoStep before the first.
-  [[nodiscard]] std::uint64_t committed_sequence() const noexcept { return committed_sequence_; }
-  [[nodiscard]] std::int64_t committed_step() const noexcept { return committed_step_; }
+  // Highest sequence and step taken so far, those being applied among them; 0 and kNoStep before the first.
+  [[nodiscard]] std::uint64_t committed_sequence() const noexcept;
+  [[nodiscard]] std::int64_t committed_step() const noexcept;
+  // Highest sequence that is applied, or kept for its step.
+  [[nodiscard]] std::uint64_t finished_sequence() const noexcept { return finished_sequence_; }
 
   // How many commits of steps, and how many writes without one, were taken. They are counted from the clock's
   // beginning, over the processes of a shard that follow each other.
@@ -86,8 +89,9 @@ class JobWindow {
 
   std::map<std::uint64_t, Answer> answers_;
   std::uint64_t forgotten_below_ = 0;
-  std::uint64_t committed_sequence_ = 0;
-  std::int64_t committed_step_ = kNoStep;
+  std::uint64_t finished_sequence_ = 0;
+  std::int64_t finished_step_ = kNoStep;
+  std::vector<std::pair<std::uint64_t, std::int64_t>> begun_;  // (sequence, step) of commits that are being applied
   std::int64_t done_step_ = -1;
   std::set<std::int64_t> taken_steps_;  // beyond done_step_, some of them being applied
   std::set<std::int64_t> ahead_;        // of those, the ones that are done

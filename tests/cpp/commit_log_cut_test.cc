@@ -18,10 +18,11 @@ namespace {
 struct Fixture {
   TableSchema table = sgd_table("t/a", 2, 0.0f);
   std::shared_ptr<Store> store = make_store(0);
-  CommitLog log{*store};
+  CommitLog log;
   std::optional<std::uint32_t> staleness;
 
-  explicit Fixture(std::optional<std::uint32_t> job_staleness) : staleness(job_staleness) {
+  explicit Fixture(std::optional<std::uint32_t> job_staleness, CommitLog::Options options = {})
+      : log(*store, std::move(options)), staleness(job_staleness) {
     REQUIRE(store->create_table(table).is_ok());
     set_members(1);
   }
@@ -33,12 +34,15 @@ struct Fixture {
     REQUIRE(log.set_job(spec).is_ok());
   }
 
-  Result<CommitResult> commit(std::uint32_t worker, std::uint64_t sequence, std::int64_t step) {
+  // keys: 7 and the following ones.
+  Result<CommitResult> commit(std::uint32_t worker, std::uint64_t sequence, std::int64_t step, std::size_t keys = 1) {
     struct Owned {
-      std::vector<std::uint64_t> keys{7};
-      std::vector<float> grads{-1.0f, -1.0f};
+      std::vector<std::uint64_t> keys;
+      std::vector<float> grads;
     };
     auto owned = std::make_shared<Owned>();
+    for (std::size_t i = 0; i < keys; ++i) owned->keys.push_back(7 + i);
+    owned->grads.assign(2 * keys, -1.0f);
     Commit commit{.job_id = 1,
                   .worker_id = worker,
                   .worker_epoch = 1,
@@ -217,7 +221,7 @@ TEST_CASE("what was taken of a worker is counted once, and goes on from a cut") 
   window.begin(1, 0);
   window.finish(1, 0, 1);
   window.begin_write(2);
-  window.finish(2, kNoStep, 1);
+  window.finish_write(2, 1);
   window.begin(3, 1);
   window.take_back(3, 1);
   JobWindow again(window.image());
@@ -225,4 +229,58 @@ TEST_CASE("what was taken of a worker is counted once, and goes on from a cut") 
   again.finish(4, 1, 1);
   CHECK(again.steps_taken() == 2);
   CHECK(again.writes_taken() == 1);
+}
+
+TEST_CASE("a commit that is taken back is not in the next report, so that no cut waits for it") {
+  int refusals = 0;
+  CommitLog::Options options;
+  options.parts = 2;
+  options.parallel_for = [&refusals](std::uint32_t parts, const std::function<void(std::uint32_t)>& work) {
+    if (refusals-- > 0) throw std::bad_alloc();
+    for (std::uint32_t part = 0; part < parts; ++part) work(part);
+  };
+  constexpr std::size_t kManyKeys = 4096;  // enough to be applied in parts
+  Fixture refusing(3, options);
+  Fixture other(3);
+  for (Fixture* shard : {&refusing, &other}) REQUIRE(shard->commit(1, 1, 0).is_ok());
+  refusals = 1;
+  CHECK(refusing.commit(1, 2, 1, kManyKeys).status().code() == Code::kResourceExhausted);
+  const auto reports = refusing.log.freeze(1, 2, {});
+  REQUIRE(reports.is_ok());
+  CHECK(reports.value()[0].committed_sequence == 1);
+  CHECK(reports.value()[0].committed_step == 0);
+  refusing.set_members(2);
+
+  const CutTarget target = refusing.freeze(3);
+  static_cast<void>(other.freeze(3));
+  for (Fixture* shard : {&refusing, &other}) {
+    float seen = -1;
+    const auto images = shard->cut(target, seen, std::chrono::milliseconds(300)).get();
+    INFO(images.status().message());
+    REQUIRE(images.is_ok());
+    CHECK(images.value()[0].workers[0].window.committed_sequence == 1);
+    CHECK(images.value()[0].workers[0].window.committed_step == 0);
+    shard->set_members(4);
+    CHECK(shard->commit(1, 2, 1, kManyKeys).is_ok());
+  }
+}
+
+TEST_CASE("of commits that are applied at once, the one that is taken back does not count as the highest") {
+  JobWindow window;
+  window.begin(5, 0);
+  window.begin(7, 2);
+  window.begin(6, 1);
+  CHECK(window.committed_sequence() == 7);
+  CHECK(window.committed_step() == 2);
+  window.take_back(7, 2);
+  CHECK(window.committed_sequence() == 6);
+  CHECK(window.committed_step() == 1);
+  window.finish(5, 0, 1);
+  window.take_back(6, 1);
+  CHECK(window.committed_sequence() == 5);
+  CHECK(window.committed_step() == 0);
+  CHECK(window.image().committed_sequence == 5);
+  window.begin(7, 2);
+  window.finish(7, 2, 1);
+  CHECK(window.committed_sequence() == 7);
 }
