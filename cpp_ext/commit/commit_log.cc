@@ -195,6 +195,8 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   if (const auto found = job.value()->workers.find(worker); found != job.value()->workers.end()) {
     JobWindow& window = found->second.window;
     rows.is_ok() ? window.finish_write(sequence, rows.value()) : window.take_back(sequence, kNoStep);
+  } else {
+    retired_.end(job_id, worker, sequence, rows.is_ok() ? std::optional(rows.value()) : std::nullopt);
   }
   answered_.notify_all();
   if (!rows.is_ok()) return rows.status();
@@ -234,6 +236,7 @@ Result<CommitResult> CommitLog::apply_now(Lock& lock, const JobPtr& job, Kept ke
 // Applies one commit; the mutex is free meanwhile. A prepared commit was promised, and a part of a commit is no commit:
 // a failure of either fails the job.
 Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared) {
+  const std::uint32_t job_id = kept.commit.job_id;
   const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
   const std::uint64_t sequence = kept.commit.sequence;
   const std::int64_t step = kept.commit.step;
@@ -253,11 +256,10 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool 
                   "failed while it was applied", status);
   }
   if (const auto worker = job->workers.find(key); worker != job->workers.end()) {
-    if (status.is_ok()) {
-      worker->second.window.finish(sequence, step, rows);
-    } else {
-      worker->second.window.take_back(sequence, step);
-    }
+    JobWindow& window = worker->second.window;
+    status.is_ok() ? window.finish(sequence, step, rows) : window.take_back(sequence, step);
+  } else {
+    retired_.end(job_id, key, sequence, status.is_ok() ? std::optional(rows) : std::nullopt);
   }
   ++(status.is_ok() ? stats_.commits_accepted : stats_.commits_refused);
   if (status.is_ok()) stats_.rows_applied += rows;

@@ -10,7 +10,11 @@ Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& jo
   while (true) {
     const auto worker = job->workers.find(key);
     if (worker == job->workers.end()) {
-      return Status(Code::kFenced, "worker " + std::to_string(commit.worker_id) + " was replaced meanwhile");
+      const auto known = settled(lock, commit);
+      if (!known)
+        return Status(Code::kFenced, "worker " + std::to_string(commit.worker_id) + " was replaced meanwhile");
+      if (!known->is_ok()) return known->status();
+      return std::optional(known->value());
     }
     const JobWindow& window = worker->second.window;
     if (window.is_forgotten(sequence)) {
@@ -36,6 +40,10 @@ std::optional<Result<CommitResult>> CommitLog::settled(Lock& lock, const Commit&
     const auto job = jobs_.find(commit.job_id);
     const auto* workers = job == jobs_.end() ? nullptr : &job->second->workers;
     if (workers == nullptr || !workers->contains(key)) {
+      if (retired_.is_applying(commit.job_id, key, commit.sequence)) {
+        answered_.wait(lock);  // bounded, as in seen()
+        continue;
+      }
       const auto rows = retired_.rows_of(commit.job_id, key, commit.sequence, RetiredWindows::Clock::now());
       if (!rows) return std::nullopt;
       ++stats_.commits_duplicate;

@@ -125,7 +125,8 @@ void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, 
       static_cast<void>(apply_unlocked(lock, job, std::move(*in_doubt), true));  // a failure fails the job
     }
   }
-  job->workers[key].window.start_at(member.until_step + 1);
+  const auto left = job->workers.find(key);  // another RESOLVE may have retired it while its commit was applied
+  if (left != job->workers.end()) left->second.window.start_at(member.until_step + 1);
 }
 
 // Forgets a worker, but for the answers that it may still ask for.
@@ -153,6 +154,9 @@ CommitLog::JobPtr CommitLog::begin_clock(const JobSpec& spec, std::vector<PullOu
     unpark_gone(*slot, outcomes);
   } else if (const auto dropped = dropped_.find(spec.job_id); dropped != dropped_.end()) {
     fresh->epochs = dropped->second.epochs;
+  }
+  for (const Member& member : spec.members) {
+    if (member.until_step == kForever) retired_.forget(spec.job_id, {member.worker_id, member.epoch});
   }
   slot = fresh;
   return fresh;
@@ -183,22 +187,23 @@ void CommitLog::take_members(Job& job, const JobSpec& spec, bool is_lossy) {
     named.insert(key);
     std::uint32_t& epoch = job.epochs[member.worker_id];
     epoch = std::max(epoch, member.epoch);
-    if (member.until_step == kForever) retired_.forget(spec.job_id, key);
     const auto [place, is_new] = job.workers.try_emplace(key);
     JobWorker& worker = place->second;
     worker.rank = member.rank;
     worker.until_step = member.until_step;
     worker.proof = member.proof;
     if (!is_new) continue;
+    const auto answers = retired_.take(spec.job_id, key);
     worker.is_restored = is_lossy && worker.is_live();
     worker.first_step = std::max(member.first_step, job.completed + 1);
     if (const WindowImage* saved = saved_window(spec.job_id, spec.generation, key); saved != nullptr) {
       worker.window = JobWindow(*saved);
       worker.first_step = member.first_step;
       worker.named_a_step = !is_lossy;
-      continue;
+    } else {
+      worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);
     }
-    worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);
+    worker.window.remember(answers);
   }
   std::vector<WorkerKey> dropped;
   for (const auto& [key, worker] : job.workers) {

@@ -6,6 +6,16 @@
 
 namespace sparserow::rpc {
 
+JobWindow::Answers JobWindow::answers() const {
+  Answers answers;
+  for (const auto& [sequence, answer] : answers_) {
+    if (answer.end != End::kAborted) answers.emplace_back(sequence, answer);
+  }
+  return answers;
+}
+
+void JobWindow::remember(const Answers& answers) { answers_.insert(answers.begin(), answers.end()); }
+
 const JobWindow::Answer* JobWindow::find(std::uint64_t sequence) const {
   const auto found = answers_.find(sequence);
   return found == answers_.end() ? nullptr : &found->second;

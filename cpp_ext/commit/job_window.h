@@ -32,10 +32,17 @@ class JobWindow {
     std::uint64_t rows = 0;
   };
 
+  using Answers = std::vector<std::pair<std::uint64_t, Answer>>;  // by sequence, ascending
+
   JobWindow() = default;
   explicit JobWindow(const WindowImage& image);
   // Without what is prepared: a cut holds only what is committed.
   [[nodiscard]] WindowImage image() const;
+
+  // The answers to what is applied, or being applied.
+  [[nodiscard]] Answers answers() const;
+  // Takes answers of the same worker's former window.
+  void remember(const Answers& answers);
 
   // The answer to a sequence; null when it is new.
   [[nodiscard]] const Answer* find(std::uint64_t sequence) const;
@@ -43,7 +50,8 @@ class JobWindow {
   [[nodiscard]] bool is_forgotten(std::uint64_t sequence) const noexcept { return sequence < forgotten_below_; }
   [[nodiscard]] std::uint64_t forgotten_below() const noexcept { return forgotten_below_; }
 
-  // A commit is taken: begin, then finish once it is applied (or kept for its step), or take_back, which leaves no trace.
+  // A commit is taken: begin, then finish once it is applied (or kept for its step), or take_back, which leaves no
+  // trace.
   void begin(std::uint64_t sequence, std::int64_t step);
   void finish(std::uint64_t sequence, std::int64_t step, std::uint64_t rows);
   void take_back(std::uint64_t sequence, std::int64_t step);
