@@ -144,6 +144,7 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
   if (step != kNoStep) {
     if (!job.value()->has_quorum()) {
       count_lost(kept.commit.job_id, {kept.commit.worker_id, kept.commit.worker_epoch}, true, worker.name_step(step));
+      job.value()->enter_clock(worker);
     }
     if (worker.window.has_step(step)) {
       return refused(step_taken(kept.commit));
@@ -209,11 +210,13 @@ Result<CommitResult> CommitLog::accept_for_step(Lock& lock, const JobPtr& job, K
   const std::int64_t step = kept.commit.step;
   const std::uint64_t rows = rows_of(kept.commit);
   kept.commit.clock = clock_of(*job, kept.commit);
-  JobWindow& window = job->workers[key].window;
-  window.begin(kept.commit.sequence, step);
-  window.finish(kept.commit.sequence, step, rows);
+  JobWorker& worker = job->workers[key];
+  worker.window.begin(kept.commit.sequence, step);
+  worker.window.finish(kept.commit.sequence, step, rows);
+  if (job->has_quorum()) worker.window.start_at(job->completed + 1);
+  job->enter_clock(worker);
   ++stats_.commits_accepted;
-  job->steps[step].emplace(key, std::move(kept));
+  job->keep(key, std::move(kept));
   advance(lock, job);
   std::vector<PullOutcome> outcomes;
   collect_readable(*job, outcomes);
@@ -258,6 +261,7 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool 
   if (const auto worker = job->workers.find(key); worker != job->workers.end()) {
     JobWindow& window = worker->second.window;
     status.is_ok() ? window.finish(sequence, step, rows) : window.take_back(sequence, step);
+    job->enter_clock(worker->second);
   } else {
     retired_.end(job_id, key, sequence, status.is_ok() ? std::optional(rows) : std::nullopt);
   }
@@ -325,11 +329,8 @@ std::uint64_t CommitLog::pending_bytes(std::uint32_t job_id, const WorkerKey& wo
   const auto job = jobs_.find(job_id);
   if (job == jobs_.end()) return 0;
   const auto found = job->second->workers.find(worker);
-  std::uint64_t bytes = found == job->second->workers.end() ? 0 : found->second.window.prepared_bytes();
-  for (const auto& [step, commits] : job->second->steps) {
-    for (const auto& [key, kept] : commits) bytes += kept.bytes;
-  }
-  return bytes;
+  const std::uint64_t bytes = found == job->second->workers.end() ? 0 : found->second.window.prepared_bytes();
+  return bytes + job->second->kept_bytes;
 }
 
 Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch, std::uint64_t sequence) {
@@ -361,7 +362,10 @@ std::optional<ProofDigest> CommitLog::proof_of(std::uint32_t job_id, const Worke
 CommitLogStats CommitLog::stats() const {
   const Lock lock(mutex_);
   CommitLogStats stats = stats_;
-  for (const auto& [job_id, job] : jobs_) stats.pulls_waiting += job->parked.size();
+  for (const auto& [job_id, job] : jobs_) {
+    stats.pulls_waiting += job->parked.size();
+    stats.workers_visited += job->workers_visited;
+  }
   return stats;
 }
 

@@ -106,8 +106,9 @@ struct CommitLogStats {
   std::uint64_t pulls_parked = 0;   // had to wait
   std::uint64_t staleness_sum = 0;  // over clocked pulls: steps between what was asked and what was applied
   std::uint64_t staleness_max = 0;
-  std::uint64_t kept_bytes = 0;     // of gradients prepared or waiting for their step, now
-  std::uint64_t pulls_waiting = 0;  // parked now
+  std::uint64_t kept_bytes = 0;       // of gradients prepared or waiting for their step, now
+  std::uint64_t pulls_waiting = 0;    // parked now
+  std::uint64_t workers_visited = 0;  // in scans of all workers of a job, which no commit and no pull makes
 };
 
 class CommitLog {

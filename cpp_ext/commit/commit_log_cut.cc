@@ -16,7 +16,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
                                              const std::function<Status()>& take) {
   Lock lock(mutex_);
   for (const CutTarget& target : targets) {
-    if (const JobPtr job = frozen_job(target); job != nullptr) job->cut = target;
+    if (const JobPtr job = frozen_job(target); job != nullptr) job->begin_cut(target);
   }
   const auto is_overtaken = [&] {
     return is_cutting_ || std::any_of(targets.begin(), targets.end(),
@@ -24,7 +24,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
   };
   const auto is_reached = [&] {
     return std::all_of(targets.begin(), targets.end(),
-                       [&](const CutTarget& target) { return frozen_job(target)->missing_for_cut().empty(); });
+                       [&](const CutTarget& target) { return frozen_job(target)->has_reached_cut(); });
   };
   const bool in_time = answered_.wait_until(lock, deadline, [&] { return is_overtaken() || is_reached(); });
   if (in_time && is_overtaken()) {
@@ -88,34 +88,58 @@ Result<std::uint64_t> CommitLog::write_unnamed(const std::function<Result<std::u
 bool Job::is_within_cut(const Commit& commit) const {
   if (!cut) return false;
   if (staleness == 0u && commit.step != kNoStep) return commit.step <= cut->step;
-  return std::any_of(cut->workers.begin(), cut->workers.end(), [&](const CutTarget::Last& last) {
-    return last.worker_id == commit.worker_id && last.epoch == commit.worker_epoch && commit.sequence <= last.sequence;
-  });
+  const auto last = cut->last.find({commit.worker_id, commit.worker_epoch});
+  return last != cut->last.end() && commit.sequence <= last->second;
+}
+
+void Job::begin_cut(const CutTarget& target) {
+  cut = JobCut{.step = target.step, .last = {}, .awaited = {}};
+  for (const CutTarget::Last& last : target.workers) cut->last[{last.worker_id, last.epoch}] = last.sequence;
+  for (const auto& [key, worker] : each_worker()) {
+    if (worker.is_live()) cut->awaited.push_back(key);
+  }
+}
+
+bool Job::has_reached_cut() {
+  if (!cut) return true;
+  // A commit that has ended stays, so that a worker is looked at until it misses none, and then no more.
+  while (!cut->awaited.empty()) {
+    const auto worker = workers.find(cut->awaited.back());
+    ++workers_visited;
+    if (worker != workers.end() && is_missing_for_cut(worker->first, worker->second)) return false;
+    cut->awaited.pop_back();
+  }
+  return !open_step_of_cut();
+}
+
+bool Job::is_missing_for_cut(const WorkerKey& key, const JobWorker& worker) const {
+  if (!cut || !worker.is_live()) return false;
+  const bool waits_for_step = !has_quorum() && staleness == 0u && completed < cut->step;
+  if (waits_for_step && worker.window.done_step() < cut->step) return true;
+  const auto last = cut->last.find(key);
+  return last != cut->last.end() && worker.window.finished_sequence() < last->second;
+}
+
+std::optional<std::int64_t> Job::open_step_of_cut() const {
+  if (!cut || !has_quorum()) return std::nullopt;
+  const std::int64_t step = open_step();
+  return step <= cut->step ? std::optional(step) : std::nullopt;
 }
 
 std::vector<std::uint32_t> Job::missing_for_cut() const {
   std::vector<std::uint32_t> missing;
-  if (has_quorum() && cut) {
-    for (std::int64_t step = std::max(completed, taken) + 1; step <= cut->step && missing.empty(); ++step) {
-      if (!is_full(step)) missing = absent_from(step);
-    }
-  }
-  for (const auto& [key, worker] : workers) {
-    if (!worker.is_live()) continue;
-    bool is_missing =
-        !has_quorum() && staleness == 0u && cut && completed < cut->step && worker.window.done_step() < cut->step;
-    for (const CutTarget::Last& last : cut ? cut->workers : std::vector<CutTarget::Last>{}) {
-      if (WorkerKey{last.worker_id, last.epoch} != key) continue;
-      is_missing = is_missing || worker.window.finished_sequence() < last.sequence;
-    }
-    if (is_missing) missing.push_back(key.first);
+  if (const auto step = open_step_of_cut()) missing = absent_from(*step);
+  for (const auto& [key, worker] : each_worker()) {
+    if (is_missing_for_cut(key, worker)) missing.push_back(key.first);
   }
   return missing;
 }
 
-JobImage Job::image(std::uint32_t job_id) const {
+JobImage Job::image(std::uint32_t job_id) {
+  pass_completed();
   JobImage image{.job_id = job_id, .generation = generation, .completed = completed, .workers = {}};
-  for (const auto& [key, worker] : workers) image.workers.push_back({key.first, key.second, worker.window.image()});
+  for (const auto& [key, worker] : each_worker())
+    image.workers.push_back({key.first, key.second, worker.window.image()});
   return image;
 }
 

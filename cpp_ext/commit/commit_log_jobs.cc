@@ -106,6 +106,7 @@ void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, 
   worker.rank = member.rank;
   worker.first_step = std::max(worker.first_step, member.first_step);
   worker.until_step = member.until_step;
+  job->enter_clock(worker);
   auto in_doubt = worker.window.take_prepared(member.final_sequence);
   if (worker.is_restored && !worker.named_a_step) {
     const std::uint64_t last = member.final_sequence - (in_doubt ? 1 : 0);  // which is applied below
@@ -119,14 +120,16 @@ void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, 
       worker.window.begin(sequence, step);
       worker.window.finish(sequence, step, rows_of(in_doubt->commit));
       ++stats_.commits_accepted;
-      job->steps[step].emplace(key, std::move(*in_doubt));
+      job->keep(key, std::move(*in_doubt));
     } else {
       stats_.kept_bytes -= in_doubt->bytes;
       static_cast<void>(apply_unlocked(lock, job, std::move(*in_doubt), true));  // a failure fails the job
     }
   }
   const auto left = job->workers.find(key);  // another RESOLVE may have retired it while its commit was applied
-  if (left != job->workers.end()) left->second.window.start_at(member.until_step + 1);
+  if (left == job->workers.end()) return;
+  left->second.window.start_at(member.until_step + 1);
+  job->enter_clock(left->second);
 }
 
 // Forgets a worker, but for the answers that it may still ask for.
@@ -192,7 +195,10 @@ void CommitLog::take_members(Job& job, const JobSpec& spec, bool is_lossy) {
     worker.rank = member.rank;
     worker.until_step = member.until_step;
     worker.proof = member.proof;
-    if (!is_new) continue;
+    if (!is_new) {
+      job.enter_clock(worker);
+      continue;
+    }
     const auto answers = retired_.take(spec.job_id, key);
     worker.is_restored = is_lossy && worker.is_live();
     worker.first_step = std::max(member.first_step, job.completed + 1);
@@ -204,6 +210,7 @@ void CommitLog::take_members(Job& job, const JobSpec& spec, bool is_lossy) {
       worker.window.start_at(worker.is_live() ? worker.first_step : member.until_step + 1);
     }
     worker.window.remember(answers);
+    job.enter_clock(worker);
   }
   std::vector<WorkerKey> dropped;
   for (const auto& [key, worker] : job.workers) {
@@ -232,6 +239,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
   }
   job->name = spec.name;
   job->staleness = spec.staleness;
+  job->pass_completed();  // a step that waits for all workers asks each of their windows
   job->quorum = spec.quorum;
   job->operation = spec.operation;
   take_members(*job, spec, is_lossy);

@@ -41,6 +41,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
       const std::int64_t prepared = worker.window.prepared_step();
       const std::int64_t first = prepared == kNoStep ? step - ahead : std::min(step - ahead, prepared);
       count_lost(job_id, {worker_id, epoch}, true, ahead == 0 ? worker.name_step(step) : worker.start_at(first));
+      job.value()->enter_clock(worker);
       advance(lock, job.value());
       collect_readable(*job.value(), outcomes);
     }

@@ -37,7 +37,7 @@ Status Job::check_quorum(const Commit& commit) const {
 std::vector<std::uint32_t> Job::absent_from(std::int64_t step) const {
   std::vector<std::uint32_t> absent;
   const auto found = steps.find(step);
-  for (const auto& [key, worker] : workers) {
+  for (const auto& [key, worker] : each_worker()) {
     const bool is_there = found != steps.end() && found->second.contains(key);
     if (worker.is_live() && worker.counts(step) && !is_there) absent.push_back(key.first);
   }
