@@ -19,8 +19,10 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
     if (const JobPtr job = frozen_job(target); job != nullptr) job->begin_cut(target);
   }
   const auto is_overtaken = [&] {
-    return is_cutting_ || std::any_of(targets.begin(), targets.end(),
-                                      [&](const CutTarget& target) { return frozen_job(target) == nullptr; });
+    return is_cutting_ || std::any_of(targets.begin(), targets.end(), [&](const CutTarget& target) {
+             const JobPtr job = frozen_job(target);
+             return job == nullptr || !job->cut;  // a repeated FREEZE ends it
+           });
   };
   const auto is_reached = [&] {
     return std::all_of(targets.begin(), targets.end(),
@@ -101,7 +103,6 @@ void Job::begin_cut(const CutTarget& target) {
 }
 
 bool Job::has_reached_cut() {
-  if (!cut) return true;
   // A commit that has ended stays, so that a worker is looked at until it misses none, and then no more.
   while (!cut->awaited.empty()) {
     const auto worker = workers.find(cut->awaited.back());

@@ -156,6 +156,18 @@ TEST_CASE("a change of members ends a cut that waits, and another freeze does") 
   }
 }
 
+TEST_CASE("a FREEZE that is repeated while its cut waits ends the cut") {
+  Fixture fixture(std::nullopt);
+  CutTarget target = fixture.freeze(2);
+  target.workers = {{1, 1, 1}};  // another shard has it
+  float seen = -1;
+  auto cut = fixture.cut(target, seen);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  static_cast<void>(fixture.freeze(2));
+  CHECK(cut.get().status().code() == Code::kUnavailable);
+  CHECK(seen == -1);
+}
+
 TEST_CASE("a job whose freezer is gone goes on when the freeze's lease has ended, and no cut of it is taken any more") {
   for (const bool is_waited_for : {true, false}) {
     Fixture fixture(std::nullopt);
