@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "rpc/server/reply_frames.h"
+#include "util/caught.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -108,10 +109,14 @@ void Connection::check_stall(Clock::time_point now) {
 
 Task<void> Connection::run() {
   const auto self = shared_from_this();
-  const bool is_secure = !io_.needs_handshake() || co_await io_.secure(*core_.handshakes);
-  if (is_secure && co_await greet()) {
-    while (co_await serve_one()) {
+  try {
+    const bool is_secure = !io_.needs_handshake() || co_await io_.secure(*core_.handshakes);
+    if (is_secure && co_await greet()) {
+      while (co_await serve_one()) {
+      }
     }
+  } catch (const std::exception&) {  // between two frames it is not known what the peer has read
+    io_.mark_closed();
   }
   pulls_.forget_parked();
   co_await io_.drain(kLingerBytes);
@@ -313,7 +318,11 @@ Task<bool> Connection::serve_one() {
   }
   if (outcome.is_ok()) {
     request.arrival.trace = trace_of(header, request.body.bytes);
-    outcome = co_await dispatch(request);
+    try {
+      outcome = co_await dispatch(request);
+    } catch (...) {  // nothing was sent: FrameIo ends a connection whose reply it leaves unfinished
+      outcome = Outcome::refused(caught_status("the request"));
+    }
   }
   io_.consume(request.body.staged);
   request.body = Body{};

@@ -1,6 +1,7 @@
 #include "rpc/server/fair_budget.h"
 
 #include <algorithm>
+#include <new>
 
 namespace sparserow::rpc {
 
@@ -46,9 +47,10 @@ bool FairBudget::Charge::give_up() {
 void FairBudget::Charge::reset() noexcept {
   if (budget_ == nullptr) return;
   Callbacks others;
-  {
+  try {
     const std::lock_guard lock(budget_->mutex_);
     others = budget_->end(*state_);
+  } catch (const std::bad_alloc&) {  // the bytes are given back; who waits for them is served by the next end
   }
   for (const auto& tell : others) tell();
   budget_ = nullptr;

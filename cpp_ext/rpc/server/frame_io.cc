@@ -138,7 +138,12 @@ Task<bool> FrameIo::write_part(std::span<const std::byte> bytes) {
 Task<bool> FrameIo::write_reply(std::span<const std::byte> bytes) {
   if (writing_) co_await take_turn();
   writing_ = true;
-  const bool is_alive = co_await write_part(bytes);
+  bool is_alive = false;
+  try {
+    is_alive = co_await write_part(bytes);
+  } catch (const std::exception&) {  // a part may have left
+    mark_closed();
+  }
   end_turn();
   co_return is_alive;
 }

@@ -1,6 +1,7 @@
 #include "rpc/server/hints.h"
 
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 namespace sparserow::rpc {
@@ -18,8 +19,11 @@ std::uint64_t HintQueue::take(std::uint32_t table_id, std::span<const std::uint6
       break;
     }
     asio::post(strand_, [this, table_id, kept = std::vector<std::uint64_t>(slice.begin(), slice.end())] {
-      // A pull of the rows will report the error.
-      if (!stopped_) static_cast<void>(store_.fetch_to_memory(table_id, kept));
+      // A pull of the rows reports the error. An exception would end the process, because this is no coroutine.
+      try {
+        if (!stopped_) static_cast<void>(store_.fetch_to_memory(table_id, kept));
+      } catch (const std::exception&) {
+      }
       waiting_ -= kept.size();
     });
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <mutex>
 
 #include "rpc/server/reply_frames.h"
 #include "rpc/wire/crc32c.h"
@@ -11,13 +10,9 @@
 namespace sparserow::rpc {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::uint32_t kChecksumBytes = sizeof(SectionHeader) + sizeof(ChecksumPayload);
 constexpr std::uint64_t kUncharged = 64u << 10;  // bytes of a reply that cost no more than its connection
-constexpr std::size_t kChunksATurn = 8;       // of a large reply that are written before other connections are served
-constexpr std::uint32_t kMostParked = 1024;   // pulls of one connection that wait for the clock
-constexpr std::uint64_t kParkedBytes = 1024;  // that a parked pull takes beside its body
+constexpr std::size_t kChunksATurn = 8;  // of a large reply that are written before other connections are served
 
 // Appends into memory that the caller has sized.
 class Packer {
@@ -114,108 +109,6 @@ Outcome PullHandler::plan(const Request& request, PullRequest& pull) const {
   return outcome;
 }
 
-// Asks the clock. A pull that must wait keeps its keys and gives its in-flight bytes back.
-Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pull, Body& body) {
-  struct Wait {
-    std::mutex mutex;
-    bool answered = false;
-    bool is_parked = false;
-    Status status;
-  };
-  const auto wait = std::make_shared<Wait>();
-  const FrameHeader& header = pull->header;
-  const Status room = charge_parked(*pull, body.bytes.size() + kParkedBytes + pull->parts.size() * sizeof(PullPart));
-  // Without room a pull that must wait is not kept.
-  const auto until = room.is_ok() ? pull->deadline : Clock::now();
-  core_.commits.when_readable(
-      header.job_id, header.worker_id, header.worker_epoch, header.step, until,
-      [this, wait, pull, weak = connection_](Status status) {
-        const std::lock_guard lock(wait->mutex);
-        wait->answered = true;
-        wait->status = std::move(status);
-        if (!wait->is_parked) return;
-        if (const auto connection = weak.lock()) resume_parked(connection, pull, wait->status);
-      },
-      this);
-  has_parked_ = true;
-  {
-    const std::lock_guard lock(wait->mutex);
-    if (wait->answered) {
-      pull->parked.reset();
-      const bool must_wait = wait->status.code() == Code::kDeadlineExceeded;
-      return Outcome::of(must_wait && !room.is_ok() ? room : wait->status);
-    }
-  }
-  keep_keys(*pull, body);
-  const std::lock_guard lock(wait->mutex);
-  if (wait->answered) return Outcome::of(wait->status);
-  wait->is_parked = true;
-  ++parked_;
-  if (core_.disk != nullptr) {  // its rows come to memory while it waits
-    // The keys as they are now: the strand takes those of rows that have changed alone once the pull is readable.
-    std::vector<std::pair<std::uint32_t, std::span<const std::uint64_t>>> wanted;
-    for (const PullPart& part : pull->parts) wanted.emplace_back(part.descriptor.table_id, part.keys);
-    asio::post(*core_.disk, [&core = core_, pull, wanted = std::move(wanted)] {
-      for (const auto& [table_id, keys] : wanted) {
-        // The pull itself will tell of an error.
-        static_cast<void>(core.store->fetch_to_memory(table_id, keys, Store::FetchCause::kPull));
-      }
-    });
-  }
-  return Outcome::parked();
-}
-
-void PullHandler::keep_keys(PullRequest& pull, Body& body) {
-  if (body.buffer.data() != nullptr) {
-    pull.body = std::move(body.buffer);
-    body.release_charges();
-    return;
-  }
-  pull.body = core_.buffers.acquire(body.bytes.size());
-  std::memcpy(pull.body.data(), body.bytes.data(), body.bytes.size());
-  for (PullPart& part : pull.parts) {
-    const auto offset = reinterpret_cast<const std::byte*>(part.keys.data()) - body.bytes.data();
-    part.keys = {reinterpret_cast<const std::uint64_t*>(pull.body.data() + offset), part.keys.size()};
-    if (!part.known.empty()) part.known = {part.keys.data() + part.keys.size(), part.keys.size()};
-  }
-}
-
-Status PullHandler::charge_parked(PullRequest& pull, std::uint64_t bytes) {
-  if (parked_ >= kMostParked) {
-    return {Code::kResourceExhausted,
-            "this connection has " + std::to_string(kMostParked) + " pulls already that wait for the clock"};
-  }
-  return accounts_.charge_parked(pull.parked, bytes);
-}
-
-void PullHandler::forget_parked() {
-  if (has_parked_) core_.commits.forget(this);
-}
-
-// The work is posted: the commit that made the pull readable may be running on this very strand.
-void PullHandler::resume_parked(const std::shared_ptr<void>& connection, const std::shared_ptr<PullRequest>& pull,
-                                const Status& status) {
-  asio::post(strand_, [this, connection, pull, status] {
-    const auto finish = [this, connection, pull, status]() -> Task<void> { co_await finish_parked(pull, status); };
-    asio::co_spawn(strand_, finish, asio::detached);
-  });
-}
-
-Task<void> PullHandler::finish_parked(std::shared_ptr<PullRequest> pull, Status status) {
-  ++core_.counters.requests_active;
-  const CountedRequest counted(core_.counters.requests_dispatched);
-  --parked_;
-  pull->parked.reset();
-  bool is_alive = !io_.is_closed();
-  for (const PullPart& part : pull->parts) {
-    if (status.is_ok()) status = check_refusal(core_, part.descriptor.table_id);
-  }
-  if (is_alive) is_alive = status.is_ok() ? co_await send_rows(*pull) : co_await send_refusal(*pull, status);
-  note_request(core_, peer_, RequestTimes::Kind::kWaitedPull, pull->header, status, pull->arrival);
-  if (!is_alive) close_();
-  --core_.counters.requests_active;
-}
-
 Task<bool> PullHandler::send_refusal(const PullRequest& pull, const Status& status) {
   ++core_.counters.frames_refused;
   const auto refusal = error_frame(reply_to(pull.header, FrameType::kError), status);
@@ -273,10 +166,22 @@ Task<bool> PullHandler::send_rows(PullRequest& pull) {
   }
   if (!status.is_ok()) co_return co_await send_refusal(pull, status);
   if (whole) co_return co_await send_rows_whole(pull);
+  FrameHeader header = rows_header(pull);
+  const bool has_checksum = (header.flags & kFrameHasCrc) != 0;
+  if (has_checksum) {
+    header.flags = static_cast<std::uint8_t>((header.flags & ~kFrameHasCrc) | kFrameCrcLast);
+    header.body_bytes += kChecksumBytes;
+    ++header.section_count;
+  }
+  RowChunks chunks(core_, *pull.store, header, pull.parts);
   co_await io_.take_turn();
-  const bool alive = co_await send_rows_chunked(pull);
+  bool is_alive = false;
+  try {
+    is_alive = co_await send_chunks(chunks, has_checksum);
+  } catch (const std::exception&) {  // a part may have left, so that only the end of the connection tells the peer
+  }
   io_.end_turn();
-  co_return alive;
+  co_return is_alive;
 }
 
 bool PullHandler::is_conditional(const PullRequest& pull) {
@@ -356,15 +261,7 @@ Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
 
 // The header promises the length, then chunk after chunk is gathered and written. A table that is dropped
 // in between can no longer be reported: the connection ends, and the retry gets the error.
-Task<bool> PullHandler::send_rows_chunked(PullRequest& pull) {
-  FrameHeader header = rows_header(pull);
-  const bool has_checksum = (header.flags & kFrameHasCrc) != 0;
-  if (has_checksum) {
-    header.flags = static_cast<std::uint8_t>((header.flags & ~kFrameHasCrc) | kFrameCrcLast);
-    header.body_bytes += kChecksumBytes;
-    ++header.section_count;
-  }
-  RowChunks chunks(core_, *pull.store, header, pull.parts);
+Task<bool> PullHandler::send_chunks(RowChunks& chunks, bool has_checksum) {
   std::uint32_t crc = 0;
   for (std::size_t written = 1;; ++written) {
     const auto bytes = chunks.next();

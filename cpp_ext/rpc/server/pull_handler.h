@@ -62,7 +62,7 @@ class PullHandler {
   Task<bool> send_rows(PullRequest& pull);
   Task<bool> send_refusal(const PullRequest& pull, const Status& status);
   Task<bool> send_rows_whole(PullRequest& pull);
-  Task<bool> send_rows_chunked(PullRequest& pull);
+  Task<bool> send_chunks(RowChunks& chunks, bool has_checksum);
   Task<Status> fetch_rows(const PullRequest& pull);
   // Leaves in each conditional part the keys whose rows differ.
   Task<Status> keep_changed(PullRequest& pull);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "rpc/transport/event_loop.h"
+#include "util/caught.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -110,7 +111,12 @@ struct RowChunks::Shared {
     const std::size_t index = next_to_gather++;
     ++gathering;
     lock.unlock();
-    Status outcome = gather(index);
+    Status outcome;
+    try {
+      outcome = gather(index);
+    } catch (...) {  // the other thread waits for this chunk
+      outcome = caught_status("a part of the reply");
+    }
     lock.lock();
     --gathering;
     ready[index % kChunkBuffers] = index + 1;

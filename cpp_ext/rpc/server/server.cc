@@ -81,7 +81,7 @@ class Server::Impl {
     for (auto& listener : listeners_) asio::co_spawn(core_.io, accept_loop(listener), asio::detached);
     asio::co_spawn(core_.io, tick_loop(), asio::detached);
     for (std::uint32_t i = 0; i < core_.options.io_threads; ++i) {
-      threads_.emplace_back([this] { core_.io.run(); });
+      threads_.emplace_back([this] { serve(); });
     }
   }
 
@@ -94,6 +94,8 @@ class Server::Impl {
  private:
   asio::awaitable<void> accept_loop(asio::posix::stream_descriptor& listener);
   asio::awaitable<void> tick_loop();
+  void serve();
+  void tick(Clock::time_point now);
   void admit(int fd);
   Status check_room(const Peer& peer) const;
   bool make_room_to_greet(const Peer& peer);
@@ -104,6 +106,7 @@ class Server::Impl {
   const std::uint16_t port_;
   std::list<asio::posix::stream_descriptor> listeners_;  // own the listening fds
   asio::steady_timer timer_;
+  Clock::time_point next_stall_check_ = Clock::now() + kStallCheck;  // of the tick loop alone
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_{false};
   std::mutex connections_mutex_;
@@ -209,17 +212,33 @@ std::vector<std::shared_ptr<Connection>> Server::Impl::connections() {
 }
 
 asio::awaitable<void> Server::Impl::tick_loop() {
-  auto next_stall_check = Clock::now() + kStallCheck;
   while (!stopping_) {
     asio::error_code error;
     timer_.expires_after(kTick);
     co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, error));
     if (error) co_return;
-    const auto now = Clock::now();
-    core_.commits.expire(now);
-    if (now < next_stall_check) continue;
-    next_stall_check = now + kStallCheck;
-    for (const auto& connection : connections()) connection->check_stall(now);
+    try {
+      tick(Clock::now());
+    } catch (const std::exception&) {  // the next tick looks again
+    }
+  }
+}
+
+void Server::Impl::tick(Clock::time_point now) {
+  core_.commits.expire(now);
+  if (now < next_stall_check_) return;
+  next_stall_check_ = now + kStallCheck;
+  for (const auto& connection : connections()) connection->check_stall(now);
+}
+
+// What throws is over, and the thread serves the others: asio allows run() after an exception.
+void Server::Impl::serve() {
+  while (true) {
+    try {
+      core_.io.run();
+      return;
+    } catch (const std::exception&) {
+    }
   }
 }
 

@@ -42,9 +42,12 @@ struct ParallelWork {
 
 // One part at a time: requests that came meanwhile stand before the next one.
 void help(asio::io_context& io, std::shared_ptr<ParallelWork> shared) {
-  asio::post(io, [&io, shared = std::move(shared)] {
-    if (shared->run_one() && shared->next < shared->parts) help(io, shared);
-  });
+  try {
+    asio::post(io, [&io, shared = std::move(shared)] {
+      if (shared->run_one() && shared->next < shared->parts) help(io, shared);
+    });
+  } catch (const std::exception&) {  // the caller does the parts that nobody helps with
+  }
 }
 
 }  // namespace
