@@ -364,13 +364,20 @@ class Store:
         """A page: keys, versions, update counts, rows (n, dim), state (n, state floats or 0), next cursor (0: end)."""
 
     def sweep(
-        self, table_id: int, *, dry_run: bool = False, share: float = 1.0, pause_ratio: float = 0.0
+        self,
+        table_id: int,
+        *,
+        dry_run: bool = False,
+        share: float = 1.0,
+        pause_ratio: float = 0.0,
+        by_seconds: bool = True,
     ) -> SweepReport:
         """Removes the rows that the table's policy no longer wants; in a dry run counts them.
 
         Args:
             share: of the table's slots that this store has: its part of max_rows and max_bytes.
             pause_ratio: how long it sleeps between slices, as a multiple of the CPU time that they took.
+            by_seconds: False leaves rows alone whose age in seconds alone would remove them.
 
         Raises:
             NotFound: there is no such table.

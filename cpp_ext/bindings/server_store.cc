@@ -221,11 +221,13 @@ void fetch_to_memory(Store& store, std::uint32_t table_id, const py::array& keys
   raise_if_error(status);
 }
 
-SweepReport sweep(Store& store, std::uint32_t table_id, bool dry_run, double share, double pause_ratio) {
+SweepReport sweep(Store& store, std::uint32_t table_id, bool dry_run, double share, double pause_ratio,
+                  bool by_seconds) {
   std::optional<Result<SweepReport>> report;
   {
     const py::gil_scoped_release released;
-    report.emplace(store.sweep(table_id, {.dry_run = dry_run, .share = share, .pause_ratio = pause_ratio}));
+    report.emplace(store.sweep(
+        table_id, {.dry_run = dry_run, .by_seconds = by_seconds, .share = share, .pause_ratio = pause_ratio}));
   }
   return value_or_raise(std::move(*report));
 }
@@ -327,7 +329,7 @@ void bind_store_class(py::module_& module) {
       .def("scan", &scan, py::arg("table_id"), py::kw_only(), py::arg("cursor") = 0, py::arg("max_rows") = 65536,
            py::arg("with_state") = false)
       .def("sweep", &sweep, py::arg("table_id"), py::kw_only(), py::arg("dry_run") = false, py::arg("share") = 1.0,
-           py::arg("pause_ratio") = 0.0)
+           py::arg("pause_ratio") = 0.0, py::arg("by_seconds") = true)
       .def("stop_sweeps", &Store::stop_sweeps)
       .def("filter_image", &filter_image, py::arg("table_id"), py::arg("slot"))
       .def("load_filter", &load_filter, py::arg("table_id"), py::arg("slot"), py::arg("image"))

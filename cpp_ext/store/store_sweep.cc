@@ -92,7 +92,8 @@ class Store::Sweep {
     if (policy_.evict_after_steps > 0 && age(now_steps_, stamps[0]) >= policy_.evict_after_steps) {
       return SweepRule::kSteps;
     }
-    if (policy_.evict_after_seconds > 0 && age(now_seconds_, *seconds) >= policy_.evict_after_seconds) {
+    if (options_.by_seconds && policy_.evict_after_seconds > 0 &&
+        age(now_seconds_, *seconds) >= policy_.evict_after_seconds) {
       return SweepRule::kSeconds;
     }
     if (policy_.evict_below_norm > 0 && norm(row.data) < static_cast<double>(policy_.evict_below_norm)) {

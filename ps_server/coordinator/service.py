@@ -157,7 +157,7 @@ class CoordinatorService:
             if telling is None:
                 telling = self._telling[shard.instance] = self._begin(self._catch_up(shard, shard.instance))
             await asyncio.shield(telling)
-        return pb.ShardHeartbeatReply(lease_sec=shards.lease_sec)
+        return pb.ShardHeartbeatReply(lease_sec=shards.lease_sec, unix_sec=time.time())
 
     async def _catch_up(self, shard: Shard, instance: int) -> None:
         try:

@@ -17,6 +17,7 @@ from ...proto.coordinators import ELECTION_SEC, Addresses
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, NotFound, SparserowError, Unavailable
 from ...proto.grpc_status import error_of_status
 from ...proto.security.channels import AioSecureChannel
+from .coordinator_clock import CoordinatorClock
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,13 @@ class CoordinatorLink:
 
     Attributes:
         lost: returns the commits that this process lacks; the heartbeat after a change reports them.
+        clock: the time of the coordinator.
         tokens_refused: how many heartbeats the coordinator has refused for the sake of this process's token.
     """
 
     def __init__(self, coordinator: str, shard: int, control: tuple[str, int]) -> None:
         self.lost: Callable[[], list[pb.LostRange]] = list
+        self.clock = CoordinatorClock()
         self.tokens_refused = 0
         self._told_lost: list[pb.LostRange] = []
         self._addresses = Addresses(coordinator, what="--coordinator")
@@ -169,6 +172,7 @@ class CoordinatorLink:
             await self.register()
             reply = await self._call("ShardHeartbeat", request)
         self._lease_sec, self._told_lost = reply.lease_sec, lost
+        self.clock.heard(reply.unix_sec)
 
     async def keep_beating(self) -> None:
         """Sends heartbeats until cancelled, also while the coordinator cannot be reached, or refuses the token of this

@@ -118,6 +118,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         stack.callback(engine.stop)
         engines.append(engine)
         link.lost = engine.lost_commits
+        engine.sweeps.clock_difference_sec = link.clock.difference_sec
         link.serve_at(told.host, told.port or engine.port)
         stack.callback(RequestReporter(engine.server, index, options.tracer).stop)
         metrics = ShardMetrics(engine, index, lambda: link.tokens_refused)

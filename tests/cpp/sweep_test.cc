@@ -136,6 +136,9 @@ TEST_CASE("rows go by the clock of the wall") {
     swept.push(5000, 6000);
     CHECK(swept.sweep().freed[kSeconds].rows == 0);
     swept.seconds += 1;
+    const auto resting = swept.store->sweep(kTable, {.by_seconds = false});
+    REQUIRE(resting.is_ok());
+    CHECK(resting.value().freed[kSeconds].rows == 0);
     CHECK(swept.sweep().freed[kSeconds].rows == 5000);
     CHECK(swept.keys() == between(5000, 6000));
     swept.seconds -= 1000;  // the clock was set back: nothing is old

@@ -15,6 +15,7 @@ inline constexpr std::size_t kSweepRules = 4;
 
 struct SweepOptions {
   bool dry_run = false;    // counts, and removes nothing
+  bool by_seconds = true;  // false: no row goes by its age in seconds, because the clock may be wrong
   double share = 1.0;      // of the table's slots that this store has: its part of max_rows and max_bytes
   double pause_ratio = 0;  // how long it sleeps between slices, as a multiple of the CPU time that they took
 };
