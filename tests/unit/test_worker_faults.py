@@ -131,6 +131,21 @@ def test_what_is_kept_is_bounded() -> None:
     assert "\x1b" not in fault.message + fault.traceback
 
 
+def test_workers_that_come_and_go_leave_nothing_behind() -> None:
+    book = FaultBook()
+    for worker_id in range(5_000):
+        key = (worker_id % 7, worker_id)
+        book.came("ads/ctr", key, process(0), NOW)
+        book.heard(key, NOW + 3)
+        if worker_id % 2:
+            book.told("ads/ctr", key, process(0), NOW, "fault", "trace\n", False)
+            book.heard(key, NOW + 6)  # a heartbeat that was under way
+        book.left(key, 1)
+    assert book.processes == {}
+    assert book._due == {}
+    assert len(book.listed()) <= book_of.MOST
+
+
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     text = bounded_traceback("Traceback\n" + "frame\n" * 9000 + "ValueError: last")
     assert text.startswith("Traceback\n")

@@ -95,7 +95,8 @@ class FaultBook:
 
     def heard(self, key: tuple[int, int], due: float) -> None:
         """Notes that a worker lives; its next heartbeat is due at ``due``."""
-        self._due[key] = due
+        if key in self.processes:  # a heartbeat may arrive after the report of the worker's end
+            self._due[key] = due
 
     def lease_ended(
         self, full_name: str, key: tuple[int, int], rank: int, epoch: int, now: float, lease_sec: float
