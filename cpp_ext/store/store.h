@@ -176,7 +176,11 @@ class Store {
                const ApplyOptions& options);
 
   // A step of a job ended: tables that the job pushes to grow older by it, also where it brought them nothing.
+  // `job` is a clock: the id of a job in the low 32 bits, above it the job's generation.
   void note_step(std::uint64_t job, std::int64_t step);
+  // A job has ended: its clocks are forgotten.
+  void forget_job(std::uint32_t job_id);
+  [[nodiscard]] std::size_t job_clocks() const;  // that the store and its tables remember
 
   // Sets weights, creating rows; state of a new row is initial, of an existing one unchanged.
   Status assign(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows);  // (n, dim)

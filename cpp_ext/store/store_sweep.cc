@@ -335,6 +335,14 @@ Result<SweepReport> Store::sweep(std::uint32_t table_id, const SweepOptions& opt
 
 void Store::note_step(std::uint64_t job, std::int64_t step) { impl_->job_steps.note(job, step); }
 
+void Store::forget_job(std::uint32_t job_id) { impl_->job_steps.forget(job_id, impl_->tables.all()); }
+
+std::size_t Store::job_clocks() const {
+  std::size_t clocks = impl_->job_steps.size();
+  for (const auto& table : impl_->tables.all()) clocks += table->job_clocks();
+  return clocks;
+}
+
 void Store::stop_sweeps() noexcept { impl_->sweeps_stopped = true; }
 
 }  // namespace sparserow

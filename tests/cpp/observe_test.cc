@@ -14,6 +14,7 @@
 #include "rpc/observe/hot_keys.h"
 #include "rpc/observe/request_log.h"
 #include "rpc/observe/request_times.h"
+#include "rpc/observe/staleness_histogram.h"
 #include "rpc/wire/trace_context.h"
 #include "rpc_fixture.h"
 
@@ -42,6 +43,40 @@ bool comes_true(const std::function<bool()>& holds) {
 }
 
 }  // namespace
+
+TEST_CASE("the staleness of tables that were dropped is forgotten") {
+  StalenessHistogram histogram;
+  std::set<std::uint32_t> tables{1, 2};
+  const auto exists = [&tables](std::uint32_t table) { return tables.contains(table); };
+  for (std::uint32_t table = 3; table < 50'000; ++table) {
+    tables.insert(table);
+    histogram.add(1, 0, exists);
+    histogram.add(table, 3, exists);
+    tables.erase(table);
+  }
+  const auto counted = histogram.by_table();
+  CHECK(counted.size() <= 1024);
+  CHECK(counted.at(1).pulls[0] == 50'000 - 3);
+}
+
+TEST_CASE("a job that a shard drops leaves no clock in its store") {
+  TableSchema table = sgd_table("n/t", 4);
+  table.policy.evict_after_steps = 1000;
+  Cluster cluster(1, {table});
+  const std::vector<float> grads(4, 1.0f);
+  for (std::uint32_t job = 2; job < 100; ++job) {
+    REQUIRE(cluster.servers[0]->set_job({.job_id = job, .name = "j", .members = {{0, 1, 0}}, .first_step = 0}).is_ok());
+    auto options = cluster.client_options();
+    options.job_id = job;
+    const auto client = take(Client::connect(options));
+    const Grouped keys(*client, table.id, {1});
+    const auto push = keys.push(table, grads.data(), 1.0f);
+    REQUIRE(client->commit(std::span(&push, 1), {.sequence = 1, .step = 0}).is_ok());
+    CHECK(cluster.stores[0]->job_clocks() == 2);  // the store's and the table's
+    REQUIRE(cluster.servers[0]->drop_job(job).is_ok());
+    CHECK(cluster.stores[0]->job_clocks() == 0);
+  }
+}
 
 TEST_CASE("a time falls into the bucket whose bound it does not pass") {
   RequestTimes times;

@@ -127,6 +127,26 @@ TEST_CASE("rows go when no step of a job has changed them for long enough") {
   }
 }
 
+TEST_CASE("jobs that come and go leave no clocks behind, and the steps that they made count") {
+  constexpr std::uint64_t kJobs = 5000;
+  Swept swept({.evict_after_steps = 2 * kJobs}, false);
+  swept.push(0, 1, 0, /*job=*/kJobs + 1);
+  for (std::uint64_t job = 1; job <= kJobs; ++job) {
+    swept.push(1, 2, 0, job);
+    swept.store->note_step(job, 1);
+    CHECK(swept.store->job_clocks() <= 3);
+    swept.store->forget_job(static_cast<std::uint32_t>(job));
+  }
+  CHECK(swept.store->job_clocks() == 1);
+  CHECK(swept.sweep().freed[kSteps].rows == 1);  // two steps of each job
+  for (std::uint64_t generation = 1; generation <= kJobs; ++generation) {
+    const std::uint64_t clock = generation << 32 | 7;
+    swept.push(1, 2, 0, clock);
+    swept.store->note_step(clock, 1);
+  }
+  CHECK(swept.store->job_clocks() == 3);
+}
+
 TEST_CASE("rows go by the clock of the wall") {
   for (const bool tiered : tiers()) {
     CAPTURE(tiered);

@@ -22,9 +22,15 @@ class StalenessHistogram {
     std::uint64_t sum = 0;  // of all pulls' steps
   };
 
-  void add(std::uint32_t table_id, std::uint64_t steps) {
+  // `exists(table id)` says which tables are kept when there are many: those that were dropped are forgotten.
+  template <class Exists>
+  void add(std::uint32_t table_id, std::uint64_t steps, Exists&& exists) {
     const auto bucket = static_cast<std::size_t>(std::ranges::lower_bound(kBounds, steps) - kBounds.begin());
     const std::lock_guard lock(mutex_);
+    if (by_table_.size() >= look_at_) {
+      std::erase_if(by_table_, [&](const auto& entry) { return !exists(entry.first); });
+      look_at_ = std::max(kFewTables, 2 * by_table_.size());
+    }
     Counts& counts = by_table_[table_id];
     ++counts.pulls[bucket];
     counts.sum += steps;
@@ -36,7 +42,10 @@ class StalenessHistogram {
   }
 
  private:
+  static constexpr std::size_t kFewTables = 1024;
+
   mutable std::mutex mutex_;
+  std::size_t look_at_ = kFewTables;  // tables at which those that were dropped are looked for
   std::map<std::uint32_t, Counts> by_table_;
 };
 

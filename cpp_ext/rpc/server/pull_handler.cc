@@ -146,7 +146,8 @@ Task<bool> PullHandler::send_rows(PullRequest& pull) {
   }
   if (pull.header.step != kNoStep) {
     const std::uint64_t behind = core_.commits.steps_behind(pull.header.job_id, pull.header.step);
-    for (const PullPart& part : pull.parts) core_.staleness.add(part.descriptor.table_id, behind);
+    const auto exists = [&pull](std::uint32_t table_id) { return pull.store->schema(table_id).has_value(); };
+    for (const PullPart& part : pull.parts) core_.staleness.add(part.descriptor.table_id, behind, exists);
   }
   if (core_.options.observe) {
     for (const PullPart& part : pull.parts) core_.hot_keys.look_at(sampler_, part.descriptor.table_id, part.keys);

@@ -357,7 +357,9 @@ Result<std::vector<WorkerReport>> Server::freeze_job(std::uint32_t job_id, std::
   return impl_->core().commits.freeze(job_id, operation, fence, lease);
 }
 Status Server::drop_job(std::uint32_t job_id, std::uint64_t operation) {
-  return impl_->core().commits.drop_job(job_id, operation);
+  SR_RETURN_IF_ERROR(impl_->core().commits.drop_job(job_id, operation));
+  impl_->core().store->forget_job(job_id);
+  return Status::ok();
 }
 Result<Server::Cut> Server::cut(const std::vector<CutTarget>& targets, std::chrono::milliseconds deadline,
                                 SnapshotOptions options) {

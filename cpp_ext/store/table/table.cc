@@ -7,12 +7,13 @@ std::uint32_t Table::tick(std::uint64_t job, std::int64_t step) {
   if (step < 0) return steps();
   const std::lock_guard lock(clock_mutex_);
   const auto [at, is_new] = job_steps_.try_emplace(job, step);
+  if (is_new) forget_former(job_steps_, job);
   const std::int64_t passed = is_new ? 1 : std::max<std::int64_t>(step - at->second, 0);
   at->second = std::max(at->second, step);
   return steps_ += static_cast<std::uint32_t>(passed);
 }
 
-void Table::catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps) {
+void Table::catch_up(const ClockSteps& job_steps) {
   const std::lock_guard lock(clock_mutex_);
   for (auto& [job, last] : job_steps_) {
     const auto at = job_steps.find(job);
@@ -20,6 +21,16 @@ void Table::catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps) {
     steps_ += static_cast<std::uint32_t>(at->second - last);
     last = at->second;
   }
+}
+
+void Table::forget_job(std::uint32_t job_id) {
+  const std::lock_guard lock(clock_mutex_);
+  std::erase_if(job_steps_, [job_id](const auto& entry) { return job_of_clock(entry.first) == job_id; });
+}
+
+std::size_t Table::job_clocks() const {
+  const std::lock_guard lock(clock_mutex_);
+  return job_steps_.size();
 }
 
 TableStripe& Table::stripe_at(std::uint32_t stripe) {

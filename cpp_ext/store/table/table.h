@@ -89,6 +89,19 @@ struct SweepTotals {
   LongestLock longest_lock;
 };
 
+// The last step by clock. A clock is a job's in one generation: the id of the job in the low 32 bits, the generation
+// above.
+using ClockSteps = std::map<std::uint64_t, std::int64_t>;
+[[nodiscard]] constexpr std::uint32_t job_of_clock(std::uint64_t clock) noexcept {
+  return static_cast<std::uint32_t>(clock);
+}
+// A job has one generation at a time: the clocks of those before are forgotten.
+inline void forget_former(ClockSteps& steps, std::uint64_t clock) {
+  std::erase_if(steps, [clock](const auto& entry) {
+    return job_of_clock(entry.first) == job_of_clock(clock) && entry.first < clock;
+  });
+}
+
 class Table {
  public:
   // is_tiered: rows may leave for the SSD, and have meta (row_meta.h).
@@ -146,7 +159,10 @@ class Table {
   // The table's clock: steps of the jobs that push to it, each counted once. step < 0 names none.
   std::uint32_t tick(std::uint64_t job, std::int64_t step);
   // Goes on to the last step of the jobs that have ticked it.
-  void catch_up(const std::map<std::uint64_t, std::int64_t>& job_steps);
+  void catch_up(const ClockSteps& job_steps);
+  // Forgets the clocks of a job. Should it push again, its first step counts as one, as that of any job.
+  void forget_job(std::uint32_t job_id);
+  [[nodiscard]] std::size_t job_clocks() const;
   [[nodiscard]] std::uint32_t steps() const noexcept { return steps_.load(std::memory_order_relaxed); }
 
   // Ok, or why the table is refused: the SSD lost rows of it.
@@ -187,8 +203,8 @@ class Table {
 
   StorePools* pools_;
   std::atomic<std::uint32_t> steps_{0};
-  std::mutex clock_mutex_;                           // a leaf
-  std::map<std::uint64_t, std::int64_t> job_steps_;  // the last of each job; guarded by clock_mutex_
+  mutable std::mutex clock_mutex_;  // a leaf
+  ClockSteps job_steps_;            // of the jobs that push to it; guarded by clock_mutex_
   std::atomic<bool> has_failed_{false};
   mutable std::mutex failure_mutex_;
   Status failure_;  // guarded by failure_mutex_
