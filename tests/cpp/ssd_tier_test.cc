@@ -315,6 +315,26 @@ TEST_CASE("a visit goes on from any hash, and ends where it is told to") {
   }
 }
 
+TEST_CASE("of the images of one key in a batch the last one stays") {
+  const Folder folder;
+  const auto ssd = open(folder);
+  Model model(*ssd);
+  SsdBatch batch;
+  std::vector<Key> keys;
+  for (std::uint64_t key = 0; key < 300; ++key) keys.emplace_back(3, key);
+  for (std::uint64_t turn = 0; turn < 8; ++turn) {
+    for (const Key& key : keys) model.put(batch, key, turn, 100);
+    if (turn % 3 != 1) model.write(batch);  // one batch has the keys twice
+    for (std::size_t i = 0; turn > 4 && i < 50; ++i) {
+      if (turn % 3 != 1 && model.rows.contains(keys[i])) model.erase(batch, keys[i]);
+      if (turn % 3 != 1) batch.erase(ssd_key_of(keys[i]));
+    }
+    model.write(batch);
+    model.check(keys);
+  }
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot) model.check_slot(slot, 3);
+}
+
 TEST_CASE("deletions and rewrites of known rows read nothing") {
   if (ssd_engine != SsdEngine::kPages) return;
   const Folder folder;

@@ -80,7 +80,8 @@ class SsdImages {
   std::shared_ptr<const void> owner_;
 };
 
-// Images to be written and keys to be deleted, at once; a key is put once at most. Not thread-safe.
+// Images to be written and keys to be deleted, at once. Of the images of one key the last one stays; a key that is put
+// is not deleted in the same batch. Not thread-safe.
 class SsdBatch {
  public:
   // Whether the SSD has an image of the key already. The caller must know.

@@ -219,12 +219,25 @@ Status PageLog::find_former(const SsdBatch& batch) {
   return Status::ok();
 }
 
+// The entry of a key whose record a buffer still has.
+IndexEntry PageLog::find_in_memory(TablePages& pages, std::uint64_t key, const Spot& spot) {
+  PageIndex& index = pages.partitions[spot.partition].index;
+  Place found;
+  index.candidates(spot.key, [&](Place place) {
+    const std::byte* const buffer = segment(place.segment()).buffer.load(std::memory_order_relaxed);
+    if (buffer != nullptr && record_key(buffer + place.record_at(pages.layout.record_bytes)) == key) found = place;
+  });
+  return found.is_somewhere() ? index.find(spot.key, found) : IndexEntry();
+}
+
 void PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key, const Spot& spot,
                   std::span<const std::byte> image, Place former) {
   Partition& partition = pages->partitions[spot.partition];
+  IndexEntry entry = former.is_somewhere() ? partition.index.find(spot.key, former) : IndexEntry();
+  if (!entry) entry = find_in_memory(*pages, key, spot);  // a batch that puts a key twice
   const Place place = append(pages, kFresh, key, spot.slot, image);
-  if (former.is_somewhere()) {
-    move(*pages, spot, partition.index.find(spot.key, former), place);
+  if (entry) {
+    move(*pages, spot, entry, place);
     return;
   }
   const std::unique_lock lock(partition.mutex);

@@ -157,6 +157,7 @@ class PageLog final : public SsdTier {
   Status make_room(Lock& lock, std::uint32_t segments);
   void note_full() noexcept;
   Status find_former(const SsdBatch& batch);
+  [[nodiscard]] IndexEntry find_in_memory(TablePages& table, std::uint64_t key, const Spot& spot);
   void put(const std::shared_ptr<TablePages>& table, std::uint64_t key, const Spot& spot,
            std::span<const std::byte> image, Place former);
   void move(TablePages& table, const Spot& spot, IndexEntry entry, Place to);
