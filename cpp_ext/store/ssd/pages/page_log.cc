@@ -265,6 +265,7 @@ void PageLog::erase(TablePages& pages, const Spot& spot, Place former) {
     index_bytes_ -= before_bytes - partition.index.bytes();
   }
   lose(former, pages.layout.record_bytes);
+  refusal_ = Status::ok();  // what was deleted may make room
 }
 
 // Which of the places has the record of this row, if one has.
@@ -293,6 +294,7 @@ Status PageLog::erase_table(std::uint32_t table_id, std::uint32_t /*slot_count*/
     partition.index.each([&](Place place) { lose(place, pages->layout.record_bytes); });
     index_bytes_ -= partition.index.bytes();
   }
+  refusal_ = Status::ok();
   if (wants_collection()) changed_.notify_all();
   return Status::ok();
 }

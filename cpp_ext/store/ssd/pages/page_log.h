@@ -232,7 +232,7 @@ class PageLog final : public SsdTier {
   std::uint64_t filled_bytes_ = 0;  // of records in segments that are in use
   int collecting_ = 0;              // segments that are collected at the moment
   bool is_ending_ = false;
-  Status refusal_;  // of the last write that found no room, until a segment is freed
+  Status refusal_;  // of the last write that found no room, until a segment is freed or rows are deleted
   std::map<std::uint32_t, std::chrono::steady_clock::time_point> failed_reads_;  // of segments; collected later
   std::vector<Place> candidates_;
   std::vector<Place> former_;  // of the writes of a batch: where the log has their keys now
