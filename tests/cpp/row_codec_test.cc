@@ -86,8 +86,10 @@ TEST_CASE("what is not the row is refused") {
 }
 
 #if SPARSEROW_HAS_ROCKSDB
-TEST_CASE("keys on the SSD are in order of slot, table and key") {
-  const SsdKey key = ssd_key(0x0a0b, kTable, kKey);
+TEST_CASE("keys on the SSD are in order of slot, table and hash") {
+  const SsdKey key = ssd_key_of_hash(0x0a0b, kTable, kKey);
+  CHECK(parts_of(ssd_key(3, kTable, kKey)).hash == row_hash(kTable, kKey));
+  CHECK(parts_of(ssd_key(3, kTable, kKey)).key() == kKey);
   CHECK(hex_of(std::as_bytes(std::span(key))) == "0a0b010203041122334455667788");
 }
 #endif
