@@ -122,7 +122,7 @@ TEST_CASE("rows share an entry's bits as seldom with a thousand shards as with f
     const auto [shared, bytes] = shared_entries_and_bytes(slot_bits, shards, kRows);
     const std::uint32_t slots = std::max(1u, (1u << slot_bits) / shards);
     MESSAGE(shared << " of " << kRows << " rows, " << double(bytes) / kRows << " bytes a row");
-    // Of n rows in a slot n^2 / 2 pairs, each alike in one case of 2^32: 3 where a slot has all rows.
+    // n rows of a slot are n^2 / 2 pairs, each alike in one case of 2^32: 3 where a slot has all rows.
     CHECK(static_cast<double>(shared) < 20 + 2 * (0.5 * kRows / slots * kRows / 4294967296.0));
     CHECK(static_cast<double>(bytes) / kRows < 15);
   }
