@@ -35,8 +35,7 @@ from .page_log_inspection import page_log_rows
 
 FORMAT = 1  # of a row image
 FORMATS = {1: "rocksdb", 2: "pages"}  # of a folder
-_KEY = struct.Struct(">HIQ")  # slot, table id, key
-_ROCKSDB_KEY = struct.Struct(">HIQ")  # slot, table id, hash of the key
+_KEY = struct.Struct(">HIQ")  # slot, table id, key; RocksDB has the key's hash in place of the key
 _MASK = 2**64 - 1
 _HEADER = struct.Struct("<IBBHHHIQ")  # checksum, format, dtype, dim, state floats, 0, update count, version
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -189,7 +188,7 @@ def _with_key(stored_key: bytes) -> bytes:
     Of 8 bytes XXH3_64bits is a bijection (xxHash, doc/xxhash_spec.md, "XXH3, small inputs"), whose steps are undone
     here.
     """
-    slot, table_id, found = _ROCKSDB_KEY.unpack(stored_key)
+    slot, table_id, found = _KEY.unpack(stored_key)
     seed = table_id ^ int.from_bytes(table_id.to_bytes(4, "little"), "big") << 32
     undo = pow(0x9FB21C651E98DF25, -1, 2**64)
     mixed = found ^ found >> 28 ^ found >> 56

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <future>
+#include <numeric>
 #include <thread>
 
 #include "commit/commit_log.h"
@@ -36,23 +37,10 @@ struct Fixture {
 
   // keys: 7 and the following ones.
   Result<CommitResult> commit(std::uint32_t worker, std::uint64_t sequence, std::int64_t step, std::size_t keys = 1) {
-    struct Owned {
-      std::vector<std::uint64_t> keys;
-      std::vector<float> grads;
-    };
-    auto owned = std::make_shared<Owned>();
-    for (std::size_t i = 0; i < keys; ++i) owned->keys.push_back(7 + i);
-    owned->grads.assign(2 * keys, -1.0f);
-    Commit commit{.job_id = 1,
-                  .worker_id = worker,
-                  .worker_epoch = 1,
-                  .sequence = sequence,
-                  .step = step,
-                  .grad_sum = true,
-                  .blocks = {},
-                  .owner = owned};
-    commit.blocks.push_back(
-        {.table_id = table.id, .dim = 2, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
+    std::vector<std::uint64_t> all(keys);
+    std::iota(all.begin(), all.end(), 7);
+    Commit commit = make_commit(table, worker, sequence, step, std::move(all), -1.0f);
+    commit.grad_sum = true;
     return log.commit(std::move(commit), false);
   }
 

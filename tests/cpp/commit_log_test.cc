@@ -43,23 +43,7 @@ struct Fixture {
 
   Commit make(std::uint32_t worker, std::uint64_t sequence, std::int64_t step, std::vector<std::uint64_t> keys,
               float gradient, std::uint32_t epoch = 1) {
-    struct Owned {
-      std::vector<std::uint64_t> keys;
-      std::vector<float> grads;
-    };
-    auto owned = std::make_shared<Owned>(Owned{std::move(keys), {}});
-    owned->grads.assign(owned->keys.size() * 2, gradient);
-    Commit commit{.job_id = 1,
-                  .worker_id = worker,
-                  .worker_epoch = epoch,
-                  .sequence = sequence,
-                  .step = step,
-                  .grad_sum = false,
-                  .blocks = {},
-                  .owner = owned};
-    commit.blocks.push_back(
-        {.table_id = table.id, .dim = 2, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
-    return commit;
+    return make_commit(table, worker, sequence, step, std::move(keys), gradient, epoch);
   }
   Result<CommitResult> commit(std::uint32_t worker, std::uint64_t sequence, std::int64_t step,
                               std::vector<std::uint64_t> keys, float gradient, std::uint32_t epoch = 1) {

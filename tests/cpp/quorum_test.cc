@@ -31,22 +31,7 @@ struct Log {
   }
 
   Commit make(std::uint32_t worker, std::uint64_t sequence, std::int64_t step, float gradient) const {
-    struct Owned {
-      std::vector<std::uint64_t> keys{7};
-      std::vector<float> grads;
-    };
-    auto owned = std::make_shared<Owned>();
-    owned->grads = {gradient, gradient};
-    Commit commit{.job_id = 1,
-                  .worker_id = worker,
-                  .worker_epoch = 1,
-                  .sequence = sequence,
-                  .step = step,
-                  .blocks = {},
-                  .owner = owned};
-    commit.blocks.push_back(
-        {.table_id = table.id, .dim = 2, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
-    return commit;
+    return make_commit(table, worker, sequence, step, {7}, gradient);
   }
   Status prepare(std::uint32_t worker, std::uint64_t sequence, std::int64_t step, float gradient) {
     return log.prepare(make(worker, sequence, step, gradient));

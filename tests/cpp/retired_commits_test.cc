@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <future>
+#include <numeric>
 
 #include "commit/commit_log.h"
 #include "rpc_fixture.h"
@@ -57,23 +58,10 @@ struct Fixture {
   }
 
   Result<CommitResult> commit(std::uint64_t sequence = 1) {
-    struct Owned {
-      std::vector<std::uint64_t> keys;
-      std::vector<float> grads;
-    };
-    auto owned = std::make_shared<Owned>();
-    for (std::uint64_t key = 0; key < kKeys; ++key) owned->keys.push_back(key);
-    owned->grads.assign(2 * kKeys, -1.0f);
-    Commit commit{.job_id = 1,
-                  .worker_id = kWorker.first,
-                  .worker_epoch = kWorker.second,
-                  .sequence = sequence,
-                  .step = kNoStep,
-                  .grad_sum = true,
-                  .blocks = {},
-                  .owner = owned};
-    commit.blocks.push_back(
-        {.table_id = table.id, .dim = 2, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
+    std::vector<std::uint64_t> keys(kKeys);
+    std::iota(keys.begin(), keys.end(), 0);
+    Commit commit = make_commit(table, kWorker.first, sequence, kNoStep, std::move(keys), -1.0f, kWorker.second);
+    commit.grad_sum = true;
     return log.commit(std::move(commit), false);
   }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "commit/commit.h"
 #include "rpc/client/client.h"
 #include "rpc/server/server.h"
 #include "store/store.h"
@@ -41,6 +42,28 @@ inline std::vector<std::uint16_t> round_robin(std::uint32_t shards) {
   std::vector<std::uint16_t> owner(kSlots);
   for (std::uint32_t slot = 0; slot < kSlots; ++slot) owner[slot] = static_cast<std::uint16_t>(slot % shards);
   return owner;
+}
+
+// A commit of job 1 that owns its arrays; every element of its gradients is `gradient`.
+inline rpc::Commit make_commit(const TableSchema& table, std::uint32_t worker, std::uint64_t sequence,
+                               std::int64_t step, std::vector<std::uint64_t> keys, float gradient,
+                               std::uint32_t epoch = 1) {
+  struct Owned {
+    std::vector<std::uint64_t> keys;
+    std::vector<float> grads;
+  };
+  auto owned = std::make_shared<Owned>(Owned{std::move(keys), {}});
+  owned->grads.assign(owned->keys.size() * table.dim, gradient);
+  rpc::Commit commit{.job_id = 1,
+                     .worker_id = worker,
+                     .worker_epoch = epoch,
+                     .sequence = sequence,
+                     .step = step,
+                     .blocks = {},
+                     .owner = owned};
+  commit.blocks.push_back(
+      {.table_id = table.id, .dim = table.dim, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
+  return commit;
 }
 
 // Shards in this process, each with a store of its own, one job (id 1) with workers 0..workers-1 of epoch 1.

@@ -166,7 +166,7 @@ TEST_CASE("a segment that could not be read once is collected later") {
   const Folder folder;
   const auto ssd = open(folder, 64 << 20);
   fill_other_table(*ssd, 0);
-  fails_on = true;  // every read fails from now on: those of the collector alone, since nobody else reads
+  fails_on = true;  // only the collector reads from now on, and each of its reads fails
   for (std::uint64_t turn = 1; turn < 24; ++turn) fill_other_table(*ssd, turn);
   fails_on = false;
   const std::uint64_t written = ssd->stats().file_bytes;

@@ -11,7 +11,7 @@ import torch
 from rich.progress import Progress
 
 from ...proto.control import ControlClient
-from ...proto.errors import FailedPrecondition, ResourceExhausted
+from ...proto.errors import FailedPrecondition, NotFound, ResourceExhausted
 from ...proto.schema import TableSchema
 from ..session.session import Session
 from ..session.table import TableRows
@@ -31,9 +31,11 @@ def is_unfinished(session: Session, schema: TableSchema) -> bool:
         session: the session of a worker.
         schema: the table, which the catalog has; its shards are waited for.
     """
-    # Another worker may be making the table now: the catalog has it before all shards do.
-    rows = session.core.create_table(schema)
-    return bool((rows.pull([_CARRY_KEY]) == _CARRY_MARK).all())
+    try:
+        mark = session.table(schema.name).pull([_CARRY_KEY])
+    except NotFound:  # another worker is making the table: the catalog has it before all shards do
+        mark = session.core.create_table(schema).pull([_CARRY_KEY])
+    return bool((mark == _CARRY_MARK).all())
 
 
 def drop_unfinished(session: Session, schema: TableSchema) -> bool:

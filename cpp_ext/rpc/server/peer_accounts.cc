@@ -37,7 +37,7 @@ Task<Status> PeerAccounts::take(FairBudget::Charge& charge, std::uint64_t bytes,
   const auto granted = [connection = connection_, timer] {
     try {
       if (const auto alive = connection.lock()) asio::post(timer->get_executor(), [alive, timer] { timer->cancel(); });
-    } catch (const std::exception&) {  // the one who waits finds its bytes at its deadline
+    } catch (const std::exception&) {  // the request that waits finds its bytes at its deadline
     }
   };
   if (charge.take(bytes, granted)) co_return Status::ok();

@@ -46,7 +46,7 @@ void help(asio::io_context& io, std::shared_ptr<ParallelWork> shared) {
     asio::post(io, [&io, shared = std::move(shared)] {
       if (shared->run_one() && shared->next < shared->parts) help(io, shared);
     });
-  } catch (const std::exception&) {  // the caller does the parts that nobody helps with
+  } catch (const std::exception&) {  // the caller does the parts for which no helper could be posted
   }
 }
 

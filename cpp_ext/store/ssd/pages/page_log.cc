@@ -193,8 +193,7 @@ Status PageLog::make_room(Lock& lock, std::uint32_t segments) {
 }
 
 // Where the log has each key of a batch, whose spots are known. A key that the caller knows to be here and that has one
-// entry is not read: 32 bits of a hash within a slot are not shared by a row in thousands, and it is that row then.
-// Where a key comes twice, the caller says what the first write leaves.
+// entry is not read: the entry is then of that key.
 Status PageLog::find_former(const SsdBatch& batch) {
   const std::span<const SsdBatch::Write> writes = batch.writes();
   former_.assign(writes.size(), Place());

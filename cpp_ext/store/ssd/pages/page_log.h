@@ -10,7 +10,7 @@
 //  2. Nothing is appended before the segments that a batch may need are reserved on the disk, and two more for
 //     collection. So a batch is written whole or not at all, and collection goes on when the disk is full.
 //  3. A segment or a buffer is used again when every reader that may have seen it is gone (read_tickets.h). A reader
-//     stays for one batch, or for kVisitedAtOnce records, and calls nobody meanwhile.
+//     has a ticket for one batch, or for kVisitedAtOnce records, and runs no callback while it has one.
 //  4. What a batch must read, it reads before its first change; after that nothing fails.
 //
 // Locks: mutex_ (whoever appends, moves or erases), then a partition's; tables_mutex_ and the tickets' are leaves.
