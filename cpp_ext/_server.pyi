@@ -497,14 +497,16 @@ class Store:
     def close_idle_cursors(self) -> None: ...
     def has_cursor(self, name: str) -> bool: ...
     def read_changes(self, name: str, *, begin: int = 0, max_bytes: int) -> tuple[NDArray[np.uint8], int, int, bool]:
-        """A page of what the cursor has not got; its format is in cpp_ext/store/changes/change_page.h.
+        """A page of what the cursor has not got, at most ``max_bytes`` or one row; its format is in
+        cpp_ext/store/changes/change_page.h.
 
         Returns its bytes, how many slots it has (0: the cursor has everything but for what is held back), where the
         next page begins to look, and whether nothing is left. Raises NotFound.
         """
 
-    def ack_changes(self, name: str, slots: NDArray[np.uint32], versions: NDArray[np.uint64]) -> None:
-        """The follower has applied ``slots`` up to ``versions``, the positions of a page. Raises NotFound."""
+    def ack_changes(self, name: str, slots: NDArray[np.uint32], versions: NDArray[np.uint64], part: int = 0) -> None:
+        """The follower has applied ``slots`` up to ``versions``, the positions of a page, and the page's ``part`` of
+        a slot. Raises NotFound."""
 
     def apply_changes(self, page: bytes | memoryview | NDArray[np.uint8]) -> dict[str, Any]:
         """Makes this store's slots as a page of another says; newest wins, a snapshot replaces.
@@ -514,10 +516,11 @@ class Store:
         Returns:
             ``slots``, ``versions`` (up to which this store has everything now), ``positions`` (to be acknowledged) and
             ``oldest_at_ms`` (of each slot's oldest change, low half of the clock in milliseconds, 0: not known), arrays
-            of one length; ``rows``, ``unchanged`` and ``erased``; ``tables``, the ids of the tables that the other
-            store has, of those that the cursor wants, None where the page has no whole slot; ``applied_tables``, the
-            ids of those of which the page has something; ``others``, the dim and schema version of those that the other
-            store has with others, by id: their rows here stay.
+            of one length; ``part`` (to be acknowledged: the number of the part of a slot whose last part is still to
+            come, 0: there is none); ``rows``, ``unchanged`` and ``erased``; ``tables``, the ids of the tables that the
+            other store has, of those that the cursor wants, None where the page has no whole slot; ``applied_tables``,
+            the ids of those of which the page has something; ``others``, the dim and schema version of those that the
+            other store has with others, by id: their rows here stay.
 
         Raises:
             DataLoss: the page is damaged; nothing was changed.
@@ -570,9 +573,10 @@ class Snapshot:
         """(slot_count) whether a slot comes with all its rows, in place of those of the snapshot before."""
 
     def next(self, table_id: int, *, max_bytes: int) -> _SnapshotRows:
-        """The next slots of a table: keys, versions, update counts, weights (n, dim) as stored (bfloat16 as uint16
-        bits), state (n, state floats), steps since the last push and unix seconds of it (each (n), or (0) where the
-        policy does not ask for it), first slot, and the one after the last, which is the slot count at the end.
+        """The next rows of a table, at most ``max_bytes``: keys, versions, update counts, weights (n, dim) as stored
+        (bfloat16 as uint16 bits), state (n, state floats), steps since the last push and unix seconds of it (each (n),
+        or (0) where the policy does not ask for it), first slot, and the first that has not come whole, which is the
+        slot count at the end.
 
         Raises:
             ResourceExhausted: it was given up, as writes waited for too long.

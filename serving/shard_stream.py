@@ -85,7 +85,7 @@ class ShardStream:
         self._stub: Any = pb_grpc.ChangesStub(self._channel)
         self._read: Any = self._channel.unary_unary(METHOD, pb.ReadChangesRequest.SerializeToString)
         self._begin = 0
-        self._acked: tuple[bytes, bytes] = (b"", b"")
+        self._acked: tuple[bytes, bytes, int] = (b"", b"", 0)
         wanted = owned & (view.slot_owner == shard)
         versions = np.where(wanted, version.slots, np.uint64(_server.NOT_FOLLOWED)).astype("<u8")
         threshold = options.threshold
@@ -129,21 +129,22 @@ class ShardStream:
             last of a round. Then this store has all changes that the shard had when the round began, except rows that
             the threshold keeps back.
         """
-        slots, positions = self._acked
+        slots, positions, part = self._acked
         data = self._call(
             self._read,
             pb.ReadChangesRequest(
                 cursor=self._cursor,
                 acked_slots=slots,
                 acked_versions=positions,
+                acked_part=part,
                 begin=self._begin,
                 max_bytes=_PAGE_BYTES,
                 wait_ms=_WAIT_MS,
                 key=self._key.value,
             ),
         )
-        self._acknowledged += len(slots) // 4
-        self._acked = (b"", b"")
+        self._acknowledged += len(slots) // 4 + (part > 0)
+        self._acked = (b"", b"", 0)
         reply, page = read_reply(data)
         if self._key.value and reply.acknowledged != self._acknowledged:
             raise FailedPrecondition(
@@ -155,7 +156,11 @@ class ShardStream:
             return None, reply.is_last
         applied = self._store.apply_changes(page)
         self._slots[applied["slots"]] = applied["versions"]
-        self._acked = (applied["slots"].astype("<u4").tobytes(), applied["positions"].astype("<u8").tobytes())
+        self._acked = (
+            applied["slots"].astype("<u4").tobytes(),
+            applied["positions"].astype("<u8").tobytes(),
+            applied["part"],
+        )
         return applied, reply.is_last
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:

@@ -49,14 +49,15 @@ py::tuple read_page(Store& store, const std::string& name, std::uint32_t begin, 
 
 using SlotNumbers = py::array_t<std::uint32_t, py::array::c_style>;
 
-void ack_page(Store& store, const std::string& name, const py::array& slots, const py::array& versions) {
+void ack_page(Store& store, const std::string& name, const py::array& slots, const py::array& versions,
+              std::uint64_t part) {
   const auto until = keys_of(versions);
   if (!py::isinstance<SlotNumbers>(slots) || slots.ndim() != 1 ||
       static_cast<std::size_t>(slots.size()) != until.size()) {
     raise_if_error(must_be("slots", "a contiguous uint32 array as long as versions"));
   }
   const std::span passed(static_cast<const std::uint32_t*>(slots.data()), until.size());
-  raise_if_error(without_gil([&] { return store.changes().ack(name, passed, until); }));
+  raise_if_error(without_gil([&] { return store.changes().ack(name, passed, until, part); }));
 }
 
 py::dict apply_page(Store& store, const py::buffer& page) {
@@ -83,6 +84,7 @@ py::dict apply_page(Store& store, const py::buffer& page) {
   out["versions"] = versions;
   out["positions"] = positions;
   out["oldest_at_ms"] = oldest;
+  out["part"] = applied.part;
   out["rows"] = applied.rows;
   out["unchanged"] = applied.unchanged;
   out["erased"] = applied.erased;
@@ -154,7 +156,8 @@ void bind_changes(py::module_& module) {
           "has_cursor", [](Store& store, const std::string& name) { return store.changes().is_open(name); },
           py::arg("name"))
       .def("read_changes", &read_page, py::arg("name"), py::kw_only(), py::arg("begin") = 0, py::arg("max_bytes"))
-      .def("ack_changes", &ack_page, py::arg("name"), py::arg("slots"), py::arg("versions"))
+      .def("ack_changes", &ack_page, py::arg("name"), py::arg("slots"), py::arg("versions"),
+           py::arg("part") = 0)
       .def("apply_changes", &apply_page, py::arg("page"))
       .def("assign_versions", &assign_versions, py::arg("table_id"), py::arg("keys"), py::arg("versions"),
            py::arg("rows"))

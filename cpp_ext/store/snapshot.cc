@@ -127,7 +127,7 @@ void Store::Snapshot::save(Side& side, const Table& table, std::uint32_t stripe,
                            std::uint64_t version, std::uint32_t update_count, const std::byte* data) {
   if (suffix < side.dumped || version == 0) return;  // handed out; or just created
   const std::uint32_t slot = store_.slots.slot_in_stripe(suffix) * store_.slots.stripe_count() + stripe;
-  if (!is_wanted(slot, version)) return;
+  if (const Versions wanted = versions_of(slot); version < wanted.first || version > wanted.last) return;
   if (side.by_slot.empty()) side.by_slot.resize(slot_versions_.size() / store_.slots.stripe_count());
   if (side.spare == nullptr) side.spare = side.pool->take();
   SavedImage* const image = side.spare;
@@ -192,26 +192,21 @@ void Store::Snapshot::give_up() {
 Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_bytes, SnapshotPage used) {
   SnapshotPageWriter writer = begin_page(dump, std::min(max_bytes, kSmallTableBytes), std::move(used));
   const std::uint32_t stripes = store_.slots.stripe_count();
-  Slot rows;
   Pace pace;
-  const auto put_rows = [&](std::uint32_t stripe) {
-    for (const Row& row : rows.rows) {
-      writer.put(stripe, row.suffix, row.version, row.update_count, rows.data.data() + row.at);
-    }
-    rows.clear();
-    keep_pace(pace);
-  };
   for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) {
     SR_RETURN_IF_ERROR(failure());
-    if (collect_stripe(dump, stripe, rows)) {
-      std::sort(rows.rows.begin(), rows.rows.end(),
-                [](const Row& left, const Row& right) { return left.suffix < right.suffix; });
-      put_rows(stripe);
+    if (collect_stripe(dump, stripe, range_)) {
+      writer.put(stripe, range_);
+      keep_pace(pace);
       continue;
     }
     for (std::uint32_t slot = stripe; slot < slot_versions_.size(); slot += stripes) {
-      SR_RETURN_IF_ERROR(collect(dump, slot, rows));
-      put_rows(stripe);
+      for (std::uint64_t from = 0;;) {
+        SR_RETURN_IF_ERROR(collect(dump, slot, from, UINT64_MAX, range_));
+        writer.put(stripe, range_);
+        keep_pace(pace);
+        if ((from = range_.end()) == 0) break;
+      }
     }
   }
   note_progress();
@@ -245,18 +240,17 @@ Result<SnapshotPage> Store::Snapshot::next(std::uint32_t table_id, std::uint64_t
   SnapshotPageWriter writer = begin_page(dump, max_bytes, std::move(used));
   const std::uint32_t first_slot = dump.slot;
   const std::uint64_t row_bytes = dump.table->layout.data_bytes + SnapshotPage::kHeadBytes;
-  Slot& slot = slot_;
+  const std::uint64_t most_rows = std::max<std::uint64_t>(1, max_bytes / row_bytes);
   Pace pace;
-  while (dump.slot < slot_versions_.size() && writer.rows() * row_bytes < max_bytes) {
+  // A little room is left: a range of few rows costs as much as a large one where few of its rows are wanted.
+  const std::uint64_t most_used = most_rows - most_rows / 16;
+  while (dump.slot < slot_versions_.size() && writer.rows() < most_used) {
     SR_RETURN_IF_ERROR(failure());
-    slot.clear();
     if (side_bytes_ + kTouchedAhead <= image_budget_) dump.images->touch_ahead(kTouchedAhead);
-    SR_RETURN_IF_ERROR(collect(dump, dump.slot, slot));
-    const std::uint32_t stripe = dump.slot % store_.slots.stripe_count();
-    ++dump.slot;
-    for (const Row& row : slot.rows) {
-      writer.put(stripe, row.suffix, row.version, row.update_count, slot.data.data() + row.at);
-    }
+    SR_RETURN_IF_ERROR(collect(dump, dump.slot, dump.suffix, most_rows - writer.rows(), range_));
+    writer.put(dump.slot % store_.slots.stripe_count(), range_);
+    dump.suffix = range_.end();
+    if (dump.suffix == 0) ++dump.slot;
     keep_pace(pace);
   }
   if (dump.slot == slot_versions_.size()) dump.images->clear();  // all sides are done

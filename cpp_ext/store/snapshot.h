@@ -6,8 +6,8 @@
 // turn from a quarter of that on, and when it is full, writers wait, and that is counted. A dump that does not move is
 // given up after `longest_stall`, for training goes on rather than a save. A dump that takes CPUs from writers pauses.
 //
-// Rows come table by table, slot by slot, in the order of their hashes. Rows on the SSD are read from there, slot by
-// slot, and do not come to memory.
+// Rows come table by table, slot by slot, in the order of their hashes (slot_range.h). Rows on the SSD are read from
+// there, and do not come to memory.
 //
 // One at a time per store. Its pages belong to one thread; the writers' side is thread-safe. Must not outlive the
 // store; a writer may hold it a little longer than the dump, which ends it by end(). Locks: a stripe's, then nothing;
@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "store/saved_images.h"
+#include "store/slot_range.h"
 #include "store/snapshot_page.h"
 #include "store/store.h"
 #include "store/store_impl.h"
@@ -72,10 +73,10 @@ class Store::Snapshot {
   // What a page should hold so that three have room beside the images: a sixteenth of the budget, at least
   // kLeastPageBytes, at most `most`.
   [[nodiscard]] std::uint64_t page_bytes(std::uint64_t most) const noexcept;
-  // The next slots of a table, about max_bytes of rows and at least one slot; end_slot is the slot count at the end. A
-  // table of few rows comes in one page, by stripe and hash: its cost is that of its rows, not of the slots.
-  // kResourceExhausted when it was given up, kDataLoss when the SSD lost rows, NotFound. used: its memory is used
-  // again.
+  // The next rows of a table: at most max_bytes of them, or one row; beyond that, which the side buffer bounds, rows
+  // that were erased since the cut. end_slot is the slot count at the end. A table of few rows
+  // comes in one page, by stripe and hash: its cost is that of its rows, not of the slots. kResourceExhausted when it
+  // was given up, kDataLoss when the SSD lost rows, NotFound. used: its memory is used again.
   Result<SnapshotPage> next(std::uint32_t table_id, std::uint64_t max_bytes, SnapshotPage used = {});
   // Rows of slots that next() has not come to, which it will leave out: images, about max_bytes of them, when the side
   // buffer is a quarter full. By stripe and hash; none of a table that has an SSD, which may have rows twice. Errors as
@@ -123,40 +124,23 @@ class Store::Snapshot {
   struct Dump {  // of one table
     std::shared_ptr<Table> table;
     std::uint32_t slot = 0;                                             // the next one
+    std::uint64_t suffix = 0;                                           // where its rest begins; 0: all of it
     std::uint32_t steps = 0;                                            // of the table's clock at the cut
     std::array<std::vector<TableAdmission::Filter>, kStripes> filters;  // by stripe and slot in stripe
     std::unique_ptr<SavedImagePool> images;
     std::array<Side, kStripes> sides;
   };
-  struct Row {
-    std::uint64_t suffix;
-    std::uint64_t version;
-    std::uint32_t update_count;
-    std::size_t at;  // of its data
-  };
-  struct Slot {
-    std::vector<Row> rows;
-    std::vector<std::byte> data;
-    std::vector<RowIndex::Entry> entries;                    // of one segment of the index
-    std::unordered_map<std::uint64_t, std::size_t> by_path;  // of rows; filled where the SSD is asked
-
-    void clear() noexcept {
-      rows.clear();
-      data.clear();
-      by_path.clear();
-    }
+  struct Versions {  // of the rows of a slot that are wanted, both included
+    std::uint64_t first, last;
   };
 
   // ---- collecting rows: snapshot_collect.cc
-  void add(Slot& slot, const Table& table, std::uint64_t suffix, std::uint64_t version, std::uint32_t update_count,
-           const std::byte* data) const;
-  Status collect(Dump& dump, std::uint32_t slot, Slot& out);
-  void collect_memory(Dump& dump, std::uint32_t slot, Slot& out, bool& may_be_on_ssd);
+  Status collect(Dump& dump, std::uint32_t slot, std::uint64_t from, std::uint64_t most_rows, SlotRange& out);
   [[nodiscard]] bool is_small(const Table& table, std::uint64_t max_bytes) const;
-  [[nodiscard]] bool collect_stripe(Dump& dump, std::uint32_t stripe, Slot& out);
-  void take_images(Dump& dump, std::uint32_t slot, std::uint64_t end_suffix, bool is_end, Slot& out);
-  [[nodiscard]] bool is_wanted(std::uint32_t slot, std::uint64_t version) const noexcept {
-    return version <= slot_versions_[slot] && (options_.since.empty() || version > options_.since[slot]);
+  [[nodiscard]] bool collect_stripe(Dump& dump, std::uint32_t stripe, SlotRange& out);
+  void take_images(Dump& dump, std::uint32_t slot, std::uint64_t end, SlotRange& out);
+  [[nodiscard]] Versions versions_of(std::uint32_t slot) const noexcept {
+    return {options_.since.empty() ? 0 : options_.since[slot] + 1, slot_versions_[slot]};
   }
 
   Result<SnapshotPage> whole_table(Dump& dump, std::uint64_t max_bytes, SnapshotPage used);
@@ -172,7 +156,7 @@ class Store::Snapshot {
   std::vector<std::uint64_t> slot_versions_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Dump>> dumps_;  // by table id; fixed once made
   std::unordered_map<const Table*, Dump*> by_table_;
-  Slot slot_;  // the dump's: memory that grew under a lock once need not do so again
+  SlotRange range_;  // the dump's: memory that grew under a lock once need not do so again
 
   std::atomic<std::uint64_t> side_bytes_{0};
   std::atomic<std::uint64_t> side_bytes_most_{0};

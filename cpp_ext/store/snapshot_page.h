@@ -5,13 +5,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "store/slot_range.h"
 #include "store/table/slot_order.h"
 #include "store/table/table.h"
 #include "util/mapped_vector.h"
 
 namespace sparserow {
 
-// Rows of one table of slots [first_slot, end_slot): whole ones, by slot and hash, or some.
+// Rows of one table of slots from first_slot on, by slot and hash; or of some, images that came out of turn. Slots before
+// end_slot have all come.
 struct SnapshotPage {
   static constexpr std::size_t kHeadBytes = 20;  // of a row's key, version and update count
 
@@ -23,7 +25,7 @@ struct SnapshotPage {
   std::vector<std::uint32_t> age_steps;      // (n) as StoredRows; empty where the policy does not ask for it
   std::vector<std::uint32_t> push_seconds;   // (n) likewise
   std::uint32_t first_slot = 0;
-  std::uint32_t end_slot = 0;  // one beyond the last
+  std::uint32_t end_slot = 0;
 };
 
 // Fills a page of one table. Belongs to one thread; the table and the slots must outlive it.
@@ -37,6 +39,11 @@ class SnapshotPageWriter {
   // data: the weights, state and stamps of the row, as a slab has them.
   void put(std::uint32_t stripe, std::uint64_t suffix, std::uint64_t version, std::uint32_t update_count,
            const std::byte* data);
+  void put(std::uint32_t stripe, const SlotRange& range) {
+    for (const SlotRange::Row& row : range.rows()) {
+      put(stripe, row.suffix, row.version, row.update_count, range.data(row));
+    }
+  }
   [[nodiscard]] std::uint64_t rows() const noexcept { return page_.keys.size(); }
   // The page of all rows that were put, of these slots. Called once.
   [[nodiscard]] SnapshotPage take(std::uint32_t first_slot, std::uint32_t end_slot);

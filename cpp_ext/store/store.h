@@ -253,6 +253,7 @@ class Store {
   class Impl;
   class Tiering;
   friend class ChangeLog;
+  friend class SlotRange;
   class Sweep;
   struct Absences;
   explicit Store(const StoreOptions& options);

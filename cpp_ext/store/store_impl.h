@@ -102,6 +102,12 @@ class Store::Impl {
     return Status::ok();
   }
 
+  // Whether a table may have rows in a stripe.
+  [[nodiscard]] bool has_rows(const Table& table, std::uint32_t stripe) const {
+    const std::shared_lock lock(stripes[stripe].mutex);
+    return table.stripes[stripe] != nullptr || table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
+  }
+
   using StripeCounts = std::array<std::uint64_t, kStripes>;
   [[nodiscard]] StripeCounts count_absent(const Table& table, std::span<const std::uint64_t> keys) const;
   void fetch_rows(const Table& table, const BatchOrder& order) const;
@@ -154,5 +160,8 @@ class Store::Impl {
 };
 
 [[nodiscard]] Status unknown_table(std::uint32_t table_id);
+// Appends a row to a page of a scan; `data` is laid out as a row of the table is.
+void append_row(ScanPage& page, const Table& table, std::uint64_t key, std::uint64_t version,
+                std::uint32_t update_count, const std::byte* data, bool with_state);
 
 }  // namespace sparserow

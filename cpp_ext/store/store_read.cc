@@ -118,8 +118,6 @@ class RowWriter {
 bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t stripe, std::uint64_t suffix,
                  std::uint32_t max_rows, bool with_state, ScanPage& page) {
   const TableStripe& stripe_rows = *table.stripes[stripe];
-  const std::uint32_t dim = table.schema.dim;
-  const std::uint32_t state_floats = with_state ? table.optimizer->state_floats() : 0;
   for (;;) {
     RowIndex::Range range = stripe_rows.index.range_at(suffix);
     std::erase_if(range.entries, [suffix](const RowIndex::Entry& entry) { return entry.suffix < suffix; });
@@ -132,13 +130,8 @@ bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t strip
         return false;
       }
       const RowRef found = stripe_rows.slab.at(entry.row);
-      page.keys.push_back(key_of_hash(table.schema.id, slots.hash(stripe, entry.suffix)));
-      page.versions.push_back(found.version());
-      page.update_counts.push_back(found.update_count());
-      page.rows.resize(page.rows.size() + dim);
-      convert_to_float(table.schema.dtype, found.weights(), page.rows.data() + page.rows.size() - dim, dim);
-      const float* state = found.state(table.layout);
-      page.state.insert(page.state.end(), state, state + state_floats);
+      append_row(page, table, key_of_hash(table.schema.id, slots.hash(stripe, entry.suffix)), found.version(),
+                 found.update_count(), found.weights(), with_state);
     }
     if (range.next == 0) return true;
     suffix = range.next;
@@ -146,6 +139,19 @@ bool scan_stripe(const Table& table, const SlotOrder& slots, std::uint32_t strip
 }
 
 }  // namespace
+
+void append_row(ScanPage& page, const Table& table, std::uint64_t key, std::uint64_t version,
+                std::uint32_t update_count, const std::byte* data, bool with_state) {
+  const std::uint32_t dim = table.schema.dim;
+  page.keys.push_back(key);
+  page.versions.push_back(version);
+  page.update_counts.push_back(update_count);
+  page.rows.resize(page.rows.size() + dim);
+  convert_to_float(table.schema.dtype, data, page.rows.data() + page.rows.size() - dim, dim);
+  if (!with_state) return;
+  const auto* state = reinterpret_cast<const float*>(data + table.layout.state_offset);
+  page.state.insert(page.state.end(), state, state + table.optimizer->state_floats());
+}
 
 Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, Dtype out_dtype, std::byte* out,
                    PullExtras extras) const {

@@ -1,8 +1,8 @@
 // What a store with an SSD does differently: reserve, fetch_to_memory and scan.
 #include <algorithm>
 #include <numeric>
-#include <unordered_set>
 
+#include "store/slot_range.h"
 #include "store/store_impl.h"
 #include "store/tiering.h"
 
@@ -185,129 +185,28 @@ std::optional<TierStats> Store::tier_stats() const {
                    .ssd = impl_->tiering->ssd_stats()};
 }
 
-namespace {
-
-// A page of a scan that goes through both tiers.
-class TieredPage {
- public:
-  TieredPage(const Table& table, bool with_state)
-      : table_(table), state_floats_(with_state ? table.optimizer->state_floats() : 0) {}
-
-  void add(std::uint64_t suffix, std::uint64_t version, std::uint32_t update_count, const std::byte* row) {
-    entries_.push_back({suffix, version, update_count, data_.size()});
-    data_.insert(data_.end(), row, row + table_.layout.data_bytes);
-  }
-  [[nodiscard]] std::size_t rows() const noexcept { return entries_.size(); }
-
-  // Hands out the entries before `end` (all of them: 0), in the order of suffixes, and forgets them all. Returns the
-  // suffix where it stopped for want of room in the page; 0: nowhere.
-  std::uint64_t hand_out(const SlotOrder& slots, std::uint32_t stripe, std::uint64_t end, std::uint32_t max_rows,
-                         ScanPage& page) {
-    std::sort(entries_.begin(), entries_.end(),
-              [](const Entry& left, const Entry& right) { return left.suffix < right.suffix; });
-    std::uint64_t stopped = 0;
-    for (const Entry& entry : entries_) {
-      if (end != 0 && entry.suffix >= end) break;
-      if (page.keys.size() == max_rows) {
-        stopped = entry.suffix;
-        break;
-      }
-      page.keys.push_back(key_of_hash(table_.schema.id, slots.hash(stripe, entry.suffix)));
-      page.versions.push_back(entry.version);
-      page.update_counts.push_back(entry.update_count);
-      const std::uint32_t dim = table_.schema.dim;
-      page.rows.resize(page.rows.size() + dim);
-      convert_to_float(table_.schema.dtype, data_.data() + entry.at, page.rows.data() + page.rows.size() - dim, dim);
-      if (state_floats_ == 0) continue;
-      const std::size_t floats = page.state.size();
-      page.state.resize(floats + state_floats_);
-      std::memcpy(page.state.data() + floats, data_.data() + entry.at + table_.layout.state_offset,
-                  state_floats_ * sizeof(float));
-    }
-    entries_.clear();
-    data_.clear();
-    return stopped;
-  }
-
-  // The suffixes that it has, of rows that are in memory.
-  [[nodiscard]] std::unordered_set<std::uint64_t> suffixes() const {
-    std::unordered_set<std::uint64_t> found;
-    for (const Entry& entry : entries_) found.insert(entry.suffix);
-    return found;
-  }
-
- private:
-  struct Entry {
-    std::uint64_t suffix;
-    std::uint64_t version;
-    std::uint32_t update_count;
-    std::size_t at;  // of its data
-  };
-  const Table& table_;
-  const std::uint32_t state_floats_;
-  std::vector<Entry> entries_;
-  std::vector<std::byte> data_;
-};
-
-}  // namespace
-
-// Slot by slot, and of a slot a range of suffixes that has about as many rows as the page has room for: first those in
-// memory, then those on the SSD that were not among them. A row that leaves memory in between was seen; one that comes
-// to memory in between is still on the SSD. So a page costs what its rows do, however many the slot has.
 Result<ScanPage> Store::scan_tiered(Table& table, std::uint64_t cursor, std::uint32_t max_rows, bool with_state) const {
   const SlotOrder& slots = impl_->slots;
   const std::uint32_t slots_per_stripe = impl_->options.slot_count / slots.stripe_count();
   ScanPage page;
-  TieredPage rows(table, with_state);
-  std::uint64_t first = slots.path_at(cursor);
-  for (std::uint32_t stripe = slots.stripe_at(cursor); stripe < slots.stripe_count(); ++stripe, first = 0) {
-    for (std::uint32_t in_stripe = slots.slot_in_stripe(first); in_stripe < slots_per_stripe;) {
-      const std::uint64_t from = std::max(first, slots.first_suffix(in_stripe));
-      const std::size_t most = max_rows - page.keys.size() + 1;
-      bool may_be_on_ssd = false;
-      std::uint64_t end = 0;  // of the range; 0: of the slot
-      {
-        const std::shared_lock lock(impl_->stripes[stripe].mutex);
-        may_be_on_ssd = table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-        const TableStripe* stripe_rows = table.stripes[stripe].get();
-        if (stripe_rows == nullptr && !may_be_on_ssd) break;
-        for (std::uint64_t suffix = from; stripe_rows != nullptr;) {
-          const RowIndex::Range range = stripe_rows->index.range_at(suffix);
-          for (const RowIndex::Entry& entry : range.entries) {
-            if (entry.suffix < from || slots.slot_in_stripe(entry.suffix) != in_stripe) continue;
-            const RowRef row = stripe_rows->slab.at(entry.row);
-            rows.add(entry.suffix, row.version(), row.update_count(), row.weights());
-          }
-          suffix = range.next;
-          if (suffix == 0 || slots.slot_in_stripe(suffix) != in_stripe) break;
-          if (rows.rows() >= most) {
-            end = suffix;
-            break;
-          }
-        }
-      }
-      if (may_be_on_ssd) {
-        const std::unordered_set<std::uint64_t> in_memory = rows.suffixes();
-        std::size_t stored = 0;
-        SR_RETURN_IF_ERROR(impl_->tiering->visit_slot(table, in_stripe * slots.stripe_count() + stripe, from,
-                                                      [&](std::uint64_t suffix, const RowImage& image) {
-                                                        if (end != 0 && suffix >= end) return false;
-                                                        if (stored == most) {
-                                                          end = suffix;
-                                                          return false;
-                                                        }
-                                                        if (in_memory.contains(suffix)) return true;
-                                                        ++stored;
-                                                        rows.add(suffix, image.version, image.update_count, image.data);
-                                                        return true;
-                                                      }));
-      }
-      if (const std::uint64_t stopped = rows.hand_out(slots, stripe, end, max_rows, page); stopped != 0) {
-        page.next_cursor = slots.position(stripe, stopped);
+  SlotRange range;
+  std::uint64_t from = slots.path_at(cursor);
+  for (std::uint32_t stripe = slots.stripe_at(cursor); stripe < slots.stripe_count(); ++stripe, from = 0) {
+    if (!impl_->has_rows(table, stripe)) continue;
+    for (std::uint32_t in_stripe = slots.slot_in_stripe(from); in_stripe < slots_per_stripe;) {
+      from = std::max(from, slots.first_suffix(in_stripe));
+      if (page.keys.size() == max_rows) {
+        page.next_cursor = slots.position(stripe, from);
         return page;
       }
-      first = end;
-      if (end == 0) ++in_stripe;
+      const std::uint32_t slot = in_stripe * slots.stripe_count() + stripe;
+      SR_RETURN_IF_ERROR(range.read(*impl_, table, slot, from, {.most_rows = max_rows - page.keys.size()}));
+      for (const SlotRange::Row& row : range.rows()) {
+        append_row(page, table, key_of_hash(table.schema.id, slots.hash(stripe, row.suffix)), row.version,
+                   row.update_count, range.data(row), with_state);
+      }
+      from = range.end();
+      if (from == 0) ++in_stripe;
     }
   }
   return page;

@@ -116,10 +116,10 @@ class ChangesService:
                 f"allowed: [1, {_MOST_PAGE_BYTES}] and [0, {_MOST_WAIT_MS}]"
             )
         slots = _array(request.acked_slots, np.uint32, "acked_slots")
-        acknowledged = self._owners.use(request.cursor, request.key, len(slots))
-        if len(slots):
+        acknowledged = self._owners.use(request.cursor, request.key, len(slots) + (request.acked_part > 0))
+        if len(slots) or request.acked_part:
             versions = _array(request.acked_versions, np.uint64, "acked_versions")
-            await asyncio.to_thread(store.ack_changes, request.cursor, slots, versions)
+            await asyncio.to_thread(store.ack_changes, request.cursor, slots, versions, request.acked_part)
         tables = self._owners.tables(request.cursor)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000

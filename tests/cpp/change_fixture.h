@@ -69,6 +69,7 @@ inline std::map<std::uint32_t, std::uint64_t> follow(Store& from, const std::str
     begin = page.value().next_begin;
     const auto applied = apply_changes(to, page.value().bytes);
     REQUIRE(applied.is_ok());
+    REQUIRE(from.changes().ack(cursor, {}, {}, applied.value().part).is_ok());
     for (const AppliedSlot& slot : applied.value().slots) {
       versions[slot.slot] = slot.version;
       if (!acknowledges) continue;

@@ -20,6 +20,8 @@
 
 #include "ssd_engines.h"
 #include "store/changes/change_log.h"
+#include "store/changes/change_page.h"
+#include "store/snapshot.h"
 #include "store/open_ssd_tier.h"
 #include "store/store.h"
 #include "temporary_folder.h"
@@ -294,6 +296,60 @@ TEST_CASE("a scan reads what it gives, however many rows a slot has") {
     MESSAGE(visited << " rows visited for " << kRows);
     if (ssd_engine == SsdEngine::kPages) CHECK(visited > kRows / 2);
     CHECK(visited < 3 * kRows);  // a page of a scan ends within what is read at once
+  }
+}
+
+TEST_CASE("a follower's pages and a snapshot's read what they give, however many rows a slot has") {
+  for (const std::uint32_t slots : {4u, 128u}) {
+    CAPTURE(slots);
+    const Folder folder;
+    StoreOptions options = tiered(folder);
+    options.slot_count = slots;
+    options.memory_budget_bytes += 3 * kBudget;
+    const auto store = open(options);
+    REQUIRE(store->create_table(schema_of(1)).is_ok());
+    constexpr std::uint64_t kRows = 20'000;
+    constexpr std::uint64_t kPageBytes = 32 << 10;
+    fill(*store, 1, 0, kRows);
+    REQUIRE(store->write_back().is_ok());
+    const auto visited = [&store] { return store->tier_stats()->ssd.rows_visited; };
+
+    std::uint64_t before = visited();
+    const std::vector<std::uint64_t> nothing(slots, 0);
+    REQUIRE(store->changes().open("follower", nothing, {}, std::chrono::seconds(0)).is_ok());
+    StoreOptions in_memory;
+    in_memory.slot_count = slots;
+    const auto follower = open(in_memory);
+    REQUIRE(follower->create_table(schema_of(1)).is_ok());
+    std::uint64_t pages = 0;
+    for (std::uint32_t begin = 0;; ++pages) {
+      const auto page = read_changes(*store, "follower", begin, kPageBytes);
+      REQUIRE(page.is_ok());
+      CHECK(page.value().bytes.size() <= kPageBytes);
+      begin = page.value().next_begin;
+      const auto applied = apply_changes(*follower, page.value().bytes);
+      REQUIRE(applied.is_ok());
+      REQUIRE(store->changes().ack("follower", {}, {}, applied.value().part).is_ok());
+      if (page.value().is_last) break;
+    }
+    CHECK(pages > kRows * 16 / kPageBytes);
+    CHECK(scan(*follower, 1, 1000).keys.size() == kRows);
+    const std::uint64_t for_pages = visited() - before;
+    MESSAGE(for_pages << " rows visited by " << pages << " pages for a follower of " << kRows);
+    CHECK(for_pages < 4 * kRows);
+
+    before = visited();
+    const auto snapshot = store->snapshot({});
+    REQUIRE(snapshot.is_ok());
+    std::uint64_t rows = 0;
+    for (std::uint32_t done = 0; done < slots;) {
+      const auto page = snapshot.value()->next(1, kPageBytes);
+      REQUIRE(page.is_ok());
+      rows += page.value().keys.size();
+      done = page.value().end_slot;
+    }
+    CHECK(rows == kRows);
+    CHECK(visited() - before < 4 * kRows);
   }
 }
 

@@ -21,6 +21,7 @@ ROUNDS = 4000 if FULL else 400
 DIM = 32
 SLOTS = 8
 TABLES = (1, 2)
+ONE_ROW = 500  # bytes of a page that has one row at most
 
 
 def make_store(**options: object) -> _server.Store:
@@ -75,6 +76,7 @@ class Follower:
         self.store = make_store()
         self.versions = np.zeros(SLOTS, np.uint64)
         self.begin = 0
+        self.parts = 0  # pages that ended within a slot
         self.open()
 
     def open(self) -> None:
@@ -82,20 +84,21 @@ class Follower:
 
     def turn(self, *, faulty: bool) -> bool:
         """One page; False when there is none."""
-        page, slots, self.begin, _ = self.source.read_changes(
-            self.name, begin=self.begin, max_bytes=int(self.rng.choice([1, 5_000, 100_000]))
-        )
+        most = int(self.rng.choice([1, 5_000, 100_000]))
+        page, slots, self.begin, _ = self.source.read_changes(self.name, begin=self.begin, max_bytes=most)
         if slots == 0:
             return False
+        assert len(page) <= max(most, ONE_ROW)
         fate = self.rng.random() if faulty else 1.0
         if fate < 0.2:
             return True  # lost on the way
         applied = self.store.apply_changes(page)
+        self.parts += applied["part"] > 0
         if fate < 0.3:
             self.store.apply_changes(page)
         if fate < 0.5:
             return True  # the acknowledgement is lost
-        self.source.ack_changes(self.name, applied["slots"], applied["positions"])
+        self.source.ack_changes(self.name, applied["slots"], applied["positions"], applied["part"])
         self.versions[applied["slots"]] = applied["versions"]
         return True
 
@@ -174,6 +177,7 @@ def test_followers_equal_the_store(tmp_path: Path, room: int, tiered: bool) -> N
     assert checked > 0
     assert drops > 0
     assert stats["snapshots"] > 0
+    assert all(follower.parts > 0 for follower in followers)
     assert (stats["forgotten"] > 0) == (room < 1 << 20)
     assert not tiered or source.tier_stats()["rows_evicted"] > 0
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "store/store_impl.h"
-#include "store/tiering.h"
+#include "util/hash.h"
 #include "util/not_allowed.h"
 
 namespace sparserow {
@@ -20,13 +20,19 @@ bool is_wanted(const std::vector<std::uint32_t>& tables, std::uint32_t table_id)
   return tables.empty() || std::binary_search(tables.begin(), tables.end(), table_id);
 }
 
-constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
+// Whether the rest of a slot can follow the parts that were acknowledged. since: sequence; now: version of the slot.
+bool can_go_on(const ChangeLog::Begun& begun, std::uint64_t since, std::uint64_t now, const ChangeRing& erasures) {
+  if (begun.until >> 48 != now >> 48) return false;
+  const std::uint64_t erased_after = std::max(since, begun.from.erased_after);
+  return begun.kind == SlotChanges::Kind::kSnapshot || erased_after >= erasures.floor() ||
+         erased_after >= (begun.until & kSequence);
+}
 
 }  // namespace
 
 void join_rows(std::vector<ChangedRow>& rows) {
-  std::sort(rows.begin(), rows.end(), [](const ChangedRow& a, const ChangedRow& b) {
-    return a.table_id != b.table_id ? a.table_id < b.table_id : a.key < b.key;
+  std::ranges::sort(rows, {}, [](const ChangedRow& row) {
+    return std::pair(row.table_id, row_hash(row.table_id, row.key));
   });
   std::size_t kept = 0;
   for (const ChangedRow& row : rows) {
@@ -211,27 +217,29 @@ std::vector<std::uint64_t> ChangeLog::touched_versions() const {
 Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32_t begin) {
   const std::vector<std::uint64_t> now = touched_versions();
   const std::lock_guard lock(cursors_mutex_);
-  const Cursor* cursor = find(name);
+  Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
+  if (begin == 0) cursor->parts.reset();  // they bring their slot to an older version than that of now
   const auto due = cursor->threshold != nullptr ? cursor->threshold->due() : std::unordered_set<std::uint32_t>{};
   Behind behind{.slots = {}, .tables = cursor->tables, .threshold = cursor->threshold};
   const std::uint32_t stripes = store_->impl_->slots.stripe_count();
   const auto per_stripe = static_cast<std::uint32_t>(now.size()) / stripes;
-  for (std::uint32_t place = begin; place < now.size(); ++place) {
+  for (std::uint32_t place = begin == 0 ? 0 : begin - 1; place < now.size(); ++place) {
     const std::uint32_t slot = place / per_stripe + place % per_stripe * stripes;
     const std::uint64_t version = cursor->versions[slot];
     if (version == kNotFollowed) continue;
     if (version < now[slot] || (!due.empty() && due.contains(slot))) {
       behind.slots.push_back({slot, version, cursor->is_read_pass[slot] != 0});
+      if (cursor->parts && cursor->parts->slot == slot) behind.slots.back().begun = cursor->parts->begun;
     }
   }
   return behind;
 }
 
-std::uint32_t ChangeLog::place_of(std::uint32_t slot) const noexcept {
+std::uint32_t ChangeLog::begin_of(std::uint32_t slot) const noexcept {
   const Store::Impl& store = *store_->impl_;
   const std::uint32_t stripes = store.slots.stripe_count();
-  return slot % stripes * (store.options.slot_count / stripes) + slot / stripes;
+  return 1 + slot % stripes * (store.options.slot_count / stripes) + slot / stripes;
 }
 
 Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behind::Slot> slots) {
@@ -252,83 +260,51 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
     const std::uint32_t in_stripe = from.slot / stripes;
     const std::uint64_t since = from.since & kSequence;
     changes.until = store.version_of(from.slot);
-    out.may_repeat |= log.seen(in_stripe) != since;
-    log.see(in_stripe, changes.until & kSequence);
-    if (from.since >> 48 != changes.until >> 48 || since < std::max(last_reset, log.erasures(in_stripe).floor())) {
-      changes.kind = SlotChanges::Kind::kSnapshot;
+    const ChangeRing& erasures = log.erasures(in_stripe);
+    if (from.begun && from.begun->from != SlotPlace() && can_go_on(*from.begun, since, changes.until, erasures)) {
+      changes.kind = from.begun->kind;
+      changes.until = from.begun->until;
+      changes.from = from.begun->from;
+    } else {
+      out.may_repeat |= log.seen(in_stripe) != since;
+      log.see(in_stripe, changes.until & kSequence);
+      const bool is_lost = from.since >> 48 != changes.until >> 48 || since < std::max(last_reset, erasures.floor());
+      if (is_lost) changes.kind = SlotChanges::Kind::kSnapshot;
+    }
+    if (changes.kind == SlotChanges::Kind::kSnapshot) {
       changes.since = 0;
       continue;
     }
     changes.is_counted = from.is_read_pass && since >= log.floor(in_stripe);
     if (changes.is_counted) place[in_stripe] = static_cast<std::uint32_t>(out.slots.size() - 1);
-    log.erasures(in_stripe).visit_after(since, [&](const Change& change) {
-      if (!is_wanted(behind.tables, change.table_id)) return;
+    erasures.visit_after(std::max(since, changes.from.erased_after), [&](const Change& change) {
+      if (change.sequence > (changes.until & kSequence) || !is_wanted(behind.tables, change.table_id)) return;
       changes.erased.push_back({change.key, changes.until >> 48 << 48 | change.sequence, change.table_id});
     });
   }
   log.visit_written([&](std::uint32_t in_stripe, const Change& change) {
     if (place[in_stripe] == kNone || !is_wanted(behind.tables, change.table_id)) return;
     SlotChanges& changes = out.slots[place[in_stripe]];
-    if (change.sequence <= (changes.since & kSequence)) return;
+    if (change.sequence <= (changes.since & kSequence) || change.sequence > (changes.until & kSequence)) return;
     if (changes.oldest_at_ms == 0) changes.oldest_at_ms = change.at_ms;
     out.written.push_back({change.key, change.table_id, place[in_stripe]});
   });
   return out;
 }
 
-Status ChangeLog::find_rows(const Behind& behind, SlotChanges& changes) {
-  SR_RETURN_IF_ERROR(list_rows(changes.slot, changes.since, behind.tables, changes.written));
-  join_rows(changes.written);
-  ++(changes.kind == SlotChanges::Kind::kSnapshot ? snapshots_ : scans_);
-  return Status::ok();
-}
-
-// Returns the keys of the slot whose rows are newer than `since`, from a pass over all of its rows.
-Status ChangeLog::list_rows(std::uint32_t slot, std::uint64_t since, const std::vector<std::uint32_t>& wanted,
-                            std::vector<ChangedRow>& rows) const {
-  const Store::Impl& store = *store_->impl_;
-  const SlotOrder& slots = store.slots;
-  const std::uint32_t stripe = slot % slots.stripe_count();
-  const std::uint32_t in_stripe = slot / slots.stripe_count();
-  for (const auto& table : wanted.empty() ? store.tables.all() : store.tables.named(wanted)) {
-    const auto add = [&](std::uint64_t suffix, std::uint64_t version) {
-      if (version <= since) return;
-      rows.push_back({key_of_hash(table->schema.id, slots.hash(stripe, suffix)), table->schema.id, 0});
-    };
-    bool may_be_on_ssd = false;
-    {
-      const std::shared_lock lock(store.stripes[stripe].mutex);
-      may_be_on_ssd = table->ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
-      const TableStripe* stripe_rows = table->stripes[stripe].get();
-      for (std::uint64_t suffix = slots.first_suffix(in_stripe); stripe_rows != nullptr;) {
-        const RowIndex::Range range = stripe_rows->index.range_at(suffix);
-        for (const RowIndex::Entry& entry : range.entries) {
-          if (slots.slot_in_stripe(entry.suffix) == in_stripe)
-            add(entry.suffix, stripe_rows->slab.at(entry.row).version());
-        }
-        suffix = range.next;
-        if (suffix == 0 || slots.slot_in_stripe(suffix) != in_stripe) break;
-      }
-    }
-    if (!may_be_on_ssd) continue;
-    SR_RETURN_IF_ERROR(store.tiering->visit_slot(*table, slot, slots.first_suffix(in_stripe),
-                                                 [&](std::uint64_t suffix, const RowImage& image) {
-                                                   add(suffix, image.version);
-                                                   return true;
-                                                 }));
-  }
-  return Status::ok();
-}
-
-Result<std::vector<ChangedRow>> ChangeLog::rows_of(std::uint32_t slot) const {
-  std::vector<ChangedRow> rows;
-  SR_RETURN_IF_ERROR(list_rows(slot, 0, {}, rows));
-  join_rows(rows);
-  return rows;
+Result<std::uint64_t> ChangeLog::sent(const std::string& name, const SlotChanges& changes) {
+  const std::lock_guard lock(cursors_mutex_);
+  Cursor* cursor = find(name);
+  if (cursor == nullptr) return no_cursor(name);
+  cursor->parts = {.slot = changes.slot,
+                   .begun = {changes.kind, changes.until, changes.from},
+                   .next = *changes.to,
+                   .number = ++cursor->parts_sent};
+  return cursor->parts_sent;
 }
 
 Status ChangeLog::ack(const std::string& name, std::span<const std::uint32_t> slots,
-                      std::span<const std::uint64_t> versions) {
+                      std::span<const std::uint64_t> versions, std::uint64_t part) {
   const std::vector<std::uint64_t> now = this->versions();
   const std::lock_guard lock(cursors_mutex_);
   Cursor* cursor = find(name);
@@ -349,8 +325,10 @@ Status ChangeLog::ack(const std::string& name, std::span<const std::uint32_t> sl
     }
     sent = versions[i];
     cursor->is_read_pass[slots[i]] = 1;
+    if (cursor->parts && cursor->parts->slot == slots[i]) cursor->parts.reset();
     moved.push_back(slots[i]);
   }
+  if (part != 0 && cursor->parts && cursor->parts->number == part) cursor->parts->begun.from = cursor->parts->next;
   pass(moved);
   return Status::ok();
 }
@@ -362,6 +340,11 @@ Status ChangeLog::passed(const std::string& name, std::span<const SlotChanges> s
   std::vector<std::uint32_t> moved;
   for (const SlotChanges& changes : slots) {
     std::uint64_t& sent = cursor->versions[changes.slot];
+    if (changes.to) {
+      cursor->parts = {.slot = changes.slot, .begun = {changes.kind, changes.until, *changes.to}, .next = *changes.to};
+      continue;
+    }
+    if (cursor->parts && cursor->parts->slot == changes.slot) cursor->parts.reset();
     if (changes.until <= sent) continue;
     sent = changes.until;
     cursor->is_read_pass[changes.slot] = 1;

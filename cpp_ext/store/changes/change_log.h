@@ -17,6 +17,10 @@
 //
 // So nothing is lost however far behind a cursor is, and a read may be repeated: only ack() moves the cursor.
 //
+// What a page has no room for comes in *parts*: first tombstones, then rows in the order of (table, hash). All parts
+// bring the slot to the version that it had at the first; a part of a snapshot replaces its own range. The cursor
+// keeps up to where parts were acknowledged (SlotPlace), and moves with the last of them.
+//
 // A cursor may let rows wait that have changed little (send_threshold.h). Then it moves past rows that the follower
 // lacks; the versions that the follower may record are lower (safe versions).
 //
@@ -40,6 +44,8 @@
 
 namespace sparserow {
 
+inline constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;  // the part of a version beside the lineage
+
 // A row that was written, and existed then.
 struct ChangedRow {
   std::uint64_t key = 0;
@@ -53,7 +59,16 @@ struct ErasedRow {
   std::uint32_t table_id = 0;
 };
 
-// What changed in one slot.
+// Where a part of a slot's changes begins. Rows are in the order of (table_id, suffix).
+struct SlotPlace {
+  std::uint64_t erased_after = 0;  // sequence: tombstones up to it were sent
+  std::uint32_t table_id = 0;
+  std::uint64_t suffix = 0;
+
+  friend bool operator==(const SlotPlace&, const SlotPlace&) = default;
+};
+
+// What changed in one slot, or a part of it.
 struct SlotChanges {
   enum class Kind : std::uint8_t { kDelta = 0, kSnapshot = 1 };
   std::uint32_t slot = 0;
@@ -62,7 +77,9 @@ struct SlotChanges {
   std::uint32_t oldest_at_ms = 0;     // when the first of them was made, low half of the system's clock; 0: not known
   std::uint64_t since = 0;            // version; 0 of a snapshot
   std::uint64_t until = 0;            // version: with these changes a follower has everything up to it
-  std::vector<ChangedRow> written{};  // by table, then by key; each once
+  SlotPlace from{};                   // where they begin
+  std::optional<SlotPlace> to{};      // where the next part begins; none: this is the last
+  std::vector<ChangedRow> written{};  // by table, then by hash; each once
   std::vector<ErasedRow> erased{};    // oldest first
 };
 
@@ -78,7 +95,12 @@ struct StripeChanges {
   bool may_repeat = false;         // a row may be there more than once
 };
 
-// Sorts rows and joins those of one name.
+// What a changed row takes on a page: its weights, key and version.
+[[nodiscard]] inline std::uint64_t bytes_of_changed_row(const TableSchema& schema) noexcept {
+  return row_bytes(schema.dtype, schema.dim) + 2 * sizeof(std::uint64_t);
+}
+
+// Sorts rows by table and hash, and joins those of one name.
 void join_rows(std::vector<ChangedRow>& rows);
 
 // One row as this store holds it.
@@ -118,32 +140,47 @@ class ChangeLog {
   void close_idle();
   [[nodiscard]] bool is_open(const std::string& name) const;
 
-  // What a cursor has not got: slots, from place `begin` on in the order of stripes: those of the first stripe,
-  // ascending, then those of the next one. NotFound.
+  // What a cursor has not got: slots, from `begin` on in the order of stripes: those of the first stripe, ascending, then
+  // those of the next one. 0: a round begins, with no slot in parts. NotFound.
+  struct Begun {  // a slot of which parts were acknowledged
+    SlotChanges::Kind kind = SlotChanges::Kind::kDelta;
+    std::uint64_t until = 0;  // version
+    SlotPlace from;           // where the rest begins
+  };
   struct Behind {
     struct Slot {
       std::uint32_t slot = 0;
       std::uint64_t since = 0;    // version up to which the cursor has it
       bool is_read_pass = false;  // and it is a read pass's (stripe_log.h)
+      std::optional<Begun> begun = std::nullopt;
     };
     std::vector<Slot> slots;
     std::vector<std::uint32_t> tables;         // that it wants, ascending; empty: all
     std::shared_ptr<SendThreshold> threshold;  // what holds rows back; null when nothing does
   };
   Result<Behind> behind(const std::string& name, std::uint32_t begin);
-  // Where a slot is in the order of stripes.
-  [[nodiscard]] std::uint32_t place_of(std::uint32_t slot) const noexcept;
+  // What `begin` is for a slot; > 0.
+  [[nodiscard]] std::uint32_t begin_of(std::uint32_t slot) const noexcept;
   // What some of these slots, all of one stripe, have for the cursor; does not move it. NotFound: no cursor is open any
   // more.
   Result<StripeChanges> read(const Behind& behind, std::span<const Behind::Slot> slots);
-  // Finds the rows of a slot that read() gave and that is not counted, by a look at all of its rows.
-  Status find_rows(const Behind& behind, SlotChanges& changes);
+  // Finds the rows of a slot that read() gave and that is not counted, by a look at all of its rows from where it
+  // begins: as many as come in most_bytes, or one.
+  Status find_rows(const Behind& behind, SlotChanges& changes, std::uint64_t most_bytes);
+  // Counts such a look where it goes to the follower, and is of a slot's first part.
+  void count_look(const SlotChanges& changes) noexcept {
+    if (changes.from == SlotPlace()) ++(changes.kind == SlotChanges::Kind::kSnapshot ? snapshots_ : scans_);
+  }
+  // A part of a slot that is not the last goes to the follower; returns its number, which is > 0. NotFound.
+  Result<std::uint64_t> sent(const std::string& name, const SlotChanges& changes);
   // The follower has taken what read() gave up to these versions: (n) each. A version of another lineage, or one older
   // than acknowledged, changes nothing; nor does one that is not of the last read of a cursor that holds rows back.
-  // NotFound; InvalidArgument, then nothing is acknowledged.
-  Status ack(const std::string& name, std::span<const std::uint32_t> slots, std::span<const std::uint64_t> versions);
+  // part: the number of a part that it has taken too, which changes nothing when another was sent of its slot since; 0:
+  // none. NotFound; InvalidArgument, then nothing is acknowledged.
+  Status ack(const std::string& name, std::span<const std::uint32_t> slots, std::span<const std::uint64_t> versions,
+             std::uint64_t part = 0);
 
-  // The cursor moves past slots of a read() of which nothing was to be sent. NotFound.
+  // The cursor moves past slots, or parts of them, of a read() of which nothing was to be sent. NotFound.
   Status passed(const std::string& name, std::span<const SlotChanges> slots);
 
   // Sets weights of a store that follows, to rows and the versions (n) that they have elsewhere; passes over rows that
@@ -152,8 +189,8 @@ class ChangeLog {
   Result<std::uint64_t> assign_newest(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* rows,
                                       const std::uint64_t* versions, bool replaces);
 
-  // Every row of a slot, by table, then by key.
-  Result<std::vector<ChangedRow>> rows_of(std::uint32_t slot) const;
+  // Every row of a slot in [from, to), by table, then by hash.
+  Result<std::vector<ChangedRow>> rows_of(std::uint32_t slot, const SlotPlace& from, const SlotPlace& to) const;
 
   // What is known of a row. NotFound: no such table.
   Result<RowFacts> facts(std::uint32_t table_id, std::uint64_t key) const;
@@ -169,6 +206,14 @@ class ChangeLog {
     std::chrono::seconds idle_limit{0};
     Clock::time_point used_at;
     std::shared_ptr<SendThreshold> threshold;  // null: no row waits
+    struct Parts {
+      std::uint32_t slot = 0;
+      Begun begun;
+      SlotPlace next;            // where the rest begins when the part that was sent last is acknowledged
+      std::uint64_t number = 0;  // of that part
+    };
+    std::optional<Parts> parts{};  // of the slot that comes in parts in this round, until the last is acknowledged
+    std::uint64_t parts_sent = 0;
   };
 
   [[nodiscard]] std::vector<std::uint64_t> touched_versions() const;
@@ -178,8 +223,7 @@ class ChangeLog {
   void end_rings();
   void pass_all();
   void pass(std::span<const std::uint32_t> slots);
-  Status list_rows(std::uint32_t slot, std::uint64_t since, const std::vector<std::uint32_t>& wanted,
-                   std::vector<ChangedRow>& rows) const;
+  Status list_rows(SlotChanges& changes, const std::vector<std::uint32_t>& wanted, std::uint64_t most_bytes) const;
 
   Store* store_;
   mutable std::mutex cursors_mutex_;

@@ -1,10 +1,12 @@
-// Changes on their way from a store to one that follows it: pages of whole slots, weights only. Version 4:
+// Changes on their way from a store to one that follows it: pages of slots, weights only. Version 5:
 //
-//   page  = magic u32 "SPCP" | format u16 | 0 u16 | slots u32 | tables u32 | checksum u64 | table* | slot*
+//   page  = magic u32 "SPCP" | format u16 | 0 u16 | slots u32 | tables u32 | parts u32 | 0 u32 | checksum u64 | table* |
+//           slot* | part*
 //   table = table_id u32 | schema_version u32 | dim u32 | dtype u8 | replaces u8 | 0 u8[2] | n u32 | erased u32 |
 //           keys u64[n] | versions u64[n] | erased keys u64[erased] | erased versions u64[erased] | rows[n], padded to
 //           8
 //   slot  = slot u32 | kind u8 | 0 u8[3] | oldest_at_ms u32 | 0 u32 | since u64 | until u64 | position u64
+//   part  = slot u32 | 0 u32 | from_table u32 | to_table u32 | from_suffix u64 | to_suffix u64 | number u64
 //
 // A table's rows are those of all slots of the page together, so that either side reads and writes them in one go (one
 // slot has a row or two of a table: 2 us a row by slot, 0.2 us by table). Slots that are sent whole have their rows in
@@ -12,8 +14,12 @@
 // the store has, also where it has no rows. So a follower tells a table that was dropped, whose rows it keeps, from
 // one whose rows are gone.
 //
+// A slot that a page has no room for comes in parts (change_log.h), and is the last of its page until its own last
+// part, whose number is 0. The follower acknowledges the number of any other part, and the slot with the last. A part of
+// a slot that is sent whole replaces what the follower has of [from, to), in the order of (table, suffix).
+//
 // `until` is the version up to which the follower has everything then, `position` what it acknowledges; they differ
-// where rows are held back (change_hold.h). Little-endian. The checksum is XXH3-64 of all that follows it. Rows are in
+// where rows are held back (send_threshold.h). Little-endian. The checksum is XXH3-64 of all that follows it. Rows are in
 // the dtype of the store that they come from, without conversion. A reader checks lengths before it uses the bytes that
 // they cover.
 #pragma once
@@ -36,9 +42,10 @@ struct ChangePage {
   bool is_last = false;          // nothing is left behind it: next_begin is 0
 };
 
-// What a cursor has not got, from `begin` on (next_begin of a page, or 0), or else from the first slot on: about
-// max_bytes, but at least one slot. So pages from `begin` 0 to one that is_last have everything of the moment when the
-// first one was read. Does not move the cursor. NotFound: the cursor is not open.
+// What a cursor has not got, from `begin` on (next_begin of a page, or 0), or else from the first slot on: at most
+// max_bytes, but at least one row. So pages from `begin` 0 to one that is_last, each part of a slot acknowledged before
+// the next page is read, have everything of the moment when the first one was read. Does not move the cursor. NotFound:
+// the cursor is not open.
 Result<ChangePage> read_changes(Store& store, const std::string& cursor, std::uint32_t begin, std::uint64_t max_bytes);
 
 struct AppliedSlot {
@@ -48,7 +55,8 @@ struct AppliedSlot {
   std::uint32_t oldest_at_ms = 0;  // as in SlotChanges
 };
 struct AppliedPage {
-  std::vector<AppliedSlot> slots;
+  std::vector<AppliedSlot> slots;  // but one whose last part is still to come
+  std::uint64_t part = 0;          // number of the part of that slot, to be acknowledged; 0: there is none
   std::uint64_t rows = 0;       // that were newer than what the store had
   std::uint64_t unchanged = 0;  // that were not
   std::uint64_t erased = 0;

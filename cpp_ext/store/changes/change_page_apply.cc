@@ -47,6 +47,7 @@ struct TableChanges {
 struct ParsedPage {
   std::vector<TableChanges> tables;
   std::vector<PageSlot> slots;
+  std::unordered_map<std::uint32_t, PagePart> parts;  // by slot
 };
 
 bool read_table(PageReader& reader, TableChanges& table) {
@@ -65,7 +66,7 @@ bool read_table(PageReader& reader, TableChanges& table) {
 Result<ParsedPage> parse(std::span<const std::byte> page) {
   PageReader reader(page);
   PageHead head;
-  if (!reader.read(head) || head.magic != kPageMagic || head.zero != 0) return damaged("is none");
+  if (!reader.read(head) || head.magic != kPageMagic || head.zero != 0 || head.zero2 != 0) return damaged("is none");
   const auto covered = page.subspan(sizeof head);
   if (XXH3_64bits(covered.data(), covered.size()) != head.checksum) return damaged("fails its checksum");
   if (head.format != kPageFormat) {
@@ -80,7 +81,12 @@ Result<ParsedPage> parse(std::span<const std::byte> page) {
   for (std::uint32_t i = 0; i < head.slots; ++i) {
     if (!reader.read(parsed.slots.emplace_back())) return damaged("ends within a slot");
   }
-  if (!reader.is_empty()) return damaged("has bytes after its last slot");
+  for (std::uint32_t i = 0; i < head.parts; ++i) {
+    PagePart part;
+    if (!reader.read(part)) return damaged("ends within a part");
+    parsed.parts.insert_or_assign(part.slot, part);
+  }
+  if (!reader.is_empty()) return damaged("has bytes after its last part");
   return parsed;
 }
 
@@ -135,7 +141,7 @@ Status apply_table(Store& store, const TableChanges& table, AppliedPage& applied
   return table.erased.empty() ? Status::ok() : erase_older(store, table, applied);
 }
 
-// What the store has of slots that came whole, and the page has not, goes; but for tables that the sender does not
+// What the store has of slots that came whole, or of a part of them, and the page has not, goes; but for tables that the sender does not
 // have.
 Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) {
   using Names = std::unordered_map<std::uint32_t, std::vector<std::uint64_t>>;  // keys by table
@@ -147,7 +153,12 @@ Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) 
   for (const PageSlot& slot : page.slots) {
     if (slot.kind != static_cast<std::uint8_t>(SlotChanges::Kind::kSnapshot)) continue;
     applied.has_whole_slots = true;
-    const auto rows = store.changes().rows_of(slot.slot);
+    SlotPlace from, to{0, UINT32_MAX, UINT64_MAX};
+    if (const auto part = page.parts.find(slot.slot); part != page.parts.end()) {
+      from = {0, part->second.from_table, part->second.from_suffix};
+      to = {0, part->second.to_table, part->second.to_suffix};
+    }
+    const auto rows = store.changes().rows_of(slot.slot, from, to);
     SR_RETURN_IF_ERROR(rows.status());
     for (const ChangedRow& row : rows.value()) {
       const auto stays = kept.find(row.table_id);
@@ -183,7 +194,12 @@ Result<AppliedPage> apply_changes(Store& store, std::span<const std::byte> page)
   for (const TableChanges& table : parsed.value().tables) SR_RETURN_IF_ERROR(apply_table(store, table, applied));
   SR_RETURN_IF_ERROR(erase_others(store, parsed.value(), applied));
   for (const PageSlot& slot : parsed.value().slots) {
-    applied.slots.push_back({slot.slot, slot.until, slot.position, slot.oldest_at_ms});
+    if (const auto part = parsed.value().parts.find(slot.slot);
+        part != parsed.value().parts.end() && part->second.number != 0) {
+      applied.part = part->second.number;
+    } else {
+      applied.slots.push_back({slot.slot, slot.until, slot.position, slot.oldest_at_ms});
+    }
   }
   return applied;
 }

@@ -6,7 +6,7 @@
 namespace sparserow {
 
 inline constexpr std::uint32_t kPageMagic = 0x50435053;  // "SPCP"
-inline constexpr std::uint16_t kPageFormat = 4;
+inline constexpr std::uint16_t kPageFormat = 5;
 
 struct PageHead {
   std::uint32_t magic = kPageMagic;
@@ -14,9 +14,11 @@ struct PageHead {
   std::uint16_t zero = 0;
   std::uint32_t slots = 0;
   std::uint32_t tables = 0;
+  std::uint32_t parts = 0;
+  std::uint32_t zero2 = 0;
   std::uint64_t checksum = 0;
 };
-static_assert(sizeof(PageHead) == 24);
+static_assert(sizeof(PageHead) == 32);
 
 struct PageTable {
   std::uint32_t table_id = 0;
@@ -41,6 +43,18 @@ struct PageSlot {
   std::uint64_t position = 0;
 };
 static_assert(sizeof(PageSlot) == 40);
+
+// Of a slot that comes in parts: the range of (table, suffix) that is here.
+struct PagePart {
+  std::uint32_t slot = 0;
+  std::uint32_t zero = 0;
+  std::uint32_t from_table = 0;
+  std::uint32_t to_table = 0;
+  std::uint64_t from_suffix = 0;
+  std::uint64_t to_suffix = 0;  // not included
+  std::uint64_t number = 0;     // 0: it is the slot's last
+};
+static_assert(sizeof(PagePart) == 40);
 
 [[nodiscard]] constexpr std::uint64_t padded(std::uint64_t bytes) noexcept { return (bytes + 7) & ~std::uint64_t{7}; }
 

@@ -1,7 +1,6 @@
 #include "store/changes/send_threshold.h"
 
 #include <algorithm>
-#include <set>
 
 #include "store/changes/change_log.h"
 
@@ -19,13 +18,13 @@ bool is_older(std::uint32_t a, std::uint32_t b) noexcept { return static_cast<st
 void SendThreshold::begin(SlotChanges& changes) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[changes.slot];
-  slot.pass.emplace();
+  if (!slot.pass || changes.from == SlotPlace()) slot.pass.emplace();
   slot.pass->is_snapshot = changes.kind == SlotChanges::Kind::kSnapshot;
   slot.pass->position = changes.until;
   if (slot.pass->is_snapshot) return;  // names every row
   for (const auto& [name, row] : slot.waiting) changes.written.push_back({.key = name.second, .table_id = name.first});
   join_rows(changes.written);
-  for (const ErasedRow& row : changes.erased) slot.pass->gone.emplace_back(row.table_id, row.key);
+  for (const ErasedRow& row : changes.erased) slot.pass->gone.emplace(row.table_id, row.key);
 }
 
 bool SendThreshold::has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const {
@@ -39,6 +38,13 @@ bool SendThreshold::has_moved(const Slot& slot, const RowName& name, std::span<c
   return !(squares <= double{options_.move} * double{options_.move});  // a row that is not finite has moved
 }
 
+void SendThreshold::Pending::forget_sent(const RowName& name) {
+  const auto found = sent.find(name);
+  if (found == sent.end()) return;
+  sent_bytes -= bytes_of(found->second);
+  sent.erase(found);
+}
+
 std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std::span<const ChangedRow> names,
                                                 std::uint32_t dim, std::span<const float> rows,
                                                 std::span<const std::uint8_t> found) {
@@ -47,7 +53,6 @@ std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std:
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[changes.slot];
   Pending& pass = *slot.pass;
-  const std::set<RowName> erased(pass.gone.begin(), pass.gone.end());
   for (std::size_t i = 0; i < goes.size(); ++i) {
     if (found[i] == 0) continue;
     const RowName name{names[i].table_id, names[i].key};
@@ -57,16 +62,23 @@ std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std:
         .updates = 0, .at_ms = changes.oldest_at_ms, .since = changes.since, .until = now + options_.longest};
     if (before != slot.waiting.end()) waiting = before->second;
     waiting.updates += names[i].times;
-    const bool is_known = !pass.is_snapshot && changes.is_counted && !erased.contains(name);
+    const bool is_known = !pass.is_snapshot && changes.is_counted && !pass.gone.contains(name);
     const bool is_counted = options_.updates > 0 && waiting.updates >= options_.updates;
     const bool is_far = options_.move > 0.0f && has_moved(slot, name, row);
+    pass.forget_sent(name);  // a part may be read again
     if (is_known && !is_counted && !is_far && now < waiting.until) {
-      pass.waiting.emplace(name, waiting);
+      pass.waiting.insert_or_assign(name, waiting);
       continue;
     }
+    pass.waiting.erase(name);
     goes[i] = 1;
     if (pass.oldest_at_ms == 0 || is_older(waiting.at_ms, pass.oldest_at_ms)) pass.oldest_at_ms = waiting.at_ms;
-    if (options_.move > 0.0f) pass.sent.insert_or_assign(name, std::vector<float>(row.begin(), row.end()));
+    if (options_.move > 0.0f && pass.sent_bytes >= options_.bytes) {
+      pass.has_uncopied = true;
+    } else if (options_.move > 0.0f) {
+      const auto copy = pass.sent.emplace(name, std::vector<float>(row.begin(), row.end())).first;
+      pass.sent_bytes += bytes_of(copy->second);
+    }
   }
   return goes;
 }
@@ -76,7 +88,7 @@ SendThreshold::PassEnd SendThreshold::end(const SlotChanges& changes, bool is_se
   const Pending& pass = *slots_[changes.slot].pass;
   PassEnd out{.safe = safe_of(pass.waiting, changes.until), .oldest_at_ms = pass.oldest_at_ms};
   if (!pass.gone.empty() || pass.is_snapshot) out.oldest_at_ms = changes.oldest_at_ms;
-  if (!is_sent) commit_locked(changes.slot, changes.until);
+  if (!is_sent && !changes.to) commit_locked(changes.slot, changes.until);
   return out;
 }
 
@@ -89,7 +101,7 @@ bool SendThreshold::commit_locked(std::uint32_t number, std::uint64_t position) 
   const auto found = slots_.find(number);
   if (found == slots_.end() || !found->second.pass || found->second.pass->position != position) return false;
   Slot& slot = found->second;
-  if (slot.pass->is_snapshot) {
+  if (slot.pass->is_snapshot || slot.pass->has_uncopied) {
     while (!slot.sent.empty()) forget_sent(slot, slot.sent.begin()->first);
   }
   for (const RowName& name : slot.pass->gone) forget_sent(slot, name);

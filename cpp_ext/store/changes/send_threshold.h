@@ -8,8 +8,9 @@
 // Erasures, rows that were erased and created again, and whole slots do not wait. So a follower lacks nothing for
 // longer than `longest`, and at the end of all writes has everything that much later.
 //
-// A *read pass* over a slot is what one read() of it found: begin(), choose() for each table, end(). It counts from
-// commit() on, when the follower has acknowledged it; one that is never acknowledged is forgotten by the next pass. The
+// A *read pass* over a slot is what one read() of it found: begin(), choose() for each table, end(); so for each part
+// of a slot that comes in parts. It counts from commit() on, when the follower has acknowledged the last of them; one
+// that is never acknowledged is forgotten by the next pass, a part that is read again by that. The
 // version that a follower may record is safe(): everything up to it was sent, also when this object is gone.
 //
 // Thread-safe: its mutex is a leaf. Passes over one slot follow each other.
@@ -20,6 +21,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -44,13 +46,13 @@ class SendThreshold {
  public:
   explicit SendThreshold(const ThresholdOptions& options) noexcept : options_(options) {}
 
-  // Names the rows that wait in `changes` too.
+  // Names the rows that wait in `changes` too, wherever in the slot they are.
   void begin(SlotChanges& changes);
   // Which rows go now: (n) 1 or 0. names: (n) of one table, some of changes.written; rows: (n, dim) as they are now;
   // found: (n), 0 where the row is gone.
   std::vector<std::uint8_t> choose(const SlotChanges& changes, std::span<const ChangedRow> names, std::uint32_t dim,
                                    std::span<const float> rows, std::span<const std::uint8_t> found);
-  // Ends a pass. When nothing is sent, it is committed. oldest_at_ms: of what goes, as in SlotChanges.
+  // Ends a pass, or a part of it. When nothing is sent at its end, it is committed. oldest_at_ms: of what goes, as in SlotChanges.
   struct PassEnd {
     std::uint64_t safe = 0;
     std::uint32_t oldest_at_ms = 0;
@@ -78,10 +80,14 @@ class SendThreshold {
   struct Pending {
     std::uint64_t position = 0;
     bool is_snapshot = false;
+    bool has_uncopied = false;  // rows go of which there is no copy here for want of room
     std::uint32_t oldest_at_ms = 0;
     std::map<RowName, WaitingRow> waiting;
     std::map<RowName, std::vector<float>> sent;
-    std::vector<RowName> gone;
+    std::uint64_t sent_bytes = 0;
+    std::set<RowName> gone;
+
+    void forget_sent(const RowName& name);
   };
   struct Slot {
     std::map<RowName, WaitingRow> waiting;

@@ -11,7 +11,7 @@ namespace sparserow {
 namespace {
 
 constexpr std::size_t kVisitedAtOnce = 256;   // records that are read under one ticket
-constexpr std::size_t kPlannedAtOnce = 4096;  // hashes that one look through a slot's index gives
+constexpr std::size_t kPlannedAtOnce = 16384;  // hashes that one look through a slot's index gives
 constexpr std::size_t kAlignment = 8;
 
 std::size_t aligned_record(std::size_t bytes) noexcept { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -186,15 +186,15 @@ struct PageLog::Visited {
   std::vector<std::byte> buffer;
 };
 
-// The next hashes from `from` on, at most kPlannedAtOnce: what is kept of a slot does not grow with it.
+// The next hashes from `from` on, at most kPlannedAtOnce: what is kept of a slot does not grow with it. The index of a
+// slot is not in the order of hashes, so it is gone through for each so many.
 void PageLog::find_visited(const TablePages& pages, std::uint32_t slot, std::uint32_t from, Visited& visited) const {
   std::vector<std::uint32_t>& hashes = visited.hashes;
   hashes.clear();
   visited.are_all = true;
   const auto keep_first = [&] {
-    std::sort(hashes.begin(), hashes.end());
-    hashes.erase(std::unique(hashes.begin(), hashes.end()), hashes.end());
     if (hashes.size() <= kPlannedAtOnce) return;
+    std::nth_element(hashes.begin(), hashes.begin() + kPlannedAtOnce - 1, hashes.end());
     hashes.resize(kPlannedAtOnce);
     visited.are_all = false;
   };
@@ -208,6 +208,8 @@ void PageLog::find_visited(const TablePages& pages, std::uint32_t slot, std::uin
     });
   }
   keep_first();
+  std::sort(hashes.begin(), hashes.end());
+  hashes.erase(std::unique(hashes.begin(), hashes.end()), hashes.end());
 }
 
 // Reads the records that these hashes have now, which other threads move meanwhile.

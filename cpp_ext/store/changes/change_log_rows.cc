@@ -1,12 +1,18 @@
+// What a change log finds in the rows themselves.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "store/changes/change_log.h"
+#include "store/slot_range.h"
 #include "store/store_impl.h"
 #include "store/tiering.h"
 #include "util/hash.h"
 
 namespace sparserow {
 namespace {
+
+constexpr std::uint64_t kLeastLooked = 4096;  // rows at a time, for few of them may be newer
 
 // From the stamp of a table whose policy goes by seconds.
 std::int64_t stamped_age_ms(const Table& table, const std::byte* data, std::uint64_t now_seconds) {
@@ -19,6 +25,54 @@ std::int64_t stamped_age_ms(const Table& table, const std::byte* data, std::uint
 }
 
 }  // namespace
+
+Status ChangeLog::find_rows(const Behind& behind, SlotChanges& changes, std::uint64_t most_bytes) {
+  return list_rows(changes, behind.tables, most_bytes);
+}
+
+// Fills `written` with the rows of the slot in [from, to) that are newer than `since`, and moves `to` where not so many
+// bytes are wanted.
+Status ChangeLog::list_rows(SlotChanges& changes, const std::vector<std::uint32_t>& wanted,
+                            std::uint64_t most_bytes) const {
+  const Store::Impl& store = *store_->impl_;
+  const SlotOrder& slots = store.slots;
+  const std::uint32_t stripe = changes.slot % slots.stripe_count();
+  const std::uint64_t first = slots.first_suffix(changes.slot / slots.stripe_count());
+  SlotRange::Wanted newer{.first_version = changes.since + 1, .with_data = false};
+  SlotRange range;
+  std::uint64_t bytes = 0;
+  for (const auto& table : wanted.empty() ? store.tables.all() : store.tables.named(wanted)) {
+    const std::uint32_t id = table->schema.id;
+    if (id < changes.from.table_id || !store.has_rows(*table, stripe)) continue;
+    if (changes.to && id > changes.to->table_id) break;
+    const std::uint64_t end = changes.to && id == changes.to->table_id ? changes.to->suffix : UINT64_MAX;
+    const std::uint64_t row_bytes = bytes_of_changed_row(table->schema);
+    std::uint64_t from = std::max(first, id == changes.from.table_id ? changes.from.suffix : 0);
+    do {
+      newer.most_rows = 1 + (most_bytes - std::min(bytes, most_bytes)) / row_bytes;
+      if (changes.since > 0) newer.most_rows = std::max(newer.most_rows, kLeastLooked);
+      SR_RETURN_IF_ERROR(range.read(store, *table, changes.slot, from, newer));
+      for (const SlotRange::Row& row : range.rows()) {
+        if (row.suffix >= end) return Status::ok();
+        bytes += row_bytes;
+        if (bytes > most_bytes && !changes.written.empty()) {
+          changes.to = SlotPlace{changes.until & kSequence, id, row.suffix};
+          return Status::ok();
+        }
+        changes.written.push_back({key_of_hash(id, slots.hash(stripe, row.suffix)), id, 0});
+      }
+      from = range.end();
+    } while (from != 0 && from < end);
+  }
+  return Status::ok();
+}
+
+Result<std::vector<ChangedRow>> ChangeLog::rows_of(std::uint32_t slot, const SlotPlace& from,
+                                                   const SlotPlace& to) const {
+  SlotChanges changes{.slot = slot, .from = from, .to = to};
+  SR_RETURN_IF_ERROR(list_rows(changes, {}, UINT64_MAX));
+  return std::move(changes.written);
+}
 
 Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) const {
   const Store::Impl& store = *store_->impl_;
