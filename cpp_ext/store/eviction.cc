@@ -117,6 +117,28 @@ Store::Tiering::Counts Store::Tiering::missing_places(const Table& table, const 
   return missing;
 }
 
+// Where many tables would close pages of few rows on the SSD, rows of further stripes leave with those that are to. Of
+// those where `collected` is above 0 they have been taken.
+void Store::Tiering::collect_more(Table& table, const Counts& collected, Eviction& out) {
+  constexpr std::uint64_t kMostShare = 4;  // one row of so many in memory leaves for this, or half a page
+  const std::uint64_t together = ssd_->rows_together(table.codec.bytes());
+  if (together == 0 || out.batch.writes().size() >= together) return;
+  std::uint64_t resident = 0;
+  for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
+    const std::shared_lock lock(store_.stripes[stripe].mutex);
+    if (table.stripes[stripe] != nullptr) resident += table.stripes[stripe]->slab.rows();
+  }
+  const std::uint64_t most = std::max(resident / kMostShare, together / 4);
+  const std::uint64_t first = next_random() % kStripes;
+  for (std::uint32_t i = 0; i < kStripes; ++i) {
+    const std::uint64_t written = out.batch.writes().size();
+    const std::uint64_t left = most - std::min(most, out.victims.size());
+    if (written >= together || left == 0) return;
+    const auto stripe = static_cast<std::uint32_t>((first + i) % kStripes);
+    if (collected[stripe] == 0) collect(table, stripe, std::min(together - written, left), out);
+  }
+}
+
 // Evicts so many rows of each stripe of the table, or a few more.
 Status Store::Tiering::evict_own(Table& table, const Counts& missing, std::uint64_t& progress) {
   Eviction eviction;
@@ -125,6 +147,7 @@ Status Store::Tiering::evict_own(Table& table, const Counts& missing, std::uint6
     collect(table, stripe, missing[stripe], eviction);
     if (eviction.victims.size() >= kBatch) SR_RETURN_IF_ERROR(carry_out(table, eviction, progress));
   }
+  if (!eviction.victims.empty()) collect_more(table, missing, eviction);
   return carry_out(table, eviction, progress);
 }
 
@@ -203,7 +226,10 @@ Status Store::Tiering::shrink(std::uint64_t bytes, const Table& table, const Cou
         resident_rows = stripe_rows->slab.rows();
     }
     Eviction eviction;
-    collect(*place.table, place.stripe, std::max<std::uint64_t>(resident_rows / 8, 16), eviction);
+    Counts collected{};
+    collected[place.stripe] = std::max<std::uint64_t>(resident_rows / 8, 16);
+    collect(*place.table, place.stripe, collected[place.stripe], eviction);
+    collect_more(*place.table, collected, eviction);
     std::uint64_t removed = 0;
     Status status = carry_out(*place.table, eviction, removed);
     progress += removed;

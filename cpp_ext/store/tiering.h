@@ -178,6 +178,7 @@ class Store::Tiering {
   [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);
   [[nodiscard]] Counts missing_places(const Table& table, const Counts& rows) const;
   Status evict_own(Table& table, const Counts& missing, std::uint64_t& progress);
+  void collect_more(Table& table, const Counts& collected, Eviction& out);
   Status evict_for(Table& table, const Counts& rows, std::uint64_t& progress);
   Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress);
   [[nodiscard]] std::uint64_t excess_of_share(const Table& table, std::uint64_t more) const;

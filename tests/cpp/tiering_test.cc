@@ -278,6 +278,35 @@ TEST_CASE("a full SSD refuses a step whole, and work goes on when there is room"
   CHECK(pull(*store, 1, {3999}).found[0] == 1);
 }
 
+TEST_CASE("the file has little beside the rows, however many tables there are") {
+  if (ssd_engine != SsdEngine::kPages) return;  // RocksDB has rows of all tables in one order
+  for (const std::uint32_t tables : {40u, 600u}) {
+    CAPTURE(tables);
+    const Folder folder;
+    StoreOptions options = tiered(folder);
+    options.slot_count = 1024;
+    options.memory_budget_bytes = tables == 40 ? 8 << 20 : 12 << 20;
+    const auto store = open(options);
+    for (std::uint32_t table = 1; table <= tables; ++table) REQUIRE(store->create_table(schema_of(table)).is_ok());
+    const std::uint64_t rows_of_table = 120'000 / tables;
+    constexpr std::uint64_t kAtOnce = 20;
+    for (std::uint64_t key = 0; key < rows_of_table; key += kAtOnce) {
+      for (std::uint32_t table = 1; table <= tables; ++table) fill(*store, table, key, key + kAtOnce);
+    }
+    const SsdStats stats = store->tier_stats()->ssd;
+    const std::uint64_t image_bytes = stats.bytes_written / stats.rows_written;
+    MESSAGE(tables << " tables: " << stats.rows_written << " rows of " << image_bytes << " bytes written, file of "
+                   << stats.file_bytes << ", " << stats.disk_bytes_written << " written to the disk");
+    REQUIRE(stats.rows_written > 50'000);
+    CHECK(stats.file_bytes < 3 * stats.rows_written * image_bytes);
+    CHECK(stats.disk_bytes_written < 4 * stats.rows_written * image_bytes);
+    for (std::uint32_t table = 1; table <= tables; table += 39) {
+      const Rows rows = pull(*store, table, {0, rows_of_table - 1});
+      CHECK(rows.found == std::vector<std::uint8_t>{1, 1});
+    }
+  }
+}
+
 TEST_CASE("a scan reads what it gives, however many rows a slot has") {
   for (const std::uint32_t slots : {4u, 128u}) {
     CAPTURE(slots);

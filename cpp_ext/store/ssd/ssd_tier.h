@@ -160,6 +160,8 @@ class SsdTier {
   [[nodiscard]] virtual double waited_share() const noexcept = 0;
   // Whether it takes no more rows for now: a write waits for room, or found none within the last second.
   [[nodiscard]] virtual bool is_full() const noexcept { return false; }
+  // How many rows of a table a batch should have so that they lie together, where images have so many bytes; 0: any.
+  [[nodiscard]] virtual std::size_t rows_together(std::size_t /*image_bytes*/) const noexcept { return 0; }
   // Memory that counts against the store's budget and grows with the rows on the SSD.
   [[nodiscard]] virtual std::uint64_t index_bytes() const noexcept { return 0; }
 };

@@ -150,6 +150,14 @@ Status PageLog::prepare(const SsdBatch& batch, std::uint32_t& segments) {
   return Status::ok();
 }
 
+std::size_t PageLog::rows_together(std::size_t image_bytes) const noexcept {
+  constexpr std::size_t kPagesTogether = 2;
+  const std::optional<PageLayout> layout = page_layout(image_bytes);
+  const std::shared_lock lock(tables_mutex_);
+  if (!layout || tables_.size() * layout->units <= kUnitsInSegment / 2) return 0;
+  return kPagesTogether * layout->rows;
+}
+
 Status PageLog::wait_for_writer(Lock& lock) {
   const bool goes_on = changed_.wait_for(lock, kLongestWrite,
                                          [this] { return sealed_.size() <= kMostSealed || !write_failure_.is_ok(); });

@@ -65,6 +65,8 @@ class PageLog final : public SsdTier {
   [[nodiscard]] bool is_full() const noexcept override {
     return std::chrono::steady_clock::now().time_since_epoch().count() < full_until_;
   }
+  // Where tables have no room for their open pages in one segment, pages are closed before they are full.
+  [[nodiscard]] std::size_t rows_together(std::size_t image_bytes) const noexcept override;
   [[nodiscard]] std::uint64_t index_bytes() const noexcept override {
     return index_bytes_ + (std::max(buffer_bytes_.load(), kFreeBuffers) - kFreeBuffers);
   }
@@ -103,7 +105,7 @@ class PageLog final : public SsdTier {
     std::atomic<std::byte*> buffer{nullptr};  // null once the file has its bytes
     State state = State::kFree;               // the rest is guarded by mutex_
     std::uint32_t live_bytes = 0;
-    std::uint32_t filled_bytes = 0;  // of records
+    std::uint32_t filled_bytes = 0;  // of records, and of what fresh pages have no record in
   };
   struct OpenSegment {
     std::uint32_t segment = 0;                        // 0: none
@@ -186,6 +188,7 @@ class PageLog final : public SsdTier {
   [[nodiscard]] bool can_append(const TablePages& table, Stream stream) const noexcept;
   void open_page(const std::shared_ptr<TablePages>& table, Stream stream);
   void close_page(TablePages& table, Stream stream);
+  void leave_page(TablePages& table, Stream stream);
   void write_header(const TablePages& table, Stream stream);
   void finish_headers(Stream stream);
   void seal(Stream stream);
@@ -229,7 +232,7 @@ class PageLog final : public SsdTier {
   std::uint32_t next_victim_ = 1;
   std::uint64_t sequence_ = 0;
   std::uint64_t live_bytes_ = 0;
-  std::uint64_t filled_bytes_ = 0;  // of records in segments that are in use
+  std::uint64_t filled_bytes_ = 0;  // of all segments that are in use
   int collecting_ = 0;              // segments that are collected at the moment
   bool is_ending_ = false;
   Status refusal_;  // of the last write that found no room, until a segment is freed or rows are deleted

@@ -113,7 +113,21 @@ std::byte* PageLog::take_buffer() {
 
 void PageLog::close_page(TablePages& pages, Stream stream) {
   write_header(pages, stream);
-  pages.open[stream].reset();
+  leave_page(pages, stream);
+}
+
+// The room that a fresh page has left counts as garbage: collection puts the rows of several such pages into one. That
+// of a page of kept rows does not, because where there are more tables than a segment has pages they would be moved for
+// ever.
+void PageLog::leave_page(TablePages& pages, Stream stream) {
+  std::optional<OpenPage>& open = pages.open[stream];
+  if (!open) return;
+  if (stream == kFresh) {
+    const std::uint32_t left = (pages.layout.rows - open->rows) * pages.layout.record_bytes;
+    segment(open->segment).filled_bytes += left;
+    filled_bytes_ += left;
+  }
+  open.reset();
 }
 
 void PageLog::write_header(const TablePages& pages, Stream stream) {
@@ -148,7 +162,7 @@ void PageLog::seal(Stream stream) {
   if (open.segment == 0) return;
   finish_headers(stream);
   for (const auto& pages : open.tables) {
-    if (pages->open[stream] && pages->open[stream]->segment == open.segment) pages->open[stream].reset();
+    if (pages->open[stream] && pages->open[stream]->segment == open.segment) leave_page(*pages, stream);
   }
   segment(open.segment).state = Segment::State::kSealed;
   sealed_.push_back(open.segment);
