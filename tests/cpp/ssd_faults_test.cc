@@ -12,13 +12,18 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <random>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "store/open_ssd_tier.h"
 #include "store/ssd/pages/page_format.h"
 #include "store/ssd/ssd_tier.h"
+#include "store/store.h"
 #include "temporary_folder.h"
 #include "util/random.h"
 
@@ -53,7 +58,7 @@ namespace sparserow {
 namespace {
 
 using Image = std::vector<std::byte>;
-constexpr std::uint32_t kTable = 5, kSlots = 2;
+constexpr std::uint32_t kTable = 5, kSlots = 2, kDim = 8;
 
 std::unique_ptr<SsdTier> open(const Folder& folder, std::uint64_t max_bytes = 0) {
   auto opened =
@@ -182,6 +187,100 @@ TEST_CASE("a segment that could not be read once is collected later") {
     garbage = static_cast<double>(stats.garbage_bytes) / static_cast<double>(stats.file_bytes);
   }
   CHECK(garbage <= 0.5);
+}
+
+// Weights and versions of some rows as a pull gives them; nullopt where it fails.
+std::optional<std::vector<std::byte>> pulled(const Store& store, std::uint32_t table,
+                                             const std::vector<std::uint64_t>& keys) {
+  std::vector<std::byte> rows(keys.size() * kDim * sizeof(float));
+  std::vector<std::uint64_t> versions(keys.size());
+  if (!store.pull(table, keys, Dtype::kFloat32, rows.data(), {.versions = versions}).is_ok()) return std::nullopt;
+  const auto numbers = std::as_bytes(std::span(versions));
+  rows.insert(rows.end(), numbers.begin(), numbers.end());
+  return rows;
+}
+
+TEST_CASE("a store with an SSD whose reads fail at any place is one without, as far as it answers") {
+  const std::uint64_t seed = std::random_device()();
+  MESSAGE("seed " << seed);
+  std::mt19937_64 random(seed);
+  constexpr std::uint64_t kKeys = 6000;
+  constexpr std::uint32_t kTables = 2;
+  const Folder folder;
+  StoreOptions options{.memory_budget_bytes = 512 << 10, .slot_count = 4};
+  StoreOptions in_memory{.slot_count = 4};
+  options.ssd = {.path = folder.path().string(), .cluster_id = 7, .shard = 1, .with_uring = false};
+  const auto store = std::move(Store::create(options)).value();
+  const auto model = std::move(Store::create(in_memory)).value();
+  for (std::uint32_t table = 1; table <= kTables; ++table) {
+    const TableSchema schema{.id = table,
+                             .name = "n/t" + std::to_string(table),
+                             .dim = kDim,
+                             .init = {.kind = InitKind::kUniform, .a = -1, .b = 1},
+                             .optimizer = {.kind = OptimizerKind::kAdagrad}};
+    REQUIRE(store->create_table(schema).is_ok());
+    REQUIRE(model->create_table(schema).is_ok());
+  }
+  std::map<std::string, int> refused;
+  const auto some_keys = [&](std::size_t count) {
+    std::set<std::uint64_t> keys;
+    while (keys.size() < count) keys.insert(random() % kKeys);
+    return std::vector<std::uint64_t>(keys.begin(), keys.end());
+  };
+  // Runs it with a fault; where it is refused, the model does not do it.
+  const auto both = [&](const std::string& verb, auto&& act) {
+    calls_left = static_cast<int>(random() % 40);
+    const Status status = act(*store);
+    calls_left = -1;
+    if (status.is_ok()) REQUIRE(act(*model).is_ok());
+    if (!status.is_ok()) ++refused[verb];
+  };
+  for (int round = 0; round < 1500; ++round) {
+    const std::uint32_t table = 1 + static_cast<std::uint32_t>(random() % kTables);
+    const std::vector<std::uint64_t> keys = some_keys(1 + random() % 100);
+    const std::vector<float> values(keys.size() * kDim, static_cast<float>(random() % 7));
+    switch (random() % 8) {
+      case 0:
+        both("erase", [&](Store& one) { return one.erase(table, keys).status(); });
+        break;
+      case 1:
+        both("assign", [&](Store& one) { return one.assign(table, keys, values.data()); });
+        break;
+      case 2:
+        if (round % 10 == 0)
+          both("write back", [&](Store& one) { return &one == model.get() ? Status::ok() : one.write_back(); });
+        break;
+      case 3: {
+        calls_left = static_cast<int>(random() % 40);
+        const auto found = pulled(*store, table, keys);
+        calls_left = -1;
+        if (found) REQUIRE(found == pulled(*model, table, keys));
+        if (!found) ++refused["pull"];
+        break;
+      }
+      default:
+        both("apply", [&](Store& one) { return one.apply(table, keys, values.data(), {.lr = 0.1f}); });
+    }
+    CAPTURE(round);
+    const std::vector<std::uint64_t> looked_at = some_keys(50);
+    const auto found = pulled(*store, table, looked_at);
+    REQUIRE(found);  // a table whose disk answers again is not refused
+    REQUIRE(found == pulled(*model, table, looked_at));
+  }
+  for (std::uint32_t table = 1; table <= kTables; ++table) {
+    std::vector<std::uint64_t> all(kKeys);
+    std::iota(all.begin(), all.end(), 0);
+    REQUIRE(pulled(*store, table, all) == pulled(*model, table, all));
+    const auto rows = store->scan(table, 0, 2 * kKeys, true);
+    const auto expected = model->scan(table, 0, 2 * kKeys, true);
+    REQUIRE(rows.is_ok());
+    CHECK(rows.value().keys == expected.value().keys);
+    CHECK(rows.value().rows == expected.value().rows);
+    CHECK(rows.value().state == expected.value().state);
+  }
+  for (const auto& [verb, times] : refused) MESSAGE(verb << " was refused " << times << " times");
+  for (const char* verb : {"apply", "assign", "erase", "pull"}) CHECK(refused[verb] > 0);
+  CHECK(store->tier_stats()->rows_evicted > kKeys);
 }
 
 }  // namespace
