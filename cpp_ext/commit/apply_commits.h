@@ -41,6 +41,7 @@ class CommitApplier {
   ApplyOutcome apply(Kept& kept, std::uint32_t workers) const noexcept;
   // commits: of one step, in rank order.
   ApplyOutcome apply_step(std::span<Kept> commits, std::uint32_t workers) const noexcept;
+  [[nodiscard]] bool has_table(std::uint32_t table_id) const { return store_.schema(table_id).has_value(); }
 
  private:
   void apply_commit(Kept& kept, std::uint32_t workers, ApplyOutcome& outcome) const;

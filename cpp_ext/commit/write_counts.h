@@ -1,10 +1,12 @@
 // Counts writes per table and per worker, so that a worker can tell with one number whether anyone else wrote.
 //
 // Thread-safe; its mutex is a leaf. One entry a table that was written or asked about, and one for each worker that
-// asked about it, until it is forgotten.
+// asked about it, until it is forgotten: tables that were dropped are when there are many.
 #pragma once
 
+#include <algorithm>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -31,15 +33,35 @@ class WriteCounts {
   // processes always differ. writer: null counts every write, and leaves no entry.
   [[nodiscard]] std::uint64_t by_others(std::span<const std::uint32_t> table_ids, const Writer* writer);
   void forget(const Writer& writer);
+  // exists(table id): the others are forgotten, when there are twice as many tables as after the last time. Numbers
+  // that were given before differ from all later ones.
+  template <class Exists>
+  void forget_dropped(Exists&& exists) {
+    const std::lock_guard lock(mutex_);
+    if (tables_.size() < look_at_) return;
+    std::erase_if(tables_, [&](const auto& entry) {
+      if (exists(entry.first)) return false;
+      base_ += entry.second.all + 1;
+      return true;
+    });
+    look_at_ = std::max(kFewTables, 2 * tables_.size());
+  }
+  [[nodiscard]] std::size_t tables() const {
+    const std::lock_guard lock(mutex_);
+    return tables_.size();
+  }
 
  private:
+  static constexpr std::size_t kFewTables = 1024;
+
   struct Table {
     std::uint64_t all = 0;
     std::map<Writer, std::uint64_t> own;  // since the writer first asked
   };
 
-  const std::uint64_t base_;  // random
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::uint64_t base_;                               // random, and what was forgotten; guarded by mutex_
+  std::size_t look_at_ = kFewTables;                 // guarded by mutex_
   std::unordered_map<std::uint32_t, Table> tables_;  // guarded by mutex_
 };
 

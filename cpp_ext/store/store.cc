@@ -157,12 +157,13 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
 
 Status Store::create_table(const TableSchema& schema) {
   SR_RETURN_IF_ERROR(validate(schema));
-  SR_RETURN_IF_ERROR(impl_->tables.add(schema, has_ssd(), [&] {
+  const Result<bool> came_back = impl_->tables.add(schema, has_ssd(), [&] {
     return std::make_shared<Table>(schema, impl_->pools, impl_->budget.shares().of_table(schema.name), has_ssd(),
                                    impl_->options.slot_count);
-  }));
+  });
+  SR_RETURN_IF_ERROR(came_back.status());
   // Followers keep the rows of the table of this id that was dropped. With whole slots they replace them.
-  if (impl_->tables.came_back(schema.id)) impl_->reset_table(schema.id);
+  if (came_back.value()) impl_->reset_table(schema.id);
   return Status::ok();
 }
 

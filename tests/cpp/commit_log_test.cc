@@ -699,3 +699,21 @@ TEST_CASE("ranges of lost commits are merged, and each counts once") {
     REQUIRE(merged.count() == expected.size());
   }
 }
+
+TEST_CASE("counts of writes end with their tables, and no later number is one of before") {
+  WriteCounts counts;
+  const WriteCounts::Writer writer{1, 2, 1};
+  std::set<std::uint64_t> seen;
+  for (std::uint32_t table = 2; table <= 20'000; ++table) {
+    counts.add(table, nullptr);
+    const std::vector<std::uint32_t> asked = {table, 1};
+    CHECK(seen.insert(counts.by_others(asked, &writer)).second);
+    counts.forget_dropped([table](std::uint32_t id) { return id == 1 || id + 10 > table; });
+    CHECK(counts.tables() <= 1024);
+    counts.add(1, nullptr);
+  }
+  const std::vector<std::uint32_t> first = {1};
+  const std::uint64_t before = counts.by_others(first, &writer);
+  counts.add(1, &writer);
+  CHECK(counts.by_others(first, &writer) == before);
+}

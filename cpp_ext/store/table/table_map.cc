@@ -1,5 +1,6 @@
 #include "store/table/table_map.h"
 
+#include <algorithm>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -29,15 +30,18 @@ std::vector<std::shared_ptr<Table>> TableMap::named(std::span<const std::uint32_
   return tables;
 }
 
-Status TableMap::add(const TableSchema& schema, bool is_tiered, const std::function<std::shared_ptr<Table>()>& make) {
+Result<bool> TableMap::add(const TableSchema& schema, bool is_tiered,
+                           const std::function<std::shared_ptr<Table>()>& make) {
   const std::unique_lock lock(mutex_);
-  const auto found = tables_.find(schema.id);
-  if (found != tables_.end()) return same_schema(found->second->schema, schema);
+  if (const auto found = tables_.find(schema.id); found != tables_.end()) {
+    SR_RETURN_IF_ERROR(same_schema(found->second->schema, schema));
+    return false;
+  }
   SR_RETURN_IF_ERROR(check_share(schema, is_tiered));
   const std::shared_ptr<Table> made = make();
   made->is_followed = is_followed(schema.id);
   tables_.emplace(schema.id, made);
-  return Status::ok();
+  return schema.id <= last_removed_;
 }
 
 std::shared_ptr<Table> TableMap::remove(std::uint32_t table_id) {
@@ -46,13 +50,8 @@ std::shared_ptr<Table> TableMap::remove(std::uint32_t table_id) {
   if (found == tables_.end()) return nullptr;
   std::shared_ptr<Table> removed = std::move(found->second);
   tables_.erase(found);
-  removed_.insert(table_id);
+  last_removed_ = std::max(last_removed_, table_id);
   return removed;
-}
-
-bool TableMap::came_back(std::uint32_t table_id) {
-  const std::unique_lock lock(mutex_);
-  return removed_.erase(table_id) > 0;
 }
 
 Status TableMap::check_share(const TableSchema& schema, bool is_tiered) const {

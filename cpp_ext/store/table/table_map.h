@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <shared_mutex>
 #include <span>
 #include <vector>
@@ -26,12 +25,10 @@ class TableMap {
 
   // Adds the table that `make` gives. A table of the id that is there already must have the same schema
   // (kFailedPrecondition). `is_tiered`: the store has an SSD, which a share of memory needs (kFailedPrecondition); the
-  // shares of all tables must fit together (kInvalidArgument).
-  Status add(const TableSchema& schema, bool is_tiered, const std::function<std::shared_ptr<Table>()>& make);
+  // shares of all tables must fit together (kInvalidArgument). True: it was added, and may have been removed before.
+  Result<bool> add(const TableSchema& schema, bool is_tiered, const std::function<std::shared_ptr<Table>()>& make);
   // The table, which is in the map no more; null: there was none.
   std::shared_ptr<Table> remove(std::uint32_t table_id);
-  // Whether a table of this id was removed, and this is the first such call since.
-  bool came_back(std::uint32_t table_id);
 
   // Whether a cursor wants the table, which need not be there.
   [[nodiscard]] bool has_followers(std::uint32_t table_id) const;
@@ -48,7 +45,7 @@ class TableMap {
 
   mutable FairMutex mutex_;  // guards what follows
   std::map<std::uint32_t, std::shared_ptr<Table>> tables_;
-  std::set<std::uint32_t> removed_;  // ids that came_back() has not told
+  std::uint32_t last_removed_ = 0;  // the highest id; ids grow, so a new table has a higher one
   std::uint32_t cursors_of_all_ = 0;
   std::map<std::uint32_t, std::uint32_t> cursors_;  // that name the table, by its id
 };
