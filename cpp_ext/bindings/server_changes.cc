@@ -156,8 +156,7 @@ void bind_changes(py::module_& module) {
           "has_cursor", [](Store& store, const std::string& name) { return store.changes().is_open(name); },
           py::arg("name"))
       .def("read_changes", &read_page, py::arg("name"), py::kw_only(), py::arg("begin") = 0, py::arg("max_bytes"))
-      .def("ack_changes", &ack_page, py::arg("name"), py::arg("slots"), py::arg("versions"),
-           py::arg("part") = 0)
+      .def("ack_changes", &ack_page, py::arg("name"), py::arg("slots"), py::arg("versions"), py::arg("part") = 0)
       .def("apply_changes", &apply_page, py::arg("page"))
       .def("assign_versions", &assign_versions, py::arg("table_id"), py::arg("keys"), py::arg("versions"),
            py::arg("rows"))

@@ -8,7 +8,7 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kFetchedAhead = 4;                // rows
+constexpr std::size_t kFetchedAhead = 4;               // rows
 constexpr std::uint64_t kBytesUnderLock = 256u << 10;  // so many are copied before the stripe is let go
 constexpr std::uint64_t kBytesOfRange = 4u << 20;
 
@@ -18,9 +18,7 @@ bool is_wanted(std::uint64_t version, const SlotRange::Wanted& wanted) noexcept 
 
 }  // namespace
 
-void SlotRange::sort() {
-  std::ranges::sort(rows_, {}, &Row::suffix);
-}
+void SlotRange::sort() { std::ranges::sort(rows_, {}, &Row::suffix); }
 
 bool SlotRange::replace(std::size_t sorted, std::uint64_t suffix, std::uint64_t version, std::uint32_t update_count,
                         const std::byte* data, std::size_t bytes) {

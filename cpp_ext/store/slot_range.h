@@ -1,9 +1,9 @@
 // Rows of a range of suffixes of one slot of a table, read from both tiers.
 //
 // A slot is read range by range, each of no more rows than its reader wants, and than a few MiB; so a page costs what
-// its rows do, however many the slot has, and no lock is held for long. Of a range those in memory are read first, then those on
-// the SSD that were not among them. A row that leaves memory in between was seen; one that comes to memory in between
-// is still on the SSD.
+// its rows do, however many the slot has, and no lock is held for long. Of a range those in memory are read first, then
+// those on the SSD that were not among them. A row that leaves memory in between was seen; one that comes to memory in
+// between is still on the SSD.
 #pragma once
 
 #include <cstddef>

@@ -12,8 +12,8 @@
 
 namespace sparserow {
 
-// Rows of one table of slots from first_slot on, by slot and hash; or of some, images that came out of turn. Slots before
-// end_slot have all come.
+// Rows of one table of slots from first_slot on, by slot and hash; or of some, images that came out of turn. Slots
+// before end_slot have all come.
 struct SnapshotPage {
   static constexpr std::size_t kHeadBytes = 20;  // of a row's key, version and update count
 

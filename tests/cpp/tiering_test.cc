@@ -21,8 +21,8 @@
 #include "ssd_engines.h"
 #include "store/changes/change_log.h"
 #include "store/changes/change_page.h"
-#include "store/snapshot.h"
 #include "store/open_ssd_tier.h"
+#include "store/snapshot.h"
 #include "store/store.h"
 #include "temporary_folder.h"
 

@@ -31,9 +31,8 @@ bool can_go_on(const ChangeLog::Begun& begun, std::uint64_t since, std::uint64_t
 }  // namespace
 
 void join_rows(std::vector<ChangedRow>& rows) {
-  std::ranges::sort(rows, {}, [](const ChangedRow& row) {
-    return std::pair(row.table_id, row_hash(row.table_id, row.key));
-  });
+  std::ranges::sort(rows, {},
+                    [](const ChangedRow& row) { return std::pair(row.table_id, row_hash(row.table_id, row.key)); });
   std::size_t kept = 0;
   for (const ChangedRow& row : rows) {
     if (kept > 0 && rows[kept - 1].key == row.key && rows[kept - 1].table_id == row.table_id) {

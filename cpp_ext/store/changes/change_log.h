@@ -140,8 +140,8 @@ class ChangeLog {
   void close_idle();
   [[nodiscard]] bool is_open(const std::string& name) const;
 
-  // What a cursor has not got: slots, from `begin` on in the order of stripes: those of the first stripe, ascending, then
-  // those of the next one. 0: a round begins, with no slot in parts. NotFound.
+  // What a cursor has not got: slots, from `begin` on in the order of stripes: those of the first stripe, ascending,
+  // then those of the next one. 0: a round begins, with no slot in parts. NotFound.
   struct Begun {  // a slot of which parts were acknowledged
     SlotChanges::Kind kind = SlotChanges::Kind::kDelta;
     std::uint64_t until = 0;  // version

@@ -1,6 +1,7 @@
 // Changes on their way from a store to one that follows it: pages of slots, weights only. Version 5:
 //
-//   page  = magic u32 "SPCP" | format u16 | 0 u16 | slots u32 | tables u32 | parts u32 | 0 u32 | checksum u64 | table* |
+//   page  = magic u32 "SPCP" | format u16 | 0 u16 | slots u32 | tables u32 | parts u32 | 0 u32 | checksum u64 | table*
+//   |
 //           slot* | part*
 //   table = table_id u32 | schema_version u32 | dim u32 | dtype u8 | replaces u8 | 0 u8[2] | n u32 | erased u32 |
 //           keys u64[n] | versions u64[n] | erased keys u64[erased] | erased versions u64[erased] | rows[n], padded to
@@ -15,13 +16,13 @@
 // one whose rows are gone.
 //
 // A slot that a page has no room for comes in parts (change_log.h), and is the last of its page until its own last
-// part, whose number is 0. The follower acknowledges the number of any other part, and the slot with the last. A part of
-// a slot that is sent whole replaces what the follower has of [from, to), in the order of (table, suffix).
+// part, whose number is 0. The follower acknowledges the number of any other part, and the slot with the last. A part
+// of a slot that is sent whole replaces what the follower has of [from, to), in the order of (table, suffix).
 //
 // `until` is the version up to which the follower has everything then, `position` what it acknowledges; they differ
-// where rows are held back (send_threshold.h). Little-endian. The checksum is XXH3-64 of all that follows it. Rows are in
-// the dtype of the store that they come from, without conversion. A reader checks lengths before it uses the bytes that
-// they cover.
+// where rows are held back (send_threshold.h). Little-endian. The checksum is XXH3-64 of all that follows it. Rows are
+// in the dtype of the store that they come from, without conversion. A reader checks lengths before it uses the bytes
+// that they cover.
 #pragma once
 
 #include <cstddef>
@@ -57,8 +58,8 @@ struct AppliedSlot {
 struct AppliedPage {
   std::vector<AppliedSlot> slots;  // but one whose last part is still to come
   std::uint64_t part = 0;          // number of the part of that slot, to be acknowledged; 0: there is none
-  std::uint64_t rows = 0;       // that were newer than what the store had
-  std::uint64_t unchanged = 0;  // that were not
+  std::uint64_t rows = 0;          // that were newer than what the store had
+  std::uint64_t unchanged = 0;     // that were not
   std::uint64_t erased = 0;
   bool has_whole_slots = false;               // then those are told by `tables`
   std::vector<std::uint32_t> tables;          // that the sender has, of those that the cursor wants; ascending

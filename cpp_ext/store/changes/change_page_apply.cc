@@ -141,8 +141,8 @@ Status apply_table(Store& store, const TableChanges& table, AppliedPage& applied
   return table.erased.empty() ? Status::ok() : erase_older(store, table, applied);
 }
 
-// What the store has of slots that came whole, or of a part of them, and the page has not, goes; but for tables that the sender does not
-// have.
+// What the store has of slots that came whole, or of a part of them, and the page has not, goes; but for tables that
+// the sender does not have.
 Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) {
   using Names = std::unordered_map<std::uint32_t, std::vector<std::uint64_t>>;  // keys by table
   std::unordered_map<std::uint32_t, std::unordered_set<std::uint64_t>> kept;

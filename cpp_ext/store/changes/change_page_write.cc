@@ -37,9 +37,8 @@ class PageWriter {
     if (stripe.may_repeat || behind_.threshold != nullptr) join(stripe);
     std::vector<std::uint64_t> bytes_of_slot(stripe.slots.size());
     std::vector<std::uint8_t> is_whole_here(stripe.slots.size());
-    each_row(stripe, [&](const StripeChanges::Row& row, TableBatch& table) {
-      bytes_of_slot[row.slot] += table.bytes_of_row;
-    });
+    each_row(stripe,
+             [&](const StripeChanges::Row& row, TableBatch& table) { bytes_of_slot[row.slot] += table.bytes_of_row; });
     std::size_t done = 0;
     for (; done < stripe.slots.size(); ++done) {
       SlotChanges& changes = stripe.slots[done];
@@ -211,7 +210,8 @@ class PageWriter {
   void keep_range(SlotChanges& changes, std::uint64_t room) {
     std::vector<ChangedRow>& rows = changes.written;
     const std::pair from(changes.from.table_id, changes.from.suffix);
-    const auto to = changes.to ? std::pair(changes.to->table_id, changes.to->suffix) : std::pair(UINT32_MAX, UINT64_MAX);
+    const auto to =
+        changes.to ? std::pair(changes.to->table_id, changes.to->suffix) : std::pair(UINT32_MAX, UINT64_MAX);
     std::erase_if(rows, [&](const ChangedRow& row) { return path_of(row) < from || path_of(row) >= to; });
     std::uint64_t least_bytes = room + 1;
     for (const ChangedRow& row : rows) {
@@ -340,8 +340,8 @@ class PageWriter {
                          schema.dim);
       }
       const SlotChanges& changes = slots_[part.slot];
-      const auto chosen = behind_.threshold->choose(changes, std::span(changes.written).subspan(part.begin, n), schema.dim,
-                                             floats, std::span(goes).subspan(at, n));
+      const auto chosen = behind_.threshold->choose(changes, std::span(changes.written).subspan(part.begin, n),
+                                                    schema.dim, floats, std::span(goes).subspan(at, n));
       for (std::size_t i = 0; i < n; ++i) {
         goes[at + i] = chosen[i];
         is_sent_[part.slot] |= chosen[i];

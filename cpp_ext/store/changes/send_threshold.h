@@ -52,7 +52,8 @@ class SendThreshold {
   // found: (n), 0 where the row is gone.
   std::vector<std::uint8_t> choose(const SlotChanges& changes, std::span<const ChangedRow> names, std::uint32_t dim,
                                    std::span<const float> rows, std::span<const std::uint8_t> found);
-  // Ends a pass, or a part of it. When nothing is sent at its end, it is committed. oldest_at_ms: of what goes, as in SlotChanges.
+  // Ends a pass, or a part of it. When nothing is sent at its end, it is committed. oldest_at_ms: of what goes, as in
+  // SlotChanges.
   struct PassEnd {
     std::uint64_t safe = 0;
     std::uint32_t oldest_at_ms = 0;

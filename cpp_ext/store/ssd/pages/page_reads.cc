@@ -10,7 +10,7 @@
 namespace sparserow {
 namespace {
 
-constexpr std::size_t kVisitedAtOnce = 256;   // records that are read under one ticket
+constexpr std::size_t kVisitedAtOnce = 256;    // records that are read under one ticket
 constexpr std::size_t kPlannedAtOnce = 16384;  // hashes that one look through a slot's index gives
 constexpr std::size_t kAlignment = 8;
 
