@@ -44,7 +44,7 @@ struct PageSlot {
 };
 static_assert(sizeof(PageSlot) == 40);
 
-// Of a slot that comes in parts: the range of (table, suffix) that is here.
+// The range of (table, suffix) that is here, of a slot that comes in parts.
 struct PagePart {
   std::uint32_t slot = 0;
   std::uint32_t zero = 0;
