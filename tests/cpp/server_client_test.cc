@@ -7,8 +7,10 @@
 #include <sys/wait.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -895,4 +897,23 @@ TEST_CASE("large replies of many tables, with versions and found, at every split
       }
     }
   }
+}
+
+TEST_CASE("large writes have a thread for four I/O threads, and two at least") {
+  const auto threads = [] {
+    std::size_t count = 0;
+    for ([[maybe_unused]] const auto& task : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+    return count;
+  };
+  const std::size_t before = threads();
+  std::map<std::uint32_t, std::size_t> beside;  // the I/O threads, by their number
+  for (const std::uint32_t io_threads : {1u, 8u, 16u, 32u}) {
+    ServerOptions options;
+    options.io_threads = io_threads;
+    const Cluster cluster(1, {}, options);
+    beside[io_threads] = threads() - before - io_threads;
+  }
+  CHECK(beside[8] == beside[1]);
+  CHECK(beside[16] == beside[8] + 2);
+  CHECK(beside[32] == beside[8] + 6);
 }

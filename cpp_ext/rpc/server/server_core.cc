@@ -10,8 +10,9 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kKeptBufferBytes = 256u << 20;
-constexpr std::size_t kBulkThreads = 2;  // a third such write waits for one of them
-constexpr int kNiceOfHandshakes = 5;     // a quarter of a CPU that I/O threads want as well
+constexpr std::uint32_t kFewestBulkThreads = 2;  // a further such write waits for one of them
+constexpr std::uint32_t kBulkShare = 4;          // one for so many I/O threads, which help with the parts of a write
+constexpr int kNiceOfHandshakes = 5;             // a quarter of a CPU that I/O threads want as well
 
 // One parallel_for under way. Helpers that come late find no part left and touch nothing of the caller's.
 struct ParallelWork {
@@ -67,7 +68,7 @@ ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Stor
                .parts = options.io_threads,
                .parallel_for = [this](std::uint32_t parts,
                                       const std::function<void(std::uint32_t)>& work) { parallel_for(parts, work); }}),
-      bulk(kBulkThreads),
+      bulk(std::max(kFewestBulkThreads, options.io_threads / kBulkShare)),
       route_(std::make_shared<const Route>()) {
   access.set(options.grants);
   if (options.tls != nullptr) set_tls(options.tls);
