@@ -84,6 +84,9 @@ def list_of_keys() -> list[str]:
 def own_loop(folder: Path) -> None:
     """A loop without a job: the others wait for the rank that learns features, beyond the timeout of their group."""
     rank = int(sys.argv[1])
+    (folder / f"here-{rank}").touch()
+    while not (folder / f"here-{1 - rank}").exists():  # a process may start later than the other waits for it
+        time.sleep(0.01)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=TIMEOUT)
 
     def slow() -> Iterator[dict[str, np.ndarray]]:
