@@ -285,10 +285,9 @@ void CommitLog::count_writes(std::span<const Kept> commits) {
     const Commit& commit = kept.commit;
     const WriteCounts::Writer writer{commit.job_id, commit.worker_id, commit.worker_epoch};
     for (const GradBlock& block : commit.blocks) {
-      writes_.add(block.table_id, commit.step == kNoStep ? nullptr : &writer);
+      count_write(block.table_id, commit.step == kNoStep ? nullptr : &writer);
     }
   }
-  writes_.forget_dropped([this](std::uint32_t table_id) { return applier_.has_table(table_id); });
 }
 
 // Reduces and applies every step that has all its commits, in order; one thread at a time per job.

@@ -181,8 +181,10 @@ class CommitLog {
   // Answers every parked pull with `status` (drain, stop).
   void fail_parked(const Status& status);
 
-  // Commits are counted here; other writes to the store are to be added.
-  [[nodiscard]] WriteCounts& writes() noexcept { return writes_; }
+  // Counts a write to the store that is no commit; those are counted here. writer: null for one without a step.
+  void count_write(std::uint32_t table_id, const WriteCounts::Writer* writer = nullptr) {
+    writes_.add(table_id, writer, [this](std::uint32_t id) { return applier_.has_table(id); });
+  }
   // WriteCounts::by_others for a worker. A fenced worker counts as an unnamed writer.
   [[nodiscard]] std::uint64_t writes_by_others(std::span<const std::uint32_t> table_ids, std::uint32_t job_id,
                                                const WorkerKey& worker);

@@ -14,15 +14,6 @@ std::uint64_t random_number() {
 
 WriteCounts::WriteCounts() : base_(random_number()) {}
 
-void WriteCounts::add(std::uint32_t table_id, const Writer* writer) {
-  const std::lock_guard lock(mutex_);
-  Table& table = tables_[table_id];
-  ++table.all;
-  if (writer == nullptr) return;
-  const auto own = table.own.find(*writer);
-  if (own != table.own.end()) ++own->second;
-}
-
 std::uint64_t WriteCounts::by_others(std::span<const std::uint32_t> table_ids, const Writer* writer) {
   const std::lock_guard lock(mutex_);
   std::uint64_t sum = base_;

@@ -4,7 +4,6 @@
 // asked about it, until it is forgotten: tables that were dropped are when there are many.
 #pragma once
 
-#include <algorithm>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,8 @@
 #include <mutex>
 #include <span>
 #include <unordered_map>
+
+#include "util/gone_entries.h"
 
 namespace sparserow::rpc {
 
@@ -28,32 +29,32 @@ class WriteCounts {
   WriteCounts();
 
   // Counts a write, after it is in the store and before it is acknowledged. writer: null for one without a step.
-  void add(std::uint32_t table_id, const Writer* writer);
-  // Two calls that give equal numbers show that only `writer` wrote to these tables between them. The numbers of two
-  // processes always differ. writer: null counts every write, and leaves no entry.
-  [[nodiscard]] std::uint64_t by_others(std::span<const std::uint32_t> table_ids, const Writer* writer);
-  void forget(const Writer& writer);
-  // exists(table id): the others are forgotten, when there are twice as many tables as after the last time. Numbers
+  // `exists(table id)` says which tables are kept when there are many: those that were dropped are forgotten. Numbers
   // that were given before differ from all later ones.
   template <class Exists>
-  void forget_dropped(Exists&& exists) {
+  void add(std::uint32_t table_id, const Writer* writer, Exists&& exists) {
     const std::lock_guard lock(mutex_);
-    if (tables_.size() < look_at_) return;
-    std::erase_if(tables_, [&](const auto& entry) {
+    gone_.forget(tables_, [&](const auto& entry) {
       if (exists(entry.first)) return false;
       base_ += entry.second.all + 1;
       return true;
     });
-    look_at_ = std::max(kFewTables, 2 * tables_.size());
+    Table& table = tables_[table_id];
+    ++table.all;
+    if (writer == nullptr) return;
+    const auto own = table.own.find(*writer);
+    if (own != table.own.end()) ++own->second;
   }
+  // Two calls that give equal numbers show that only `writer` wrote to these tables between them. The numbers of two
+  // processes always differ. writer: null counts every write, and leaves no entry.
+  [[nodiscard]] std::uint64_t by_others(std::span<const std::uint32_t> table_ids, const Writer* writer);
+  void forget(const Writer& writer);
   [[nodiscard]] std::size_t tables() const {
     const std::lock_guard lock(mutex_);
     return tables_.size();
   }
 
  private:
-  static constexpr std::size_t kFewTables = 1024;
-
   struct Table {
     std::uint64_t all = 0;
     std::map<Writer, std::uint64_t> own;  // since the writer first asked
@@ -61,7 +62,7 @@ class WriteCounts {
 
   mutable std::mutex mutex_;
   std::uint64_t base_;                               // random, and what was forgotten; guarded by mutex_
-  std::size_t look_at_ = kFewTables;                 // guarded by mutex_
+  GoneEntries gone_;                                 // guarded by mutex_
   std::unordered_map<std::uint32_t, Table> tables_;  // guarded by mutex_
 };
 

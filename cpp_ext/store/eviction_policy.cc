@@ -229,7 +229,6 @@ std::uint64_t Store::Tiering::age_of(std::uint32_t stripe, std::uint64_t suffix,
 
 std::uint64_t Store::Tiering::updates_since(std::uint32_t stripe, std::uint64_t suffix,
                                             std::uint64_t version) const noexcept {
-  constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
   const std::uint64_t now = store_.stripes[stripe].sequences[store_.slots.slot_in_stripe(suffix)];
   return now - std::min(now, version & kSequence);
 }

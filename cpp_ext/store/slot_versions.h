@@ -39,7 +39,7 @@ class SlotVersions {
     if (stripe.log.is_open() && table.is_followed.load(std::memory_order_relaxed)) {
       stripe.log.touch(slot, sequence);
       const bool is_comparable = (before ^ version) >> 48 == 0 && !counts_writes.load(std::memory_order_relaxed);
-      if (stripe.log.wants(slot, is_comparable ? before & (~std::uint64_t{0} >> 16) : 0)) {
+      if (stripe.log.wants(slot, is_comparable ? before & kSequence : 0)) {
         stripe.log.written(slot, {sequence, key, table.schema.id, wall_ms()}, change_budget);
       }
     }

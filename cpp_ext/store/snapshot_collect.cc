@@ -38,14 +38,13 @@ bool Store::Snapshot::collect_stripe(Dump& dump, std::uint32_t stripe, SlotRange
   }
   if (!dump.sides[stripe].by_slot.empty()) {
     for (std::uint32_t at = 0; at < per_stripe; ++at) take_images(dump, at * stripes + stripe, 0, out);
-    out.sort();
   }
   dump.sides[stripe].is_done = true;
   return true;
 }
 
 // Takes the images of a slot's suffixes before `end` (0: all): in place of rows that are there, which were read from
-// the SSD, that may have older ones, or between the copy and this; else behind them.
+// the SSD, that may have older ones, or changed between the copy and this; the others in their places by suffix.
 void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t end, SlotRange& out) {
   Side& side = dump.sides[slot % store_.slots.stripe_count()];
   if (side.by_slot.empty()) return;
@@ -69,6 +68,7 @@ void Store::Snapshot::take_images(Dump& dump, std::uint32_t slot, std::uint64_t 
     taken = image;
     if (last == nullptr) last = image;
   }
+  if (out.rows().size() > sorted) out.sort();
   dump.images->give(taken, last, count);
   side_bytes_ -= count * (bytes + kImageBytes);
 }
@@ -93,7 +93,6 @@ Status Store::Snapshot::collect(Dump& dump, std::uint32_t slot, std::uint64_t fr
     side.dumped = out.end() == 0 ? next_slot : out.end();
     side.is_done = out.end() == 0 && slot + stripes >= slot_versions_.size();
   }
-  out.sort();
   note_progress();
   return Status::ok();
 }

@@ -705,15 +705,15 @@ TEST_CASE("counts of writes end with their tables, and no later number is one of
   const WriteCounts::Writer writer{1, 2, 1};
   std::set<std::uint64_t> seen;
   for (std::uint32_t table = 2; table <= 20'000; ++table) {
-    counts.add(table, nullptr);
+    const auto exists = [table](std::uint32_t id) { return id == 1 || id + 10 > table; };
+    counts.add(table, nullptr, exists);
     const std::vector<std::uint32_t> asked = {table, 1};
     CHECK(seen.insert(counts.by_others(asked, &writer)).second);
-    counts.forget_dropped([table](std::uint32_t id) { return id == 1 || id + 10 > table; });
     CHECK(counts.tables() <= 1024);
-    counts.add(1, nullptr);
+    counts.add(1, nullptr, exists);
   }
   const std::vector<std::uint32_t> first = {1};
   const std::uint64_t before = counts.by_others(first, &writer);
-  counts.add(1, &writer);
+  counts.add(1, &writer, [](std::uint32_t) { return true; });
   CHECK(counts.by_others(first, &writer) == before);
 }

@@ -307,18 +307,24 @@ TEST_CASE("the file has little beside the rows, however many tables there are") 
   }
 }
 
+// A store of table 1 whose rows are all on the SSD, and some of them in memory too.
+std::unique_ptr<Store> with_rows_on_ssd(const Folder& folder, std::uint32_t slots, std::uint64_t rows) {
+  StoreOptions options = tiered(folder);
+  options.slot_count = slots;
+  options.memory_budget_bytes += 3 * kBudget;
+  auto store = open(options);
+  REQUIRE(store->create_table(schema_of(1)).is_ok());
+  fill(*store, 1, 0, rows);
+  REQUIRE(store->write_back().is_ok());
+  return store;
+}
+
 TEST_CASE("a scan reads what it gives, however many rows a slot has") {
+  constexpr std::uint64_t kRows = 20'000;
   for (const std::uint32_t slots : {4u, 128u}) {
     CAPTURE(slots);
     const Folder folder;
-    StoreOptions options = tiered(folder);
-    options.slot_count = slots;
-    options.memory_budget_bytes += 3 * kBudget;
-    const auto store = open(options);
-    REQUIRE(store->create_table(schema_of(1)).is_ok());
-    constexpr std::uint64_t kRows = 20'000;
-    fill(*store, 1, 0, kRows);
-    REQUIRE(store->write_back().is_ok());
+    const auto store = with_rows_on_ssd(folder, slots, kRows);
     const std::uint64_t before = store->tier_stats()->ssd.rows_visited;
     CHECK(scan(*store, 1, 1000).keys.size() == kRows);
     const std::uint64_t visited = store->tier_stats()->ssd.rows_visited - before;
@@ -329,18 +335,12 @@ TEST_CASE("a scan reads what it gives, however many rows a slot has") {
 }
 
 TEST_CASE("a follower's pages and a snapshot's read what they give, however many rows a slot has") {
+  constexpr std::uint64_t kRows = 20'000;
+  constexpr std::uint64_t kPageBytes = 32 << 10;
   for (const std::uint32_t slots : {4u, 128u}) {
     CAPTURE(slots);
     const Folder folder;
-    StoreOptions options = tiered(folder);
-    options.slot_count = slots;
-    options.memory_budget_bytes += 3 * kBudget;
-    const auto store = open(options);
-    REQUIRE(store->create_table(schema_of(1)).is_ok());
-    constexpr std::uint64_t kRows = 20'000;
-    constexpr std::uint64_t kPageBytes = 32 << 10;
-    fill(*store, 1, 0, kRows);
-    REQUIRE(store->write_back().is_ok());
+    const auto store = with_rows_on_ssd(folder, slots, kRows);
     const auto visited = [&store] { return store->tier_stats()->ssd.rows_visited; };
 
     std::uint64_t before = visited();

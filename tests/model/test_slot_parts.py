@@ -23,7 +23,7 @@ Rows = tuple[int, int, int]  # the version of each row; 0: there is none
 
 
 class Parts(NamedTuple):
-    """Of the slot: how far parts were acknowledged, and where the next one begins when the last sent one is."""
+    """How far the parts of the slot were acknowledged, and where the next one begins when the last sent one is."""
 
     is_whole: bool
     until: int

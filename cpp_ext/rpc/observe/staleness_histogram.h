@@ -10,6 +10,8 @@
 #include <map>
 #include <mutex>
 
+#include "util/gone_entries.h"
+
 namespace sparserow::rpc {
 
 class StalenessHistogram {
@@ -27,10 +29,7 @@ class StalenessHistogram {
   void add(std::uint32_t table_id, std::uint64_t steps, Exists&& exists) {
     const auto bucket = static_cast<std::size_t>(std::ranges::lower_bound(kBounds, steps) - kBounds.begin());
     const std::lock_guard lock(mutex_);
-    if (by_table_.size() >= look_at_) {
-      std::erase_if(by_table_, [&](const auto& entry) { return !exists(entry.first); });
-      look_at_ = std::max(kFewTables, 2 * by_table_.size());
-    }
+    gone_.forget(by_table_, [&](const auto& entry) { return !exists(entry.first); });
     Counts& counts = by_table_[table_id];
     ++counts.pulls[bucket];
     counts.sum += steps;
@@ -42,10 +41,8 @@ class StalenessHistogram {
   }
 
  private:
-  static constexpr std::size_t kFewTables = 1024;
-
   mutable std::mutex mutex_;
-  std::size_t look_at_ = kFewTables;  // tables at which those that were dropped are looked for
+  GoneEntries gone_;  // tables that were dropped
   std::map<std::uint32_t, Counts> by_table_;
 };
 

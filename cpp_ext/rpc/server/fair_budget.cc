@@ -50,7 +50,7 @@ void FairBudget::Charge::reset() noexcept {
   try {
     const std::lock_guard lock(budget_->mutex_);
     others = budget_->end(*state_);
-  } catch (const std::bad_alloc&) {  // the bytes are given back; the end of the next charge serves who waits
+  } catch (const std::bad_alloc&) {  // the bytes are given back; those that wait are served when another charge ends
   }
   for (const auto& tell : others) tell();
   budget_ = nullptr;

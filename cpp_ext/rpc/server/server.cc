@@ -374,7 +374,7 @@ Result<Server::Cut> Server::cut(const std::vector<CutTarget>& targets, std::chro
   return cut;
 }
 void Server::install_jobs(const std::vector<JobImage>& images) { impl_->core().commits.install(images); }
-void Server::count_write(std::uint32_t table_id) { impl_->core().commits.writes().add(table_id, nullptr); }
+void Server::count_write(std::uint32_t table_id) { impl_->core().commits.count_write(table_id); }
 void Server::set_tls(std::shared_ptr<const TlsContext> tls) { impl_->core().set_tls(std::move(tls)); }
 AccessList& Server::access() noexcept { return impl_->core().access; }
 ServerStats Server::stats() const { return impl_->stats(); }

@@ -172,7 +172,7 @@ Outcome WriteHandler::assign() {
     for (std::size_t i = 0; i < views.size(); ++i) {
       const TableView& view = views[i];
       const Status status = core_.store->assign(view.descriptor.table_id, view.keys, rows_of_view[i]);
-      core_.commits.writes().add(view.descriptor.table_id, nullptr);
+      core_.commits.count_write(view.descriptor.table_id);
       SR_RETURN_IF_ERROR(status);
       rows += view.keys.size();
     }
@@ -198,7 +198,7 @@ Outcome WriteHandler::erase() {
     std::uint64_t rows = 0;
     for (const TableView& view : views) {
       auto erased = core_.store->erase(view.descriptor.table_id, view.keys);
-      core_.commits.writes().add(view.descriptor.table_id, nullptr);
+      core_.commits.count_write(view.descriptor.table_id);
       if (!erased.is_ok()) return erased.status();
       rows += erased.value();
     }

@@ -37,14 +37,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "store/changes/send_threshold.h"
 #include "store/store.h"
+#include "store/table/row.h"
 
 namespace sparserow {
-
-inline constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;  // the part of a version beside the lineage
 
 // A row that was written, and existed then.
 struct ChangedRow {
@@ -65,8 +65,11 @@ struct SlotPlace {
   std::uint32_t table_id = 0;
   std::uint64_t suffix = 0;
 
+  [[nodiscard]] std::pair<std::uint32_t, std::uint64_t> row() const noexcept { return {table_id, suffix}; }
   friend bool operator==(const SlotPlace&, const SlotPlace&) = default;
 };
+
+inline constexpr SlotPlace kSlotEnd{0, UINT32_MAX, UINT64_MAX};  // beyond every row
 
 // What changed in one slot, or a part of it.
 struct SlotChanges {
@@ -164,9 +167,9 @@ class ChangeLog {
   // What some of these slots, all of one stripe, have for the cursor; does not move it. NotFound: no cursor is open any
   // more.
   Result<StripeChanges> read(const Behind& behind, std::span<const Behind::Slot> slots);
-  // Finds the rows of a slot that read() gave and that is not counted, by a look at all of its rows from where it
-  // begins: as many as come in most_bytes, or one.
-  Status find_rows(const Behind& behind, SlotChanges& changes, std::uint64_t most_bytes);
+  // Finds the rows in [from, to) of a slot that are newer than `since`, of these tables (ascending; empty: all), by a
+  // look at all of its rows from there on: as many as come in most_bytes, or one; `to` is where the rest begins.
+  Status find_rows(SlotChanges& changes, const std::vector<std::uint32_t>& wanted, std::uint64_t most_bytes) const;
   // Counts such a look where it goes to the follower, and is of a slot's first part.
   void count_look(const SlotChanges& changes) noexcept {
     if (changes.from == SlotPlace()) ++(changes.kind == SlotChanges::Kind::kSnapshot ? snapshots_ : scans_);
@@ -223,7 +226,6 @@ class ChangeLog {
   void end_rings();
   void pass_all();
   void pass(std::span<const std::uint32_t> slots);
-  Status list_rows(SlotChanges& changes, const std::vector<std::uint32_t>& wanted, std::uint64_t most_bytes) const;
 
   Store* store_;
   mutable std::mutex cursors_mutex_;

@@ -26,13 +26,7 @@ std::int64_t stamped_age_ms(const Table& table, const std::byte* data, std::uint
 
 }  // namespace
 
-Status ChangeLog::find_rows(const Behind& behind, SlotChanges& changes, std::uint64_t most_bytes) {
-  return list_rows(changes, behind.tables, most_bytes);
-}
-
-// Fills `written` with the rows of the slot in [from, to) that are newer than `since`, and moves `to` where not so many
-// bytes are wanted.
-Status ChangeLog::list_rows(SlotChanges& changes, const std::vector<std::uint32_t>& wanted,
+Status ChangeLog::find_rows(SlotChanges& changes, const std::vector<std::uint32_t>& wanted,
                             std::uint64_t most_bytes) const {
   const Store::Impl& store = *store_->impl_;
   const SlotOrder& slots = store.slots;
@@ -70,7 +64,7 @@ Status ChangeLog::list_rows(SlotChanges& changes, const std::vector<std::uint32_
 Result<std::vector<ChangedRow>> ChangeLog::rows_of(std::uint32_t slot, const SlotPlace& from,
                                                    const SlotPlace& to) const {
   SlotChanges changes{.slot = slot, .from = from, .to = to};
-  SR_RETURN_IF_ERROR(list_rows(changes, {}, UINT64_MAX));
+  SR_RETURN_IF_ERROR(find_rows(changes, {}, UINT64_MAX));
   return std::move(changes.written);
 }
 
@@ -106,7 +100,7 @@ Result<RowFacts> ChangeLog::facts(std::uint32_t table_id, std::uint64_t key) con
       log.visit_written([&](std::uint32_t noted, const Change& change) {
         if (noted != in_stripe || change.sequence <= log.floor(in_stripe)) return;
         is_noted |= change.key == key && change.table_id == table_id;
-        if (is_noted && (!facts.exists || change.sequence <= (facts.version & (~std::uint64_t{0} >> 16)))) {
+        if (is_noted && (!facts.exists || change.sequence <= (facts.version & kSequence))) {
           logged_age_ms = std::uint32_t{wall_ms() - change.at_ms};
         }
       });

@@ -153,7 +153,7 @@ Status erase_others(Store& store, const ParsedPage& page, AppliedPage& applied) 
   for (const PageSlot& slot : page.slots) {
     if (slot.kind != static_cast<std::uint8_t>(SlotChanges::Kind::kSnapshot)) continue;
     applied.has_whole_slots = true;
-    SlotPlace from, to{0, UINT32_MAX, UINT64_MAX};
+    SlotPlace from, to = kSlotEnd;
     if (const auto part = page.parts.find(slot.slot); part != page.parts.end()) {
       from = {0, part->second.from_table, part->second.from_suffix};
       to = {0, part->second.to_table, part->second.to_suffix};

@@ -102,7 +102,7 @@ class PageWriter {
       if (changes.from == SlotPlace() && !changes.to) continue;
       const auto number = changes.to ? log_.sent(cursor_, changes) : Result<std::uint64_t>(0);
       SR_RETURN_IF_ERROR(number.status());
-      const SlotPlace to = changes.to.value_or(SlotPlace{0, UINT32_MAX, UINT64_MAX});
+      const SlotPlace to = changes.to.value_or(kSlotEnd);
       parts.push_back({.slot = changes.slot,
                        .from_table = changes.from.table_id,
                        .to_table = to.table_id,
@@ -184,7 +184,7 @@ class PageWriter {
     left -= std::min(left, changes.erased.size() * kErasedBytes);
     const std::uint64_t used = bytes_;  // and what tables take that come to the page
     if (!changes.is_counted) {
-      SR_RETURN_IF_ERROR(log_.find_rows(behind_, changes, left));
+      SR_RETURN_IF_ERROR(log_.find_rows(changes, behind_.tables, left));
     } else if (behind_.threshold == nullptr) {
       for (const StripeChanges::Row& row : stripe.written) {
         if (row.slot == number) changes.written.push_back({row.key, row.table_id, 1});
@@ -209,9 +209,7 @@ class PageWriter {
   // Leaves the rows of [from, to), in order, and no more than could have room.
   void keep_range(SlotChanges& changes, std::uint64_t room) {
     std::vector<ChangedRow>& rows = changes.written;
-    const std::pair from(changes.from.table_id, changes.from.suffix);
-    const auto to =
-        changes.to ? std::pair(changes.to->table_id, changes.to->suffix) : std::pair(UINT32_MAX, UINT64_MAX);
+    const auto from = changes.from.row(), to = changes.to.value_or(kSlotEnd).row();
     std::erase_if(rows, [&](const ChangedRow& row) { return path_of(row) < from || path_of(row) >= to; });
     std::uint64_t least_bytes = room + 1;
     for (const ChangedRow& row : rows) {

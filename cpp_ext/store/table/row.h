@@ -16,6 +16,9 @@
 
 namespace sparserow {
 
+// The part of a version that is the slot's sequence; the lineage is above it.
+inline constexpr std::uint64_t kSequence = (std::uint64_t{1} << 48) - 1;
+
 struct RowLayout {
   static constexpr std::size_t kHeadBytes = 12;
 
