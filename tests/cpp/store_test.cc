@@ -148,19 +148,35 @@ TEST_CASE("keys may repeat in one batch, in any order, in pulls and pushes") {
   CHECK(rows[3 * kDim] == 0.0f);
 }
 
-TEST_CASE("a large pull, which is streamed past the caches, equals small ones at any alignment") {
-  TableSchema schema = schema_of(1, OptimizerKind::kSgd, 64);
-  schema.init = {InitKind::kUniform, -1.0f, 1.0f};
-  const auto store = store_with(schema);
-  push_ones(*store, schema, range(0, 20'000));
-  const auto keys = range(0, 24'000);  // 6 MB; the last ones are absent
-  const std::vector<float> large = pull(*store, schema, keys);
-  std::vector<std::byte> unaligned(large.size() * sizeof(float) + 4);
-  REQUIRE(store->pull(1, keys, Dtype::kFloat32, unaligned.data() + 4).is_ok());
-  CHECK(std::memcmp(unaligned.data() + 4, large.data(), large.size() * sizeof(float)) == 0);
-  for (std::uint64_t key = 0; key < keys.size(); key += 500) {
-    const auto small = pull(*store, schema, range(key, key + 500));
-    REQUIRE(std::equal(small.begin(), small.end(), large.begin() + static_cast<std::ptrdiff_t>(key * 64)));
+// Which of a row's lines are whole depends on its length and on where its buffer begins.
+TEST_CASE("a large pull, which is streamed past the caches, equals small ones and writes no other byte") {
+  for (const std::uint32_t dim : {32u, 40u, 64u, 65u, 96u}) {
+    CAPTURE(dim);
+    TableSchema schema = schema_of(1, OptimizerKind::kSgd, dim);
+    schema.init = {InitKind::kUniform, -1.0f, 1.0f};
+    const auto store = store_with(schema);
+    const std::uint64_t count = (std::size_t{5} << 20) / (dim * sizeof(float));
+    push_ones(*store, schema, range(0, count * 4 / 5));
+    const auto keys = range(0, count);  // the last ones are absent
+    std::vector<float> expected;
+    for (std::uint64_t key = 0; key < count; key += 100) {
+      const auto small = pull(*store, schema, range(key, std::min(key + 100, count)));
+      expected.insert(expected.end(), small.begin(), small.end());
+    }
+    const std::size_t bytes = expected.size() * sizeof(float);
+    constexpr std::size_t kLine = 64;
+    std::vector<std::byte> memory(bytes + 4 * kLine);
+    std::byte* const line = memory.data() + kLine - reinterpret_cast<std::uintptr_t>(memory.data()) % kLine;
+    for (const std::size_t offset : {0, 4, 16, 32, 48, 56}) {
+      CAPTURE(offset);
+      std::ranges::fill(memory, std::byte{0xa5});
+      std::byte* const out = line + offset;
+      REQUIRE(store->pull(1, keys, Dtype::kFloat32, out).is_ok());
+      CHECK(std::memcmp(out, expected.data(), bytes) == 0);
+      const auto is_untouched = [](std::byte each) { return each == std::byte{0xa5}; };
+      CHECK(std::all_of(memory.data(), out, is_untouched));
+      CHECK(std::all_of(out + bytes, memory.data() + memory.size(), is_untouched));
+    }
   }
 }
 

@@ -231,11 +231,17 @@ template <Fetch kFetch>
   return std::min<std::size_t>(kFetch == Fetch::kRow ? row : table.layout.state_offset, kMaxFetched);
 }
 
+// Of a walk whose visits write to no place of their own.
+struct NothingAhead {
+  [[gnu::always_inline]] void operator()(std::uint16_t /*position*/) const noexcept {}
+};
+
 // Walks one stripe's keys of a block, some at a time, in three passes: fetch the buckets of the index; look up
-// and fetch the rows; then `visit(position, suffix, row id or RowIndex::kNone)` finds both in cache. Passes beat a
-// pipeline of single keys: a visit's stores and the fetches of rows would compete for the same line buffers.
-template <Fetch kFetch, class Visit>
-void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stripe, Visit&& visit) {
+// and fetch the rows, and with ahead(position) what else the visit touches; then `visit(position, suffix, row id or
+// RowIndex::kNone)` finds all in cache. Passes beat a pipeline of single keys: a visit's stores and the fetches of rows
+// would compete for the same line buffers.
+template <Fetch kFetch, class Visit, class Ahead = NothingAhead>
+void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stripe, Visit&& visit, Ahead ahead = {}) {
   constexpr std::size_t kGroup = kMostProbed;  // a stripe's keys of a block are 128, give or take 11: in one group
   const TableStripe* stripe_rows = table.stripes[stripe].get();
   const auto positions = order.positions(stripe);
@@ -258,7 +264,10 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
     } else {
       const auto wanted = suffixes.subspan(begin, count);
       stripe_rows->index.begin_find(wanted, ids.data(), probe);
-      for (std::size_t i = 0; i < count; ++i) fetch(ids[i]);
+      for (std::size_t i = 0; i < count; ++i) {
+        fetch(ids[i]);
+        ahead(positions[begin + i]);
+      }
       stripe_rows->index.finish_find(wanted, ids.data(), probe);
       for (std::size_t j = 0; j < probe.left_count; ++j) fetch(ids[probe.left[j]]);
       if (kFetch == Fetch::kRow) {
@@ -273,13 +282,15 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
 
 // The same for a run of stripes (BatchOrder::run_from), with `visit(stripe, position, suffix, id)`. A batch of some
 // hundred keys has a few in each stripe, whose fetches would hide nothing of each other.
-template <Fetch kFetch, class Visit>
-void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t first, std::uint32_t last, Visit&& visit) {
+template <Fetch kFetch, class Visit, class Ahead = NothingAhead>
+void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t first, std::uint32_t last, Visit&& visit,
+                  Ahead ahead = {}) {
   static_assert(kFetch != Fetch::kNothing && kFetch != Fetch::kMeta);
   if (last == first + 1) {
     return walk_stripe<kFetch>(
         table, order, first,
-        [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) { visit(first, position, suffix, id); });
+        [&](std::uint16_t position, std::uint64_t suffix, std::uint32_t id) { visit(first, position, suffix, id); },
+        ahead);
   }
   const std::size_t fetched = fetched_bytes<kFetch>(table);
   IndexProbe probe;
@@ -307,7 +318,11 @@ void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t fir
       return;
     }
     left_counts[stripe] = rows->index.compare(suffixes, ids.data() + begin, probe.buckets + begin, probe.left + begin);
-    for (std::size_t i = 0; i < suffixes.size(); ++i) fetch(*rows, ids[begin + i]);
+    const auto positions = order.positions(stripe);
+    for (std::size_t i = 0; i < suffixes.size(); ++i) {
+      fetch(*rows, ids[begin + i]);
+      ahead(positions[i]);
+    }
   });
   each([&](std::uint32_t stripe, const TableStripe* rows, auto suffixes, std::size_t begin) {
     if (left_counts[stripe] == 0) return;
