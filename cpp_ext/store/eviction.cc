@@ -281,7 +281,7 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
     table.find_all(stripe, std::span(suffixes).first(count), ids.data());
     for (const std::uint32_t id : std::span(ids).first(count)) {
       if (id == RowIndex::kNone) continue;
-      __builtin_prefetch(table.stripes[stripe]->slab.data(id) + table.layout.data_bytes);
+      __builtin_prefetch(table.stripes[stripe]->slab.head(id));
       table.stripes[stripe]->slab.fetch_meta(id);
     }
     std::uint64_t leaving = 0;

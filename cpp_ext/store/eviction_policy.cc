@@ -108,7 +108,7 @@ std::uint64_t Store::Tiering::sort_out(const Table& table, std::uint32_t stripe,
       meta.cool();
       return;
     }
-    if (!meta.is_main() || meta.heat() == 0) __builtin_prefetch(rows.slab.data(row) + table.layout.data_bytes);
+    if (!meta.is_main() || meta.heat() == 0) __builtin_prefetch(rows.slab.head(row));
     (meta.is_main() ? out.main : out.probation).push_back({row_suffix, row, 0});
   });
   for (Cold& row : out.probation) {

@@ -38,7 +38,7 @@ std::uint64_t SlotRange::read_memory(const Store::Impl& store, const Table& tabl
   const SlotOrder& slots = store.slots;
   const std::uint32_t stripe = slot % slots.stripe_count();
   const std::uint32_t in_stripe = slot / slots.stripe_count();
-  const std::size_t fetched = std::min(table.layout.data_bytes + RowLayout::kHeadBytes, kMaxFetched);
+  const std::size_t fetched = std::min(table.layout.data_bytes, kMaxFetched);
   const std::shared_lock lock(store.stripes[stripe].mutex);
   may_be_on_ssd_ |= table.ssd_rows[stripe].load(std::memory_order_relaxed) > 0;
   const TableStripe* stripe_rows = table.stripes[stripe].get();
@@ -54,6 +54,7 @@ std::uint64_t SlotRange::read_memory(const Store::Impl& store, const Table& tabl
       if (looked_at == most_rows) return entries_[i].suffix;
       if (wanted.with_data && i + kFetchedAhead < entries_.size()) {
         fetch_lines(stripe_rows->slab.data(entries_[i + kFetchedAhead].row), fetched);
+        __builtin_prefetch(stripe_rows->slab.head(entries_[i + kFetchedAhead].row));
       }
       if (table.is_tiered) visited_.push_back(entries_[i].suffix);
       const RowRef row = stripe_rows->slab.at(entries_[i].row);

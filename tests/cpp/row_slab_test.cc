@@ -29,7 +29,7 @@ bool is_intact(const RowSlab& slab, std::size_t data_bytes, std::uint32_t row, s
 }
 
 TEST_CASE("random creations and deaths leave the living rows as they were") {
-  for (const std::size_t data_bytes : {4, 8, 64, 512, 1024, 196608}) {
+  for (const std::size_t data_bytes : {4, 8, 32, 64, 96, 128, 132, 512, 1024, 196608}) {
     CAPTURE(data_bytes);
     std::mt19937 random(static_cast<unsigned>(data_bytes));
     ArenaPool pool;
@@ -58,12 +58,12 @@ TEST_CASE("random creations and deaths leave the living rows as they were") {
 }
 
 TEST_CASE("slack is small beyond the first rows, and bytes_for is an upper bound, also where rests are filled") {
-  for (const std::size_t data_bytes : {20, 512, 3000}) {
+  for (const std::size_t data_bytes : {20, 96, 128, 160, 512, 3000}) {
     CAPTURE(data_bytes);
     ArenaPool pool;
     RowSlab slab(pool, data_bytes);
-    RowSlab other(pool, 700);  // leaves rests of its own
-    const std::size_t place = data_bytes + RowLayout::kHeadBytes;
+    RowSlab other(pool, 700);                   // leaves rests of its own
+    const std::size_t place = data_bytes + 13;  // a head of 12 bytes, or a line for five
     for (std::uint32_t mark = 0; mark < 40'000; ++mark) {
       if (mark % 500 == 0) {
         const std::uint32_t more = mark % 1500 == 0 ? 1500 : 100;
@@ -75,6 +75,23 @@ TEST_CASE("slack is small beyond the first rows, and bytes_for is an upper bound
       if (mark % 3 == 0) (void)add(other, 700, mark);
       if (slab.rows() > 10'000) REQUIRE(slab.bytes() - slab.rows() * place <= slab.rows() * place / 50);
     }
+  }
+}
+
+// What a pull reads of a row is no line more than what a plain matrix has.
+TEST_CASE("data of whole lines begin at a line, and data of half lines cross none that they need not") {
+  for (const std::size_t data_bytes : {128, 192, 512}) {
+    ArenaPool pool;
+    RowSlab slab(pool, data_bytes);
+    for (std::uint32_t mark = 0; mark < 3000; ++mark) {
+      const auto at = reinterpret_cast<std::uintptr_t>(slab.data(add(slab, data_bytes, mark)));
+      REQUIRE(at % 64 == 0);
+    }
+  }
+  ArenaPool pool;
+  RowSlab slab(pool, 160);
+  for (std::uint32_t mark = 0; mark < 3000; ++mark) {
+    REQUIRE(reinterpret_cast<std::uintptr_t>(slab.data(add(slab, 160, mark))) % 32 == 0);
   }
 }
 

@@ -62,21 +62,21 @@ void ArenaPool::set_reserve(ArenaReserve* reserve) {
   reserve_ = reserve;
 }
 
-ArenaPool::Run ArenaPool::allocate_units(std::size_t unit_bytes, std::uint32_t most, std::uint32_t least) {
-  const auto granules_of = [unit_bytes](std::uint32_t units) {
-    return static_cast<std::uint32_t>(round_up(units * unit_bytes) / kGranuleBytes);
+ArenaPool::Run ArenaPool::allocate_units(const Units& units, std::uint32_t most, std::uint32_t least) {
+  const auto granules_of = [&units](std::uint32_t count) {
+    return static_cast<std::uint32_t>(round_up(units.bytes(count)) / kGranuleBytes);
   };
   const std::lock_guard lock(mutex_);
-  std::uint32_t units = most;
+  std::uint32_t count = most;
   Arena* arena = find_arena(granules_of(most));
   if (arena == nullptr) {
     arena = find_rest(granules_of(least));
     if (arena != nullptr) {
-      units = std::min(most, static_cast<std::uint32_t>(arena->longest_free * kGranuleBytes / unit_bytes));
+      count = std::min(most, units.most_in(arena->longest_free * kGranuleBytes));
     }
   }
   if (arena == nullptr) arena = open_arena();
-  return arena == nullptr ? Run{} : Run{cut(*arena, granules_of(units)), units};
+  return arena == nullptr ? Run{} : Run{cut(*arena, granules_of(count)), count};
 }
 
 void ArenaPool::expect(std::uint64_t bytes) {

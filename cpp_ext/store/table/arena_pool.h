@@ -47,13 +47,29 @@ class ArenaPool {
     std::byte* at = nullptr;
     std::uint32_t units = 0;
   };
+  // The bytes of so many units that lie in groups, each group with a head before its units. The last group's head is
+  // whole, however few units it has.
+  struct Units {
+    std::size_t unit_bytes;
+    std::size_t head_bytes;
+    std::uint32_t group;
+
+    [[nodiscard]] std::size_t bytes(std::uint64_t units) const noexcept {
+      return (units + group - 1) / group * head_bytes + units * unit_bytes;
+    }
+    [[nodiscard]] std::uint32_t most_in(std::size_t bytes) const noexcept {
+      const std::size_t group_bytes = head_bytes + group * unit_bytes;
+      const std::size_t rest = bytes % group_bytes;
+      return static_cast<std::uint32_t>(bytes / group_bytes * group +
+                                        (rest > head_bytes ? (rest - head_bytes) / unit_bytes : 0));
+    }
+  };
 
   // Null when the system has no address space left. The content is unspecified; aligned to kGranuleBytes.
   [[nodiscard]] std::byte* allocate(std::size_t bytes);
-  // `most` units of `unit_bytes`, or fewer but at least `least` when that fills the rest of an arena and the other
-  // choice is a new one.
-  [[nodiscard]] Run allocate_units(std::size_t unit_bytes, std::uint32_t most, std::uint32_t least);
-  void free(std::byte* run, std::size_t bytes);  // bytes, or units * unit_bytes, as given out
+  // `most` units, or fewer but at least `least` when that fills the rest of an arena and the other choice is a new one.
+  [[nodiscard]] Run allocate_units(const Units& units, std::uint32_t most, std::uint32_t least);
+  void free(std::byte* run, std::size_t bytes);  // as given out: bytes, or those of the units
   // So many bytes are about to be taken: the arenas that they fill are huge from their first page on, which saves a
   // small pool its small pages and their copying. What an earlier call has announced and was not taken is forgotten.
   void expect(std::uint64_t bytes);

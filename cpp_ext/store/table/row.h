@@ -1,9 +1,6 @@
-// A row in memory: its data, [weights, padded to 4 bytes][state float32...][stamps u32...], and behind it its head,
-// [version u64 | update count u32]. The stamps say when the row was last changed, where the table's policy asks for it.
-// A pull reads weights and nothing else. The key is known from the index (util/hash.h).
-//
-// Tried: heads of a chunk together at its end, so that data fill whole cache lines. Pulls took as long as now, pushes
-// a seventh longer (each touches one page more).
+// A row in memory: its data, [weights, padded to 4 bytes][state float32...][stamps u32...], and its head, [version u64
+// | update count u32]. The stamps say when the row was last changed, where the table's policy asks for it. A pull reads
+// weights and nothing else. The key is known from the index (util/hash.h).
 //
 // Data are 4-byte aligned, heads are packed, so they are read and written by memcpy.
 #pragma once

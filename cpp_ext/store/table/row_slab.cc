@@ -22,28 +22,28 @@ void grow_a_little(std::vector<T>& items) {
 
 RowSlab::~RowSlab() {
   for (std::size_t chunk = 0; chunk < bases_.size(); ++chunk) {
-    if (bases_[chunk] != nullptr) pool_->free(bases_[chunk], chunks_[chunk].capacity * unit_bytes());
+    if (bases_[chunk] != nullptr) pool_->free(bases_[chunk], units().bytes(chunks_[chunk].capacity));
   }
   add_bytes(-bytes_);
 }
 
 // About a kShare-th part of the slab: of the counts nearby, the one that wastes least of its last granule.
 RowSlab::Wish RowSlab::wish_at(std::uint64_t places) const noexcept {
-  const std::size_t slab_bytes = places * unit_bytes();
+  const std::size_t slab_bytes = units().bytes(places);
   const std::size_t small = std::clamp<std::size_t>(slab_bytes / kSmallShare, kSmallestChunk, kSmallChunk);
   const std::size_t wanted = std::clamp<std::size_t>(slab_bytes / kShare, small, kLargestChunk);
-  const auto most = static_cast<std::uint32_t>(std::clamp<std::size_t>(wanted / unit_bytes(), 1, kMostRows));
+  const auto most = static_cast<std::uint32_t>(std::clamp<std::size_t>(units().most_in(wanted), 1, kMostRows));
   std::uint32_t best = most;
   std::size_t best_waste = ~std::size_t{0};
   for (std::uint32_t rows = most; rows > 0 && rows + 16 > most && 4 * rows >= 3 * most; --rows) {
-    const std::size_t bytes = rows * unit_bytes();
+    const std::size_t bytes = units().bytes(rows);
     const std::size_t waste = (ArenaPool::round_up(bytes) - bytes) * 64 / rows;  // per row
     if (waste < best_waste) {
       best = rows;
       best_waste = waste;
     }
   }
-  const auto few = static_cast<std::uint32_t>(kSmallestChunk / unit_bytes());
+  const auto few = units().most_in(kSmallestChunk);
   return {best, std::min(best, std::max({best / 16, few, 1u}))};
 }
 
@@ -56,7 +56,7 @@ bool RowSlab::back_chunk() {
     return false;
   }
   const Wish wish = wish_at(places_);
-  const ArenaPool::Run run = pool_->allocate_units(unit_bytes(), wish.most, wish.least);
+  const ArenaPool::Run run = pool_->allocate_units(units(), wish.most, wish.least);
   if (run.at == nullptr) return false;
   if (is_reused) {
     unbacked_.pop_back();
@@ -70,7 +70,7 @@ bool RowSlab::back_chunk() {
   chunks_[chunk] = {.capacity = static_cast<std::uint16_t>(run.units)};
   open_.push_back(chunk);
   places_ += run.units;
-  add_bytes(ArenaPool::round_up(run.units * unit_bytes()));
+  add_bytes(ArenaPool::round_up(units().bytes(run.units)));
   return true;
 }
 
@@ -79,8 +79,8 @@ std::uint32_t RowSlab::take_from(std::uint32_t chunk) noexcept {
   std::uint32_t place = info.bumped;
   if (info.first_free != kNoFree) {
     place = info.first_free;
-    std::memcpy(&info.first_free, bases_[chunk] + place * place_bytes(), sizeof info.first_free);
-    if (info.first_free != kNoFree) fetch_place(bases_[chunk] + info.first_free * place_bytes());
+    std::memcpy(&info.first_free, data_at(bases_[chunk], place), sizeof info.first_free);
+    if (info.first_free != kNoFree) fetch_place(data_at(bases_[chunk], info.first_free));
   } else {
     ++info.bumped;
   }
@@ -107,11 +107,11 @@ void RowSlab::free(std::uint32_t row) {
   if (info.live == info.capacity && !info.is_closed) open_.push_back(chunk);
   --rows_;
   if (--info.live == 0) {
-    pool_->free(bases_[chunk], info.capacity * unit_bytes());
+    pool_->free(bases_[chunk], units().bytes(info.capacity));
     bases_[chunk] = nullptr;  // its id leaves open_ when allocate() meets it
     if (info.is_closed) unbacked_.push_back(chunk);
     places_ -= info.capacity;
-    add_bytes(-std::uint64_t{ArenaPool::round_up(info.capacity * unit_bytes())});
+    add_bytes(-std::uint64_t{ArenaPool::round_up(units().bytes(info.capacity))});
     return;
   }
   std::memcpy(data(row), &info.first_free, sizeof info.first_free);
@@ -146,12 +146,13 @@ bool RowSlab::close_chunks(std::uint64_t spare_rows) {
 std::uint64_t RowSlab::bytes_for(std::uint64_t rows) const noexcept {
   const std::uint64_t free_places = places_ - rows_;
   if (rows <= free_places) return 0;
-  // Each chunk wastes less than a granule; none but the last has fewer rows than 3/4 of what is least now; the last
-  // may be as large as a chunk of the slab that it completes, which is at most 4/3 of what is wished for there.
+  // Each chunk wastes less than a granule and a group's head; none but the last has fewer rows than 3/4 of what is
+  // least now; the last may be as large as a chunk of the slab that it completes, which is at most 4/3 of what is
+  // wished for there.
   const std::uint64_t more = rows - free_places;
   const std::uint64_t chunks = more * 4 / (3 * wish_at(places_).least) + 2;
   const std::uint64_t last = wish_at(places_ + more).most * std::uint64_t{4} / 3 + 1;
-  return (more + last) * unit_bytes() + chunks * ArenaPool::kGranuleBytes;
+  return units().bytes(more + last) + chunks * (ArenaPool::kGranuleBytes + head_bytes_);
 }
 
 }  // namespace sparserow

@@ -109,8 +109,8 @@ std::uint64_t Table::compact(std::uint32_t stripe, std::uint64_t suffix) {
     if (!stripe_rows->slab.is_closed(entry.row)) continue;
     const std::uint32_t id = stripe_rows->slab.allocate();
     if (id == RowSlab::kNone) return 0;  // its chunk stays closed, with the rows that are left
-    std::memcpy(stripe_rows->slab.data(id), stripe_rows->slab.data(entry.row),
-                layout.data_bytes + RowLayout::kHeadBytes);
+    std::memcpy(stripe_rows->slab.data(id), stripe_rows->slab.data(entry.row), layout.data_bytes);
+    std::memcpy(stripe_rows->slab.head(id), stripe_rows->slab.head(entry.row), RowLayout::kHeadBytes);
     stripe_rows->slab.meta(id).reset(stripe_rows->slab.meta(entry.row).load());
     stripe_rows->index.replace(entry.suffix, id);
     stripe_rows->slab.free(entry.row);

@@ -227,8 +227,7 @@ enum class Fetch : std::uint8_t { kWeights, kWeightsAndHead, kRow, kMeta, kNothi
 
 template <Fetch kFetch>
 [[nodiscard]] std::size_t fetched_bytes(const Table& table) noexcept {
-  const std::size_t row = table.layout.data_bytes + RowLayout::kHeadBytes;
-  return std::min<std::size_t>(kFetch == Fetch::kRow ? row : table.layout.state_offset, kMaxFetched);
+  return std::min(kFetch == Fetch::kRow ? table.layout.data_bytes : table.layout.state_offset, kMaxFetched);
 }
 
 // Of a walk whose visits write to no place of their own.
@@ -251,9 +250,8 @@ void walk_stripe(const Table& table, const BatchOrder& order, std::uint32_t stri
     if (kFetch == Fetch::kNothing || id == RowIndex::kNone) return;
     if (table.is_tiered) stripe_rows->slab.fetch_meta(id);
     if (kFetch == Fetch::kMeta) return;
-    const std::byte* const row = stripe_rows->slab.data(id);
-    fetch_lines(row, fetched);
-    if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(row + table.layout.data_bytes);
+    if (kFetch != Fetch::kWeights) __builtin_prefetch(stripe_rows->slab.head(id), kFetch == Fetch::kRow);
+    fetch_lines(stripe_rows->slab.data(id), fetched);
   };
   IndexProbe probe;
   std::array<std::uint32_t, kGroup> ids;
@@ -304,9 +302,8 @@ void walk_stripes(const Table& table, const BatchOrder& order, std::uint32_t fir
   const auto fetch = [&](const TableStripe& rows, std::uint32_t id) __attribute__((always_inline)) {
     if (id == RowIndex::kNone) return;
     if (table.is_tiered) rows.slab.fetch_meta(id);
-    const std::byte* const row = rows.slab.data(id);
-    fetch_lines(row, fetched);
-    if (kFetch == Fetch::kWeightsAndHead) __builtin_prefetch(row + table.layout.data_bytes);
+    if (kFetch != Fetch::kWeights) __builtin_prefetch(rows.slab.head(id), kFetch == Fetch::kRow);
+    fetch_lines(rows.slab.data(id), fetched);
   };
   each([&](std::uint32_t /*stripe*/, const TableStripe* rows, auto suffixes, std::size_t begin) {
     if (rows != nullptr) rows->index.locate(suffixes, probe.buckets + begin);
