@@ -57,12 +57,15 @@ void CommitApplier::apply_slice(const GradBlock& block, std::size_t begin, std::
     bool has_changed = false;
   };
   std::vector<Part> ended(parts);
+  const auto keys = block.keys.subspan(begin, rows);
+  const auto grouped = parts > 1 ? store_.grouped(block.table_id, keys) : nullptr;
   const auto work = [&](std::uint32_t part) {
-    ended[part].status = store_.apply(block.table_id, block.keys.subspan(begin, rows), block.grads + begin * block.dim,
+    ended[part].status = store_.apply(block.table_id, keys, block.grads + begin * block.dim,
                                       {.lr = block.lr,
                                        .grad_scale = scale,
                                        .part = part,
                                        .parts = parts,
+                                       .grouped = grouped.get(),
                                        .dim = block.dim,
                                        .reservation = &reservation,
                                        .job = commit.clock,

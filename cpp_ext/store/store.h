@@ -111,6 +111,7 @@ class BatchOrder;
 class ChangeLog;
 class Table;
 struct ApplyOptions;
+class GroupedKeys;
 struct SnapshotOptions;
 struct LastPush;
 struct NamespaceMemory;
@@ -174,6 +175,10 @@ class Store {
   // that threads share by parts should have a reservation).
   Status apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
                const ApplyOptions& options);
+
+  // The keys of a batch for several threads that each apply a part of it: they group the keys once, and together, where
+  // each would group all of them. `keys` outlive it.
+  [[nodiscard]] std::shared_ptr<GroupedKeys> grouped(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
 
   // A step of a job ended: tables that the job pushes to grow older by it, also where it brought them nothing.
   // `job` is a clock: the id of a job in the low 32 bits, above it the job's generation.
@@ -279,6 +284,7 @@ struct ApplyOptions {
   // Only stripes with stripe % parts == part are touched, so threads can share a batch.
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
+  GroupedKeys* grouped = nullptr;  // what grouped() gave for the same keys, for the threads of all parts; or null
   std::uint32_t dim = 0;  // columns of grads; NotFound when the table, made anew meanwhile, has others; 0 = not checked
   Store::Reservation* reservation = nullptr;      // what reserve() gave for the same keys, or null
   std::uint64_t job = 0;                          // whose step it is

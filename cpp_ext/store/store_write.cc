@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "store/grouped_keys.h"
 #include "store/store_writing.h"
 #include "util/not_allowed.h"
 
@@ -100,6 +101,10 @@ void Store::Impl::fetch_rows(const Table& table, const BatchOrder& order) const 
   }
 }
 
+std::shared_ptr<GroupedKeys> Store::grouped(std::uint32_t table_id, std::span<const std::uint64_t> keys) const {
+  return std::make_shared<GroupedKeys>(table_id, impl_->slots, keys);
+}
+
 Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys, const float* grads,
                     const ApplyOptions& options) {
   const std::shared_ptr<Table> table = impl_->tables.find(table_id);
@@ -131,7 +136,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                            .observation = options.observation || table->admission == nullptr
                                               ? options.observation.value_or(0)
                                               : table->admission->next_observation()};
-  BatchOrder order;
+  BatchOrder own_order;
   Absences absences;
   Absences* const tiered = impl_->tiering != nullptr ? &absences : nullptr;
   ArenaPool& rows = impl_->pools.rows;
@@ -139,7 +144,8 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
   for (std::size_t begin = 0; begin < keys.size(); begin += BatchOrder::kBlock) {
     const auto block = keys.subspan(begin, std::min(BatchOrder::kBlock, keys.size() - begin));
     impl_->wait_for_snapshot();
-    order.group(table_id, impl_->slots, block);
+    if (options.grouped == nullptr) own_order.group(table_id, impl_->slots, block);
+    const BatchOrder& order = options.grouped == nullptr ? own_order : options.grouped->block_at(begin);
     if (block.size() <= kMostProbed && options.parts == 1) impl_->fetch_rows(*table, order);
     if (tiered != nullptr && options.reservation->has_absent_) {
       SR_RETURN_IF_ERROR(
@@ -165,6 +171,7 @@ Status Store::apply(std::uint32_t table_id, std::span<const std::uint64_t> keys,
       ApplyOptions alone = options;
       alone.part = 0;
       alone.parts = 1;
+      alone.grouped = nullptr;
       Reservation nothing(this);  // what it takes was promised to the batch
       alone.reservation = &nothing;
       alone.observation = write.observation;

@@ -231,6 +231,37 @@ TEST_CASE("part and parts split a batch without overlap") {
   CHECK(store->apply(1, keys, grads.data(), {.part = 3, .parts = 3}).code() == Code::kInvalidArgument);
 }
 
+TEST_CASE("threads that group a batch's keys once change what one thread does, in the order of the keys") {
+  const TableSchema schema = schema_of(1, OptimizerKind::kAdagrad);
+  std::vector<std::uint64_t> keys;
+  std::vector<float> grads;
+  for (std::uint64_t i = 0; i < 40'000; ++i) {
+    keys.push_back(i * 7919 % 9'000);  // each some times
+    for (std::uint32_t column = 0; column < kDim; ++column) grads.push_back(static_cast<float>(i % 97) - 40.0f);
+  }
+  const auto expected = store_with(schema);
+  REQUIRE(expected->apply(1, keys, grads.data(), {.lr = 0.1f}).is_ok());
+  for (const std::uint32_t parts : {1u, 4u, 64u}) {
+    CAPTURE(parts);
+    const auto store = store_with(schema);
+    const auto grouped = store->grouped(1, keys);
+    std::atomic<std::uint32_t> next{0};
+    std::atomic<int> failures{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (std::uint32_t part = next++; part < parts; part = next++) {
+          const ApplyOptions options{.lr = 0.1f, .part = part, .parts = parts, .grouped = grouped.get()};
+          failures += store->apply(1, keys, grads.data(), options).is_ok() ? 0 : 1;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(failures == 0);
+    CHECK(pull(*store, schema, range(0, 9'000)) == pull(*expected, schema, range(0, 9'000)));
+  }
+}
+
 TEST_CASE("gradients of another width than the table's are refused whole") {
   const TableSchema schema = schema_of(1);
   const auto store = store_with(schema);
