@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "util/hash.h"
@@ -230,6 +231,141 @@ TEST_CASE("suffixes that agree in every bit but a few are stored until a stated 
   CHECK(stored > 3000);
   for (std::uint32_t row = 0; row < stored; ++row) {
     REQUIRE(index.find(0xabc0000012345678u | static_cast<std::uint64_t>(row) << 32) == row);
+  }
+}
+
+// The suffixes of a stripe of a shard that has some of 1,024 slots: their numbers are the first ten bits.
+std::vector<std::uint64_t> suffixes_in(const std::vector<std::uint64_t>& slots, std::size_t count,
+                                       std::uint64_t table) {
+  std::vector<std::uint64_t> out;
+  for (std::size_t i = 0; i < count; ++i) {
+    out.push_back(slots[i % slots.size()] << 54 | row_hash(table, i) >> 10 & ~std::uint64_t{63});
+  }
+  return out;
+}
+
+std::vector<std::uint64_t> range_of(std::uint64_t first, std::uint64_t count) {
+  std::vector<std::uint64_t> out;
+  for (std::uint64_t i = 0; i < count; ++i) out.push_back(first + i);
+  return out;
+}
+
+// Everything that can be asked of an index.
+void check_equals(const RowIndex& index, const std::map<std::uint64_t, std::uint32_t>& model, std::mt19937_64& random) {
+  std::vector<std::uint64_t> wanted;
+  std::vector<std::uint32_t> expected;
+  for (const auto& [suffix, row] : model) {
+    for (const std::uint64_t each :
+         {suffix, suffix ^ std::uint64_t{1} << 63, suffix ^ std::uint64_t{1} << 54, random() & ~std::uint64_t{63}}) {
+      const auto found = model.find(each);
+      wanted.push_back(each);
+      expected.push_back(found == model.end() ? RowIndex::kNone : found->second);
+    }
+  }
+  CHECK(find_together(index, wanted) == expected);
+  for (std::size_t i = 0; i < wanted.size(); i += 17) REQUIRE(index.find(wanted[i]) == expected[i]);
+  std::vector<RowIndex::Entry> seen;
+  std::uint64_t suffix = 0;
+  do {
+    RowIndex::Range range = index.range_at(suffix);
+    std::ranges::sort(range.entries, {}, &RowIndex::Entry::suffix);
+    seen.insert(seen.end(), range.entries.begin(), range.entries.end());
+    if (range.next != 0) REQUIRE(range.next > suffix);
+    suffix = range.next;
+  } while (suffix != 0);
+  REQUIRE(seen.size() == model.size());
+  std::size_t at = 0;
+  for (const auto& [each, row] : model) {
+    REQUIRE(seen[at].suffix == each);
+    REQUIRE(seen[at++].row == row);
+  }
+}
+
+TEST_CASE("an index costs as much whichever slots its shard has") {
+  std::mt19937_64 random(7);
+  for (const std::size_t count : {2'000u, 60'000u}) {
+    for (const char* const order : {"as they come", "in their order", "in batches with room"}) {
+      double all_slots = 0;
+      for (const auto& slots : {range_of(0, 1024),
+                                range_of(0, 256),
+                                range_of(301, 256),
+                                range_of(4, 4),
+                                range_of(510, 4),
+                                range_of(1023, 1),
+                                {5, 300, 700, 1001}}) {
+        std::vector<std::uint64_t> suffixes = suffixes_in(slots, count, slots[0] + 1);
+        if (order == std::string("in their order")) std::ranges::sort(suffixes);
+        ArenaPool pool;
+        RowIndex index(pool);
+        for (std::size_t begin = 0; begin < count; begin += 1000) {
+          std::vector<std::uint64_t> batch(suffixes.begin() + static_cast<std::ptrdiff_t>(begin),
+                                           suffixes.begin() + static_cast<std::ptrdiff_t>(begin + 1000));
+          std::ranges::sort(batch);
+          if (order == std::string("in batches with room")) index.make_room(batch);
+          for (std::size_t i = begin; i < begin + 1000; ++i) {
+            REQUIRE(index.insert(suffixes[i], static_cast<std::uint32_t>(i)));
+          }
+        }
+        for (std::size_t i = 0; i < count; ++i) REQUIRE(index.find(suffixes[i]) == i);
+        const double bytes = static_cast<double>(index.bytes()) / static_cast<double>(count);
+        if (all_slots == 0) all_slots = bytes;
+        CAPTURE(order);
+        CAPTURE(count);
+        CAPTURE(slots[0]);
+        CAPTURE(slots.size());
+        CAPTURE(all_slots);
+        // An array of directories has at most 8 KiB, where slots are far from each other.
+        CHECK(bytes <
+              1.04 * all_slots + 1.0 + (slots.size() == 4 && slots[0] == 5 ? 8192.0 / static_cast<double>(count) : 0));
+      }
+    }
+  }
+}
+
+TEST_CASE("slots that come and go leave an index that finds and visits what it has, within its promises") {
+  const unsigned seed = std::random_device{}();
+  MESSAGE("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 12; ++round) {
+    ArenaPool pool;
+    {
+      RowIndex index(pool);
+      std::map<std::uint64_t, std::uint32_t> model;
+      std::uint32_t row = 0;
+      for (int move = 0; move < 8; ++move) {
+        if (random() % 3 == 0) {  // some slots go
+          const std::uint64_t from = random() % 1024;
+          const std::uint64_t to = from + random() % 300;
+          for (auto it = model.begin(); it != model.end();) {
+            const bool goes = it->first >> 54 >= from && it->first >> 54 < to;
+            if (goes) REQUIRE(index.erase(it->first) == it->second);
+            it = goes ? model.erase(it) : std::next(it);
+          }
+          continue;
+        }
+        std::vector<std::uint64_t> slots;
+        for (std::uint64_t i = 0; i < random() % 6 + 1; ++i) slots.push_back(random() % 1024);
+        std::vector<std::uint64_t> added;
+        const std::uint64_t count = random() % 2 == 0 ? random() % 40 + 1 : random() % 6000 + 1;
+        for (std::uint64_t i = 0; i < count; ++i) {
+          const std::uint64_t suffix = slots[random() % slots.size()] << 54 | (random() >> 10 & ~std::uint64_t{63});
+          if (model.emplace(suffix, row).second) {
+            added.push_back(suffix);
+            ++row;
+          }
+        }
+        const std::uint64_t allowed = index.bytes() + index.bytes_for(added.size());
+        if (random() % 2 == 0) {
+          std::ranges::sort(added);
+          index.make_room(added);
+        }
+        for (const std::uint64_t suffix : added) REQUIRE(index.insert(suffix, model.at(suffix)));
+        CHECK(index.bytes() <= allowed);
+        check_equals(index, model, random);
+      }
+      check_equals(index, model, random);
+    }
+    CHECK(pool.used_bytes() == 0);
   }
 }
 

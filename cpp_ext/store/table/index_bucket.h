@@ -1,4 +1,5 @@
-// The memory of an index (row_index.h): buckets of five suffixes and five row ids, and the segments that they are in.
+// The memory of an index (row_index.h): buckets of five suffixes and five row ids, the segments that they are in, and
+// the directories of segments.
 //
 // All functions are inlined by force, because index_probe_body.h is compiled for wide instruction sets, from which no
 // function may be linked into code that runs without them.
@@ -21,9 +22,12 @@ struct alignas(64) IndexBucket {
 };
 static_assert(sizeof(IndexBucket) == 64);
 
-// A directory entry: address in the low 48 bits, bucket count in the high 16.
+// An entry of a directory: address in the low 48 bits, bucket count in the high 16.
 class IndexSegment {
  public:
+  static constexpr std::uint32_t kStep = 4;  // bucket counts are multiples of it
+
+  IndexSegment() noexcept = default;
   IndexSegment(IndexBucket* buckets, std::uint32_t count) noexcept
       : packed_(reinterpret_cast<std::uintptr_t>(buckets) | static_cast<std::uint64_t>(count) << 48) {}
   [[nodiscard, gnu::always_inline]] IndexBucket* buckets() const noexcept {
@@ -41,13 +45,45 @@ class IndexSegment {
   void set_depth(std::uint32_t depth) const noexcept { buckets()[1].note = static_cast<std::uint16_t>(depth); }
 
  private:
-  std::uint64_t packed_;
+  std::uint64_t packed_ = 0;
 };
 
-// The place of a suffix's segment in a directory of 2^depth entries.
-[[nodiscard, gnu::always_inline]] inline std::size_t index_directory_at(std::uint64_t suffix,
-                                                                        std::uint32_t depth) noexcept {
-  return depth == 0 ? 0 : suffix >> (64 - depth);
+// The segments of the suffixes that begin with one prefix, 2^depth by the bits behind it: address in the low 48 bits,
+// depth in the high 16.
+class IndexDirectory {
+ public:
+  IndexDirectory() noexcept = default;
+  IndexDirectory(IndexSegment* segments, std::uint32_t depth) noexcept
+      : packed_(reinterpret_cast<std::uintptr_t>(segments) | static_cast<std::uint64_t>(depth) << 48) {}
+  [[nodiscard, gnu::always_inline]] IndexSegment* segments() const noexcept {
+    return reinterpret_cast<IndexSegment*>(packed_ & ((std::uint64_t{1} << 48) - 1));
+  }
+  [[nodiscard, gnu::always_inline]] std::uint32_t depth() const noexcept {
+    return static_cast<std::uint32_t>(packed_ >> 48);
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return std::size_t{1} << depth(); }
+
+ private:
+  std::uint64_t packed_ = 0;
+};
+
+[[nodiscard, gnu::always_inline]] inline std::uint64_t first_bits(std::uint64_t suffix, std::uint32_t bits) noexcept {
+  return suffix >> 1 >> (63 - bits);  // a shift by 64 is none
 }
+
+// The directories of an index: one for each prefix in [first, first + last].
+struct IndexTop {
+  const IndexDirectory* directories;
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  std::uint32_t prefix_bits = 0;
+
+  // The segment in which `suffix` is if it is anywhere; of a prefix beyond the last one, some other segment.
+  [[nodiscard, gnu::always_inline]] IndexSegment segment_of(std::uint64_t suffix) const noexcept {
+    const std::uint64_t at = first_bits(suffix, prefix_bits) - first;
+    const IndexDirectory directory = directories[at < last ? at : last];
+    return directory.segments()[first_bits(suffix << prefix_bits, directory.depth())];
+  }
+};
 
 }  // namespace sparserow

@@ -21,17 +21,16 @@ struct IndexProbe {
   std::size_t left_count;
 };
 
-// The directory has 2^depth entries. `buckets` and `left` have room for `count`.
+// `buckets` and `left` have room for `count`.
 struct IndexProbeTable {
-  void (*locate)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::size_t count,
+  void (*locate)(const IndexTop& top, const std::uint64_t* suffixes, std::size_t count,
                  const IndexBucket** buckets) noexcept;
   // rows[i] is the row of suffixes[i], or IndexBucket::kNoRow, but where finish() is to say it. Returns how many of
   // those there are.
-  std::size_t (*compare)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes,
-                         std::size_t count, std::uint32_t* rows, const IndexBucket** buckets,
-                         std::uint16_t* left) noexcept;
-  void (*finish)(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::uint32_t* rows,
-                 const IndexBucket** buckets, const std::uint16_t* left, std::size_t left_count) noexcept;
+  std::size_t (*compare)(const IndexTop& top, const std::uint64_t* suffixes, std::size_t count, std::uint32_t* rows,
+                         const IndexBucket** buckets, std::uint16_t* left) noexcept;
+  void (*finish)(const IndexTop& top, const std::uint64_t* suffixes, std::uint32_t* rows, const IndexBucket** buckets,
+                 const std::uint16_t* left, std::size_t left_count) noexcept;
 };
 
 // Falls back to the baseline for a set that this build does not have. Use best_isa() for a set that runs here.

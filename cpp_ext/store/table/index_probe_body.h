@@ -61,22 +61,24 @@ template <class At>
   return left_count;
 }
 
-void locate(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::size_t count,
+void locate(const IndexTop& given, const std::uint64_t* suffixes, std::size_t count,
             const IndexBucket** buckets) noexcept {
+  const IndexTop top = given;  // because a write to `buckets` could change what is read of it each time
   for (std::size_t i = 0; i < count; ++i) {
-    const IndexSegment segment = directory[index_directory_at(suffixes[i], depth)];
+    const IndexSegment segment = top.segment_of(suffixes[i]);
     buckets[i] = segment.buckets() + segment.home(suffixes[i]);
     __builtin_prefetch(buckets[i]);
   }
 }
 
-std::size_t compare(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes,
-                    std::size_t count, std::uint32_t* rows, const IndexBucket** buckets, std::uint16_t* left) noexcept {
+std::size_t compare(const IndexTop& given, const std::uint64_t* suffixes, std::size_t count, std::uint32_t* rows,
+                    const IndexBucket** buckets, std::uint16_t* left) noexcept {
+  const IndexTop top = given;
   const std::size_t left_count = compare_each(
       buckets, suffixes, count, [](std::size_t j) __attribute__((always_inline)) { return j; }, rows, left);
   for (std::size_t j = 0; j < left_count; ++j) {
     const std::size_t i = left[j];
-    const IndexSegment segment = directory[index_directory_at(suffixes[i], depth)];
+    const IndexSegment segment = top.segment_of(suffixes[i]);
     buckets[i] = after(buckets[i], segment);
     __builtin_prefetch(buckets[i]);
     __builtin_prefetch(after(buckets[i], segment));
@@ -84,8 +86,9 @@ std::size_t compare(const IndexSegment* directory, std::uint32_t depth, const st
   return left_count;
 }
 
-void finish(const IndexSegment* directory, std::uint32_t depth, const std::uint64_t* suffixes, std::uint32_t* rows,
-            const IndexBucket** buckets, const std::uint16_t* left_before, std::size_t count) noexcept {
+void finish(const IndexTop& given, const std::uint64_t* suffixes, std::uint32_t* rows, const IndexBucket** buckets,
+            const std::uint16_t* left_before, std::size_t count) noexcept {
+  const IndexTop top = given;
   std::uint16_t left[kMostProbed];
   __builtin_memcpy(left, left_before, count * sizeof *left);
   for (std::uint32_t distance = 2; count != 0; ++distance) {
@@ -95,7 +98,7 @@ void finish(const IndexSegment* directory, std::uint32_t depth, const std::uint6
     count = 0;
     for (std::size_t j = 0; j < unknown; ++j) {
       const std::size_t i = left[j];
-      const IndexSegment segment = directory[index_directory_at(suffixes[i], depth)];
+      const IndexSegment segment = top.segment_of(suffixes[i]);
       if (distance >= segment.count()) continue;  // every bucket was passed over, and none has it
       buckets[i] = after(buckets[i], segment);
       __builtin_prefetch(after(buckets[i], segment));

@@ -7,10 +7,11 @@
 namespace sparserow {
 namespace {
 
-constexpr std::uint32_t kStep = 4;           // bucket counts are multiples of it
+constexpr std::uint32_t kStep = IndexSegment::kStep;
 constexpr std::uint32_t kLargest = 160;      // buckets of a segment that need not be split
 constexpr std::uint32_t kHardLimit = 14000;  // of a segment that can no longer be split: its entries have 16 bits
 constexpr std::uint32_t kMaxDepth = 20;
+constexpr std::uint64_t kFewestSplit = 500;   // entries
 constexpr std::uint16_t kSticky = 0xffff;     // a count of passed-over entries that is no longer exact
 constexpr std::uint64_t kBytesPerEntry = 16;  // at a load of 0.8
 
@@ -22,27 +23,7 @@ constexpr std::uint32_t round_to_step(std::uint64_t buckets) noexcept {
 // The bit of a suffix below its first `depth` ones.
 constexpr std::uint64_t bit_below(std::uint32_t depth) noexcept { return std::uint64_t{1} << (63 - depth); }
 
-constexpr std::uint64_t prefix_of(std::uint64_t suffix, std::uint32_t depth) noexcept {
-  return depth == 0 ? 0 : suffix >> (64 - depth);
-}
-
 }  // namespace
-
-RowIndex::~RowIndex() {
-  for (std::size_t at = 0; at < directory_.size();) {
-    const Segment segment = directory_[at];
-    at += std::size_t{1} << (depth_ - segment.depth());
-    free_segment(segment);
-  }
-}
-
-bool RowIndex::start() {
-  const Segment segment = make_segment(kStep);
-  if (segment.buckets() == nullptr) return false;
-  filled(segment, 0);
-  directory_.push_back(segment);
-  return true;
-}
 
 // Without entries; its depth is not set.
 RowIndex::Segment RowIndex::make_segment(std::uint32_t count) {
@@ -69,12 +50,15 @@ void RowIndex::free_segment(Segment segment) {
 }
 
 bool RowIndex::insert(std::uint64_t suffix, std::uint32_t row) {
-  if (directory_.empty() && !start()) return false;
-  while (is_full(directory_[directory_at(suffix)])) {
+  for (;;) {  // a place that is made or split may leave the suffix without one, or with one that is full
+    if (!has_place(suffix) && !add_place(suffix)) return false;
+    const Segment segment = top_.segment_of(suffix);
+    if (!is_full(segment)) {
+      put(segment, suffix, row);
+      return true;
+    }
     if (!grow(suffix)) return false;
   }
-  put(directory_[directory_at(suffix)], suffix, row);
-  return true;
 }
 
 // A bucket's note counts its entries while its segment is filled; filled() says that it is.
@@ -116,13 +100,12 @@ void RowIndex::put(Segment segment, std::uint64_t suffix, std::uint32_t row) noe
 }
 
 std::uint32_t RowIndex::erase(std::uint64_t suffix) {
-  if (directory_.empty()) return kNone;
   const Found found = search(suffix);
   if (found.bucket == nullptr) return kNone;
   const std::uint32_t row = found.bucket->rows[found.entry];
   found.bucket->rows[found.entry] = kNone;
   found.bucket->suffixes[found.entry] = Bucket::kNoSuffix;
-  const Segment segment = directory_[directory_at(suffix)];
+  const Segment segment = top_.segment_of(suffix);
   std::uint32_t at = segment.home(suffix);
   for (std::uint32_t passed = 0; passed < found.distance; ++passed) {
     Bucket& bucket = segment.buckets()[at];
@@ -135,9 +118,8 @@ std::uint32_t RowIndex::erase(std::uint64_t suffix) {
 }
 
 RowIndex::Range RowIndex::range_at(std::uint64_t suffix) const {
-  if (directory_.empty()) return {};
-  const Segment segment = directory_[directory_at(suffix)];
-  return {entries_of(segment), after(suffix, segment.depth())};
+  const Place place = place_from(suffix);
+  return {entries_of(place.segment), place.next};
 }
 
 bool RowIndex::is_full(Segment segment) noexcept {
@@ -153,7 +135,7 @@ bool RowIndex::is_sparse(Segment segment) noexcept {
 std::uint32_t RowIndex::largest_count(Segment segment, std::uint64_t suffix) noexcept {
   const std::uint32_t depth = segment.depth();
   if (depth >= kMaxDepth) return kHardLimit;
-  return kLargest - static_cast<std::uint32_t>(mix_bits(prefix_of(suffix, depth) + depth) % 13) * kStep;
+  return kLargest - static_cast<std::uint32_t>(mix_bits(first_bits(suffix, depth) + depth) % 13) * kStep;
 }
 
 std::uint32_t RowIndex::grown_count(Segment segment) noexcept {
@@ -172,40 +154,36 @@ std::vector<RowIndex::Entry> RowIndex::entries_of(Segment segment) {
 }
 
 bool RowIndex::grow(std::uint64_t suffix) {
-  const Segment segment = directory_[directory_at(suffix)];
+  const Segment segment = top_.segment_of(suffix);
   const std::uint32_t count = grown_count(segment);
   return count > largest_count(segment, suffix) ? split(suffix) : resize(suffix, count);
 }
 
-// Makes the segment of `suffix` as large as so many entries need, or splits it; true when it was split.
-bool RowIndex::grow_for(std::uint64_t suffix, std::size_t entries) {
-  const Segment segment = directory_[directory_at(suffix)];
+// Makes the segment of the suffixes that are coming as large as so many entries need, or splits it; true when it was
+// split.
+bool RowIndex::grow_for(std::span<const std::uint64_t> coming, std::size_t entries) {
+  const Segment segment = top_.segment_of(coming[0]);
   const std::uint32_t count = count_for(entries);
   if (count <= segment.count()) return false;
-  return count > largest_count(segment, suffix) ? split(suffix) : (resize(suffix, count), false);
+  if (count > largest_count(segment, coming[0])) return split(coming[0], coming);
+  (void)resize(coming[0], count);
+  return false;
 }
 
 void RowIndex::make_room(std::span<const std::uint64_t> suffixes) {
-  if (suffixes.empty() || (directory_.empty() && !start())) return;
   for (std::size_t begin = 0; begin < suffixes.size();) {
-    const Segment segment = directory_[directory_at(suffixes[begin])];
-    const std::uint64_t prefix = prefix_of(suffixes[begin], segment.depth());
+    if (!has_place(suffixes[begin]) && !add_place(suffixes[begin])) return;
+    const Segment segment = top_.segment_of(suffixes[begin]);
+    const std::uint64_t prefix = first_bits(suffixes[begin], segment.depth());
     std::size_t end = begin + 1;
-    while (end < suffixes.size() && prefix_of(suffixes[end], segment.depth()) == prefix) ++end;
+    while (end < suffixes.size() && first_bits(suffixes[end], segment.depth()) == prefix) ++end;
     // Each half of a segment that was split is looked at again.
-    if (!grow_for(suffixes[begin], segment.entries() + (end - begin))) begin = end;
+    if (!grow_for(suffixes.subspan(begin, end - begin), segment.entries() + (end - begin))) begin = end;
   }
 }
 
-// Every directory entry whose first `depth` bits are the suffix's.
-void RowIndex::point_at(Segment segment, std::uint64_t suffix, std::uint32_t depth) {
-  const std::size_t count = std::size_t{1} << (depth_ - depth);
-  const std::size_t first = prefix_of(suffix, depth) * count;
-  std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(first), count, segment);
-}
-
 bool RowIndex::resize(std::uint64_t suffix, std::uint32_t count) {
-  const Segment old = directory_[directory_at(suffix)];
+  const Segment old = top_.segment_of(suffix);
   if (count == old.count()) return false;
   const Segment segment = make_segment(count);
   if (segment.buckets() == nullptr) return false;
@@ -216,12 +194,20 @@ bool RowIndex::resize(std::uint64_t suffix, std::uint32_t count) {
   return true;
 }
 
-bool RowIndex::split(std::uint64_t suffix) {
-  const Segment old = directory_[directory_at(suffix)];
+bool RowIndex::split(std::uint64_t suffix, std::span<const std::uint64_t> coming) {
+  if (segments_ == 1 && top_.prefix_bits == 0 && directory_of(suffix).depth() == 0) return choose_prefixes(coming);
+  if (top_.segment_of(suffix).depth() == top_.prefix_bits + directory_of(suffix).depth()) make_deeper(suffix);
+  const Segment old = top_.segment_of(suffix);
   const std::uint32_t depth = old.depth();
   const std::uint64_t bit = bit_below(depth);
   std::size_t upper_entries = 0;
   visit_entries(old, [&](std::uint64_t each, std::uint32_t /*row*/) { upper_entries += (each & bit) != 0 ? 1 : 0; });
+  if (upper_entries == 0 || upper_entries == old.entries()) {
+    const bool is_upper = old.entries() == 0 ? (suffix & bit) != 0 : upper_entries != 0;
+    old.set_depth(depth + 1);
+    clear_places(is_upper ? suffix & ~bit : suffix | bit, depth + 1);
+    return true;
+  }
   const Segment lower = make_segment(count_for(old.entries() - upper_entries));
   if (lower.buckets() == nullptr) return false;
   const Segment upper = make_segment(count_for(upper_entries));
@@ -233,13 +219,6 @@ bool RowIndex::split(std::uint64_t suffix) {
                 [&](std::uint64_t each, std::uint32_t row) { put_anew((each & bit) != 0 ? upper : lower, each, row); });
   filled(lower, depth + 1);
   filled(upper, depth + 1);
-  if (depth == depth_) {
-    std::vector<Segment> doubled;
-    doubled.reserve(2 * directory_.size());
-    for (const Segment segment : directory_) doubled.insert(doubled.end(), 2, segment);
-    directory_ = std::move(doubled);
-    ++depth_;
-  }
   point_at(lower, suffix & ~bit, depth + 1);
   point_at(upper, suffix | bit, depth + 1);
   free_segment(old);
@@ -250,10 +229,15 @@ std::uint64_t RowIndex::lasting_bytes_for(std::uint64_t rows) const noexcept {
   static_assert(kTransientBytes == 2 * kLargest * sizeof(Bucket));
   // At a load of 0.92 an entry has 13.9 bytes of its segment; after any growth it has 16 at most, besides rounding to
   // a step of each of two halves. So a touched segment grows by an eighth and what its new rows take.
+  // A row of a prefix that no other row has takes a segment and two places. Prefixes may yet be chosen.
+  const bool is_chosen = segments_ > 1 || segment_bytes_ / sizeof(Bucket) * kEntries + rows < kFewestSplit;
+  const std::uint64_t prefixes = std::uint64_t{1} << (is_chosen ? top_.prefix_bits : kMostPrefixBits);
+  const std::uint64_t fresh = std::min(rows, absent_places_ + prefixes);
   const std::uint64_t touched = std::min(rows, std::max<std::uint64_t>(segments_, 1));
   const std::uint64_t touched_bytes = std::min<std::uint64_t>(segment_bytes_, touched * kLargest * sizeof(Bucket));
-  const std::uint64_t rounding = (touched + rows / 256) * 2 * kStep * sizeof(Bucket);
-  const std::uint64_t directory = directory_.size() * sizeof(Segment) + rows / 16;
+  const std::uint64_t rounding =
+      (touched + rows / 256) * 2 * kStep * sizeof(Bucket) + fresh * (kStep * sizeof(Bucket) + sizeof(Segment));
+  const std::uint64_t directory = directory_bytes_ + rows / 16 + prefixes * sizeof(IndexDirectory);
   return touched_bytes / 8 + rounding + rows * kBytesPerEntry + directory;
 }
 

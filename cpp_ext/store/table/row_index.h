@@ -2,14 +2,19 @@
 // one at a time.
 //
 // A directory, addressed by a suffix's high bits, points at segments; a segment is an array of 64-byte buckets of five
-// suffixes and five row ids. A suffix's home bucket follows from its low bits; when it is full the entry goes to the
+// suffixes and five row ids. The first bits are the slot's (slot_order.h), and a shard may have few of the slots: when
+// the first segment is full, the index chooses how many bits are a prefix, so that there are few prefixes, and each has
+// a directory of its own, in an array from the first prefix to the last. A place without suffixes points at a bucket
+// that all indexes share.
+//
+// A suffix's home bucket follows from its low bits; when it is full the entry goes to the
 // next bucket with room, and every bucket passed over counts it, so that a search ends at the first bucket that no
 // entry passed over, and an erased entry leaves nothing behind. A full segment is rebuilt a little larger; past its
 // largest size (it differs between segments, so that they do not all grow at once) it is split in two.
 //
 // Invariants:
 //  1. Load stays within about 0.84 and 0.92 once a segment is larger than the smallest.
-//  2. No operation but the doubling of the directory (8 bytes per 300 rows or more) touches more than one segment.
+//  2. No operation but the doubling of a directory (8 bytes per 300 rows or more) touches more than one segment.
 //  3. A segment holds all suffixes of a range, and segments follow each other in the order of suffixes.
 //
 // A search touches no row. The lowest bit of a suffix is 0 (slot_order.h). Not thread-safe. Owns its segments.
@@ -18,6 +23,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -42,15 +48,13 @@ class RowIndex {
   };
 
   // used: where the bytes of its segments are counted too, beside the pool; outlives this, or null.
-  explicit RowIndex(ArenaPool& pool, Isa isa = best_isa(), std::atomic<std::uint64_t>* used = nullptr) noexcept
-      : pool_(&pool), used_(used), probes_(&index_probes_of(isa)) {}
+  explicit RowIndex(ArenaPool& pool, Isa isa = best_isa(), std::atomic<std::uint64_t>* used = nullptr) noexcept;
   RowIndex(const RowIndex&) = delete;
   RowIndex& operator=(const RowIndex&) = delete;
   ~RowIndex();
 
   // The row of `suffix`; kNone when there is none.
   [[nodiscard]] std::uint32_t find(std::uint64_t suffix) const noexcept {
-    if (directory_.empty()) return kNone;
     const Found found = search(suffix);
     return found.bucket == nullptr ? kNone : found.bucket->rows[found.entry];
   }
@@ -67,25 +71,21 @@ class RowIndex {
   }
   // The parts of such a search (index_probe.h), for one that goes through several indexes at a time.
   void locate(std::span<const std::uint64_t> suffixes, const IndexBucket** buckets) const noexcept {
-    if (!directory_.empty()) probes_->locate(directory_.data(), depth_, suffixes.data(), suffixes.size(), buckets);
+    probes_->locate(top_, suffixes.data(), suffixes.size(), buckets);
   }
   [[nodiscard]] std::size_t compare(std::span<const std::uint64_t> suffixes, std::uint32_t* rows,
                                     const IndexBucket** buckets, std::uint16_t* left) const noexcept {
-    if (directory_.empty()) {
-      std::fill_n(rows, suffixes.size(), kNone);
-      return 0;
-    }
-    return probes_->compare(directory_.data(), depth_, suffixes.data(), suffixes.size(), rows, buckets, left);
+    return probes_->compare(top_, suffixes.data(), suffixes.size(), rows, buckets, left);
   }
   void finish(std::span<const std::uint64_t> suffixes, std::uint32_t* rows, const IndexBucket** buckets,
               const std::uint16_t* left, std::size_t left_count) const noexcept {
     if (left_count == 0) return;
-    probes_->finish(directory_.data(), depth_, suffixes.data(), rows, buckets, left, left_count);
+    probes_->finish(top_, suffixes.data(), rows, buckets, left, left_count);
   }
 
   // Fetches what insert() of a suffix reads and find() does not.
   [[gnu::always_inline]] void fetch_for_insert(std::uint64_t suffix) const noexcept {
-    if (!directory_.empty()) __builtin_prefetch(directory_[directory_at(suffix)].buckets());
+    __builtin_prefetch(top_.segment_of(suffix).buckets());
   }
   // Before many suffixes are added: their segments grow once, and not by each few of them. Paths that follow each other
   // should be in one segment, as sorted ones are; none of them is there. What has no memory is left to insert().
@@ -101,21 +101,18 @@ class RowIndex {
   // rebuilt smaller.
   std::uint32_t erase(std::uint64_t suffix);
 
-  // The segment that holds `suffix`, whole.
+  // The segment that holds `suffix`, whole; where there is none, the next one.
   [[nodiscard]] Range range_at(std::uint64_t suffix) const;
   // The same without a copy: visit(suffix, row) for each entry. Returns the first suffix after the segment; 0 = it is
   // the last.
   template <class Visit>
   std::uint64_t visit_range(std::uint64_t suffix, Visit&& visit) const {
-    if (directory_.empty()) return 0;
-    const Segment segment = directory_[directory_at(suffix)];
-    visit_entries(segment, visit);
-    return after(suffix, segment.depth());
+    const Place place = place_from(suffix);
+    visit_entries(place.segment, visit);
+    return place.next;
   }
 
-  [[nodiscard]] std::uint64_t bytes() const noexcept {
-    return segment_bytes_ + directory_.capacity() * sizeof(Segment);
-  }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return segment_bytes_ + directory_bytes_; }
   // Upper bound of the memory that `rows` more rows take, transient memory of one growth included.
   [[nodiscard]] std::uint64_t bytes_for(std::uint64_t rows) const noexcept {
     return lasting_bytes_for(rows) + kTransientBytes;
@@ -127,6 +124,8 @@ class RowIndex {
  private:
   using Bucket = IndexBucket;
   using Segment = IndexSegment;
+  static constexpr std::uint32_t kStep = Segment::kStep;
+  static constexpr std::uint32_t kMostPrefixBits = 10;  // of a stripe's slots, where there are 65,536
 
   struct Found {
     Bucket* bucket = nullptr;
@@ -134,16 +133,15 @@ class RowIndex {
     std::uint32_t distance = 0;  // buckets passed over
   };
 
-  // The first suffix after those that have the first `depth` bits of `suffix`; 0 = there is none.
-  static std::uint64_t after(std::uint64_t suffix, std::uint32_t depth) noexcept {
-    return depth == 0 ? 0 : ((suffix >> (64 - depth)) + 1) << (64 - depth);
-  }
-  [[nodiscard]] std::size_t directory_at(std::uint64_t suffix) const noexcept {
-    return index_directory_at(suffix, depth_);
-  }
+  struct Place {
+    Segment segment;         // or absent
+    std::uint64_t next = 0;  // as Range::next
+  };
+
+  [[nodiscard]] Place place_from(std::uint64_t suffix) const noexcept;
 
   [[nodiscard]] Found search(std::uint64_t suffix) const noexcept {
-    const Segment segment = directory_[directory_at(suffix)];
+    const Segment segment = top_.segment_of(suffix);
     std::uint32_t at = segment.home(suffix);
     for (std::uint32_t distance = 0; distance < segment.count(); ++distance) {
       Bucket& bucket = segment.buckets()[at];
@@ -156,14 +154,25 @@ class RowIndex {
     return {};
   }
 
-  bool start();
+  // Places of suffixes in directories (row_index_places.cc).
+  [[nodiscard]] bool has_place(std::uint64_t suffix) const noexcept;
+  bool add_place(std::uint64_t suffix);
+  void clear_places(std::uint64_t suffix, std::uint32_t depth) noexcept;
+  void point_at(Segment segment, std::uint64_t suffix, std::uint32_t depth) noexcept;
+  [[nodiscard]] std::span<Segment> places_of(std::uint64_t suffix, std::uint32_t depth) noexcept;
+  [[nodiscard]] IndexDirectory& directory_of(std::uint64_t suffix) noexcept;
+  void widen_to(std::uint64_t prefix);
+  void make_deeper(std::uint64_t suffix);
+  bool choose_prefixes(std::span<const std::uint64_t> coming);
+  template <class Visit>
+  void visit_segments(IndexDirectory directory, Visit&& visit) const;
+
   bool grow(std::uint64_t suffix);
-  bool grow_for(std::uint64_t suffix, std::size_t entries);
-  bool split(std::uint64_t suffix);
+  bool grow_for(std::span<const std::uint64_t> coming, std::size_t entries);
+  bool split(std::uint64_t suffix, std::span<const std::uint64_t> coming = {});
   bool resize(std::uint64_t suffix, std::uint32_t count);
   [[nodiscard]] Segment make_segment(std::uint32_t count);
   void free_segment(Segment segment);
-  void point_at(Segment segment, std::uint64_t suffix, std::uint32_t depth);
 
   template <class Visit>
   static void visit_entries(Segment segment, Visit&& visit) {
@@ -192,10 +201,13 @@ class RowIndex {
   ArenaPool* pool_;
   std::atomic<std::uint64_t>* used_;
   const IndexProbeTable* probes_;
-  std::vector<Segment> directory_;  // 2^depth_ entries, or none
-  std::uint32_t depth_ = 0;
-  std::uint64_t segments_ = 0;
+  IndexTop top_;
+  IndexDirectory only_;                     // while there is no more than one
+  std::unique_ptr<IndexDirectory[]> many_;  // else top_.last + 1
+  std::uint32_t segments_ = 0;
+  std::uint32_t absent_places_ = 0;  // of directories
   std::uint64_t segment_bytes_ = 0;
+  std::uint64_t directory_bytes_ = 0;
 };
 
 }  // namespace sparserow

@@ -1,0 +1,199 @@
+// Where the segments of an index are: its directories, and the prefixes that have one.
+#include <algorithm>
+#include <array>
+#include <bitset>
+
+#include "store/table/row_index.h"
+
+namespace sparserow {
+namespace {
+
+constexpr std::size_t kMostAtFirst = 4;  // prefixes, when they are chosen
+
+// What a place without suffixes points at. It is never written.
+constexpr IndexBucket kNoBucket = {
+    .suffixes = {IndexBucket::kNoSuffix, IndexBucket::kNoSuffix, IndexBucket::kNoSuffix, IndexBucket::kNoSuffix,
+                 IndexBucket::kNoSuffix},
+    .rows = {IndexBucket::kNoRow, IndexBucket::kNoRow, IndexBucket::kNoRow, IndexBucket::kNoRow, IndexBucket::kNoRow},
+    .passed_over = 0,
+    .note = 0};
+const IndexSegment kNoSegment(const_cast<IndexBucket*>(&kNoBucket), 1);
+const IndexDirectory kNoDirectory(const_cast<IndexSegment*>(&kNoSegment), 0);
+
+bool is_absent(IndexSegment segment) noexcept { return segment.buckets() == &kNoBucket; }
+bool is_absent(IndexDirectory directory) noexcept { return directory.segments() == &kNoSegment; }
+
+IndexSegment* new_places(std::size_t count) {
+  auto* const places = new IndexSegment[count];
+  std::fill_n(places, count, kNoSegment);
+  return places;
+}
+
+}  // namespace
+
+RowIndex::RowIndex(ArenaPool& pool, Isa isa, std::atomic<std::uint64_t>* used) noexcept
+    : pool_(&pool), used_(used), probes_(&index_probes_of(isa)), top_{.directories = &only_}, only_(kNoDirectory) {}
+
+RowIndex::~RowIndex() {
+  for (std::uint64_t at = 0; at <= top_.last; ++at) {
+    const IndexDirectory directory = top_.directories[at];
+    visit_segments(directory, [this](Segment segment) { free_segment(segment); });
+    if (!is_absent(directory)) delete[] directory.segments();
+  }
+}
+
+// Visits each segment of a directory once, in the order of suffixes.
+template <class Visit>
+void RowIndex::visit_segments(IndexDirectory directory, Visit&& visit) const {
+  for (std::size_t at = 0; at < directory.size();) {
+    const Segment segment = directory.segments()[at];
+    if (is_absent(segment)) {
+      ++at;
+      continue;
+    }
+    at += std::size_t{1} << (top_.prefix_bits + directory.depth() - segment.depth());
+    visit(segment);
+  }
+}
+
+bool RowIndex::has_place(std::uint64_t suffix) const noexcept {
+  return first_bits(suffix, top_.prefix_bits) - top_.first <= top_.last && !is_absent(top_.segment_of(suffix));
+}
+
+// The first segment that has suffixes from `suffix` on.
+RowIndex::Place RowIndex::place_from(std::uint64_t suffix) const noexcept {
+  const std::uint32_t bits = top_.prefix_bits;
+  // The first suffix after those that have the first `depth` bits of this one; 0 = it is in no directory.
+  const auto after = [&](std::uint32_t depth) -> std::uint64_t {
+    if (depth == 0) return 0;
+    const std::uint64_t next = (first_bits(suffix, depth) + 1) << (64 - depth);
+    return next != 0 && first_bits(next, bits) - top_.first <= top_.last ? next : 0;
+  };
+  if (first_bits(suffix, bits) < top_.first) suffix = top_.first << (64 - bits);
+  if (first_bits(suffix, bits) - top_.first > top_.last) return {kNoSegment, 0};
+  for (;;) {
+    const Segment segment = top_.segment_of(suffix);
+    if (!is_absent(segment)) return {segment, after(segment.depth())};
+    suffix = after(bits + top_.directories[first_bits(suffix, bits) - top_.first].depth());
+    if (suffix == 0) return {kNoSegment, 0};
+  }
+}
+
+IndexDirectory& RowIndex::directory_of(std::uint64_t suffix) noexcept {
+  return (many_ ? many_.get() : &only_)[first_bits(suffix, top_.prefix_bits) - top_.first];
+}
+
+// The places of the suffixes whose first `depth` bits are this one's.
+std::span<RowIndex::Segment> RowIndex::places_of(std::uint64_t suffix, std::uint32_t depth) noexcept {
+  const std::uint32_t bits = top_.prefix_bits;
+  const IndexDirectory directory = directory_of(suffix);
+  const std::size_t count = std::size_t{1} << (bits + directory.depth() - depth);
+  return {directory.segments() + first_bits(suffix << bits, depth - bits) * count, count};
+}
+
+void RowIndex::point_at(Segment segment, std::uint64_t suffix, std::uint32_t depth) noexcept {
+  std::ranges::fill(places_of(suffix, depth), segment);
+}
+
+void RowIndex::clear_places(std::uint64_t suffix, std::uint32_t depth) noexcept {
+  point_at(kNoSegment, suffix, depth);
+  absent_places_ += static_cast<std::uint32_t>(places_of(suffix, depth).size());
+}
+
+// Makes a segment for a suffix that has no place: of all places around that have none either.
+bool RowIndex::add_place(std::uint64_t suffix) {
+  const std::uint32_t bits = top_.prefix_bits;
+  widen_to(first_bits(suffix, bits));
+  IndexDirectory& directory = directory_of(suffix);
+  if (is_absent(directory)) {
+    directory = IndexDirectory(new_places(1), 0);
+    directory_bytes_ += sizeof(Segment);
+    ++absent_places_;
+  }
+  const Segment segment = make_segment(kStep);
+  if (segment.buckets() == nullptr) return false;
+  std::uint32_t depth = bits + directory.depth();
+  const auto is_free = [](Segment place) { return is_absent(place); };
+  while (depth > bits && std::ranges::all_of(places_of(suffix ^ std::uint64_t{1} << (64 - depth), depth), is_free)) {
+    --depth;
+  }
+  filled(segment, depth);
+  point_at(segment, suffix, depth);
+  absent_places_ -= static_cast<std::uint32_t>(places_of(suffix, depth).size());
+  return true;
+}
+
+// Has a place for the directory of a prefix.
+void RowIndex::widen_to(std::uint64_t prefix) {
+  const std::uint64_t first = std::min(top_.first, prefix);
+  const std::uint64_t last = std::max(top_.first + top_.last, prefix) - first;
+  if (first == top_.first && last == top_.last) return;
+  auto wider = std::make_unique<IndexDirectory[]>(last + 1);
+  std::fill_n(wider.get(), last + 1, kNoDirectory);
+  std::copy_n(top_.directories, top_.last + 1, wider.get() + (top_.first - first));
+  directory_bytes_ += (last + 1 - (many_ ? top_.last + 1 : 0)) * sizeof(IndexDirectory);
+  many_ = std::move(wider);
+  top_ = {many_.get(), first, last, top_.prefix_bits};
+}
+
+// Gives each place of the suffix's directory a second one.
+void RowIndex::make_deeper(std::uint64_t suffix) {
+  IndexDirectory& directory = directory_of(suffix);
+  const std::span<Segment> old(directory.segments(), directory.size());
+  Segment* const places = new_places(2 * old.size());
+  for (std::size_t at = 0; at < old.size(); ++at) std::fill_n(places + 2 * at, 2, old[at]);
+  absent_places_ +=
+      static_cast<std::uint32_t>(std::ranges::count_if(old, [](Segment each) { return is_absent(each); }));
+  directory_bytes_ += old.size() * sizeof(Segment);
+  directory = IndexDirectory(places, directory.depth() + 1);
+  delete[] old.data();
+}
+
+// Instead of the first split: gives a segment to each of the longest prefixes of which the suffixes have few. `coming`:
+// suffixes that are to be added. False when the system has no memory, and nothing has changed.
+bool RowIndex::choose_prefixes(std::span<const std::uint64_t> coming) {
+  const Segment old = directory_of(0).segments()[0];
+  std::bitset<std::size_t{1} << kMostPrefixBits> present;
+  visit_entries(old,
+                [&](std::uint64_t suffix, std::uint32_t /*row*/) { present.set(first_bits(suffix, kMostPrefixBits)); });
+  for (const std::uint64_t suffix : coming) present.set(first_bits(suffix, kMostPrefixBits));
+  std::uint32_t bits = kMostPrefixBits;
+  std::vector<std::uint64_t> prefixes;  // ascending
+  for (;; --bits) {
+    prefixes.clear();
+    for (std::uint64_t longest = 0; longest < present.size(); ++longest) {
+      const std::uint64_t prefix = longest >> (kMostPrefixBits - bits);
+      if (present[longest] && (prefixes.empty() || prefixes.back() != prefix)) prefixes.push_back(prefix);
+    }
+    if (prefixes.size() <= kMostAtFirst) break;
+  }
+  const auto index_of = [&](std::uint64_t suffix) {
+    return std::ranges::lower_bound(prefixes, first_bits(suffix, bits)) - prefixes.begin();
+  };
+  std::array<std::size_t, kMostAtFirst> entries{};
+  visit_entries(old, [&](std::uint64_t suffix, std::uint32_t /*row*/) { ++entries[index_of(suffix)]; });
+  std::array<Segment, kMostAtFirst> segments;
+  for (std::size_t i = 0; i < prefixes.size(); ++i) {
+    segments[i] = make_segment(count_for(entries[i]));
+    if (segments[i].buckets() != nullptr) continue;
+    while (i > 0) free_segment(segments[--i]);
+    return false;
+  }
+  visit_entries(old,
+                [&](std::uint64_t suffix, std::uint32_t row) { put_anew(segments[index_of(suffix)], suffix, row); });
+  delete[] only_.segments();
+  directory_bytes_ -= sizeof(Segment);
+  free_segment(old);
+  only_ = kNoDirectory;
+  top_ = {.directories = &only_, .first = prefixes[0], .last = 0, .prefix_bits = bits};
+  widen_to(prefixes.back());
+  for (std::size_t i = 0; i < prefixes.size(); ++i) {
+    filled(segments[i], bits);
+    (many_ ? many_.get() : &only_)[prefixes[i] - top_.first] = IndexDirectory(new_places(1), 0);
+    directory_bytes_ += sizeof(Segment);
+    point_at(segments[i], prefixes[i] << (64 - bits), bits);
+  }
+  return true;
+}
+
+}  // namespace sparserow
