@@ -239,7 +239,7 @@ std::vector<std::uint64_t> suffixes_in(const std::vector<std::uint64_t>& slots, 
                                        std::uint64_t table) {
   std::vector<std::uint64_t> out;
   for (std::size_t i = 0; i < count; ++i) {
-    out.push_back(slots[i % slots.size()] << 54 | row_hash(table, i) >> 10 & ~std::uint64_t{63});
+    out.push_back(slots[i % slots.size()] << 54 | (row_hash(table, i) >> 10 & ~std::uint64_t{63}));
   }
   return out;
 }
@@ -284,7 +284,7 @@ void check_equals(const RowIndex& index, const std::map<std::uint64_t, std::uint
 TEST_CASE("an index costs as much whichever slots its shard has") {
   std::mt19937_64 random(7);
   for (const std::size_t count : {2'000u, 60'000u}) {
-    for (const char* const order : {"as they come", "in their order", "in batches with room"}) {
+    for (const std::string order : {"as they come", "in their order", "in batches with room"}) {
       double all_slots = 0;
       for (const auto& slots : {range_of(0, 1024),
                                 range_of(0, 256),
@@ -294,14 +294,14 @@ TEST_CASE("an index costs as much whichever slots its shard has") {
                                 range_of(1023, 1),
                                 {5, 300, 700, 1001}}) {
         std::vector<std::uint64_t> suffixes = suffixes_in(slots, count, slots[0] + 1);
-        if (order == std::string("in their order")) std::ranges::sort(suffixes);
+        if (order == "in their order") std::ranges::sort(suffixes);
         ArenaPool pool;
         RowIndex index(pool);
         for (std::size_t begin = 0; begin < count; begin += 1000) {
           std::vector<std::uint64_t> batch(suffixes.begin() + static_cast<std::ptrdiff_t>(begin),
                                            suffixes.begin() + static_cast<std::ptrdiff_t>(begin + 1000));
           std::ranges::sort(batch);
-          if (order == std::string("in batches with room")) index.make_room(batch);
+          if (order == "in batches with room") index.make_room(batch);
           for (std::size_t i = begin; i < begin + 1000; ++i) {
             REQUIRE(index.insert(suffixes[i], static_cast<std::uint32_t>(i)));
           }

@@ -54,6 +54,7 @@ class PullHandler {
   Outcome park_until_readable(const std::shared_ptr<PullRequest>& pull, Body& body);
   Status charge_parked(PullRequest& pull, std::uint64_t bytes);
   void keep_keys(PullRequest& pull, Body& body);
+  void fetch_while_parked(const std::shared_ptr<PullRequest>& pull) noexcept;
   void resume_parked(const std::shared_ptr<void>& connection, const std::shared_ptr<PullRequest>& pull,
                      const Status& status);
   Task<void> finish_parked(std::shared_ptr<PullRequest> pull, Status status);

@@ -22,20 +22,22 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
     bool answered = false;
     bool is_parked = false;
     Status status;
+    std::shared_ptr<PullRequest> pull;  // null: it was refused, and nobody answers it again
   };
   const auto wait = std::make_shared<Wait>();
+  wait->pull = pull;
   const FrameHeader& header = pull->header;
   const Status room = charge_parked(*pull, body.bytes.size() + kParkedBytes + pull->parts.size() * sizeof(PullPart));
   // Without room a pull that must wait is not kept.
   const auto until = room.is_ok() ? pull->deadline : Clock::now();
   core_.commits.when_readable(
       header.job_id, header.worker_id, header.worker_epoch, header.step, until,
-      [this, wait, pull, weak = connection_](Status status) {
+      [this, wait, weak = connection_](Status status) {
         const std::lock_guard lock(wait->mutex);
         wait->answered = true;
         wait->status = std::move(status);
         if (!wait->is_parked) return;
-        if (const auto connection = weak.lock()) resume_parked(connection, pull, wait->status);
+        if (const auto connection = weak.lock()) resume_parked(connection, wait->pull, wait->status);
       },
       this);
   has_parked_ = true;
@@ -47,12 +49,26 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
       return Outcome::of(must_wait && !room.is_ok() ? room : wait->status);
     }
   }
-  keep_keys(*pull, body);
+  try {
+    keep_keys(*pull, body);
+  } catch (...) {  // the log knows the pull until its deadline; what it has goes now
+    const std::lock_guard lock(wait->mutex);
+    wait->pull.reset();
+    pull->parked.reset();
+    throw;
+  }
   const std::lock_guard lock(wait->mutex);
   if (wait->answered) return Outcome::of(wait->status);
   wait->is_parked = true;
   ++parked_;
-  if (core_.disk != nullptr) {  // its rows come to memory while it waits
+  if (core_.disk != nullptr) fetch_while_parked(pull);
+  return Outcome::parked();
+}
+
+// Brings the rows of a pull to memory while it waits. Throws nothing, because the pull is parked already: one that is
+// refused too would be answered twice. Without memory for it the pull reads its rows once it is readable.
+void PullHandler::fetch_while_parked(const std::shared_ptr<PullRequest>& pull) noexcept {
+  try {
     // The keys as they are now: the strand takes those of rows that have changed alone once the pull is readable.
     std::vector<std::pair<std::uint32_t, std::span<const std::uint64_t>>> wanted;
     for (const PullPart& part : pull->parts) wanted.emplace_back(part.descriptor.table_id, part.keys);
@@ -65,8 +81,8 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
       } catch (const std::exception&) {
       }
     });
+  } catch (const std::exception&) {
   }
-  return Outcome::parked();
 }
 
 void PullHandler::keep_keys(PullRequest& pull, Body& body) {

@@ -231,7 +231,8 @@ std::uint64_t RowIndex::lasting_bytes_for(std::uint64_t rows) const noexcept {
   // a step of each of two halves. So a touched segment grows by an eighth and what its new rows take.
   // A row of a prefix that no other row has takes a segment and two places. Prefixes may yet be chosen.
   const bool is_chosen = segments_ > 1 || segment_bytes_ / sizeof(Bucket) * kEntries + rows < kFewestSplit;
-  const std::uint64_t prefixes = std::uint64_t{1} << (is_chosen ? top_.prefix_bits : kMostPrefixBits);
+  const std::uint32_t bits = is_chosen ? top_.prefix_bits : kMostPrefixBits;
+  const std::uint64_t prefixes = bits == 0 ? 0 : std::uint64_t{1} << bits;
   const std::uint64_t fresh = std::min(rows, absent_places_ + prefixes);
   const std::uint64_t touched = std::min(rows, std::max<std::uint64_t>(segments_, 1));
   const std::uint64_t touched_bytes = std::min<std::uint64_t>(segment_bytes_, touched * kLargest * sizeof(Bucket));
