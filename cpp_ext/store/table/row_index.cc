@@ -229,10 +229,10 @@ std::uint64_t RowIndex::lasting_bytes_for(std::uint64_t rows) const noexcept {
   static_assert(kTransientBytes == 2 * kLargest * sizeof(Bucket));
   // At a load of 0.92 an entry has 13.9 bytes of its segment; after any growth it has 16 at most, besides rounding to
   // a step of each of two halves. So a touched segment grows by an eighth and what its new rows take.
-  // A row of a prefix that no other row has takes a segment and two places. Prefixes may yet be chosen.
-  const bool is_chosen = segments_ > 1 || segment_bytes_ / sizeof(Bucket) * kEntries + rows < kFewestSplit;
-  const std::uint32_t bits = is_chosen ? top_.prefix_bits : kMostPrefixBits;
-  const std::uint64_t prefixes = bits == 0 ? 0 : std::uint64_t{1} << bits;
+  // A row of a prefix that no other row has takes a segment and two places. A batch in which prefixes are chosen may go
+  // beyond this by so much for each prefix that none of its rows before had: a promise for that would be ten times the
+  // rest of a small table's.
+  const std::uint64_t prefixes = top_.prefix_bits == 0 ? 0 : std::uint64_t{1} << top_.prefix_bits;
   const std::uint64_t fresh = std::min(rows, absent_places_ + prefixes);
   const std::uint64_t touched = std::min(rows, std::max<std::uint64_t>(segments_, 1));
   const std::uint64_t touched_bytes = std::min<std::uint64_t>(segment_bytes_, touched * kLargest * sizeof(Bucket));

@@ -230,7 +230,7 @@ template <Fetch kFetch>
   return std::min(kFetch == Fetch::kRow ? table.layout.data_bytes : table.layout.state_offset, kMaxFetched);
 }
 
-// Of a walk whose visits write to no place of their own.
+// A walk has this whose visits write to no place of their own.
 struct NothingAhead {
   [[gnu::always_inline]] void operator()(std::uint16_t /*position*/) const noexcept {}
 };
