@@ -22,7 +22,7 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
     bool answered = false;
     bool is_parked = false;
     Status status;
-    std::shared_ptr<PullRequest> pull;  // null: it was refused, and nobody answers it again
+    std::shared_ptr<PullRequest> pull;  // null once its request is refused: the clock answers it no more
   };
   const auto wait = std::make_shared<Wait>();
   wait->pull = pull;

@@ -22,20 +22,32 @@ struct alignas(64) IndexBucket {
 };
 static_assert(sizeof(IndexBucket) == 64);
 
-// An entry of a directory: address in the low 48 bits, bucket count in the high 16.
-class IndexSegment {
+// An address in the low 48 bits, and a number in the high 16.
+template <class T>
+class NumberedPointer {
+ public:
+  NumberedPointer() noexcept = default;
+  NumberedPointer(T* at, std::uint32_t number) noexcept
+      : packed_(reinterpret_cast<std::uintptr_t>(at) | static_cast<std::uint64_t>(number) << 48) {}
+  [[nodiscard, gnu::always_inline]] T* at() const noexcept {
+    return reinterpret_cast<T*>(packed_ & ((std::uint64_t{1} << 48) - 1));
+  }
+  [[nodiscard, gnu::always_inline]] std::uint32_t number() const noexcept {
+    return static_cast<std::uint32_t>(packed_ >> 48);
+  }
+
+ private:
+  std::uint64_t packed_ = 0;
+};
+
+// An entry of a directory: its buckets, and how many there are.
+class IndexSegment : NumberedPointer<IndexBucket> {
  public:
   static constexpr std::uint32_t kStep = 4;  // bucket counts are multiples of it
 
-  IndexSegment() noexcept = default;
-  IndexSegment(IndexBucket* buckets, std::uint32_t count) noexcept
-      : packed_(reinterpret_cast<std::uintptr_t>(buckets) | static_cast<std::uint64_t>(count) << 48) {}
-  [[nodiscard, gnu::always_inline]] IndexBucket* buckets() const noexcept {
-    return reinterpret_cast<IndexBucket*>(packed_ & ((std::uint64_t{1} << 48) - 1));
-  }
-  [[nodiscard, gnu::always_inline]] std::uint32_t count() const noexcept {
-    return static_cast<std::uint32_t>(packed_ >> 48);
-  }
+  using NumberedPointer::NumberedPointer;
+  [[nodiscard, gnu::always_inline]] IndexBucket* buckets() const noexcept { return at(); }
+  [[nodiscard, gnu::always_inline]] std::uint32_t count() const noexcept { return number(); }
   [[nodiscard, gnu::always_inline]] std::uint32_t home(std::uint64_t suffix) const noexcept {
     return static_cast<std::uint32_t>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(suffix)) * count()) >> 32);
   }
@@ -43,28 +55,15 @@ class IndexSegment {
   void set_entries(std::uint32_t entries) const noexcept { buckets()[0].note = static_cast<std::uint16_t>(entries); }
   [[nodiscard]] std::uint32_t depth() const noexcept { return buckets()[1].note; }  // bits that its suffixes share
   void set_depth(std::uint32_t depth) const noexcept { buckets()[1].note = static_cast<std::uint16_t>(depth); }
-
- private:
-  std::uint64_t packed_ = 0;
 };
 
-// The segments of the suffixes that begin with one prefix, 2^depth by the bits behind it: address in the low 48 bits,
-// depth in the high 16.
-class IndexDirectory {
+// The segments of the suffixes that begin with one prefix: 2^depth of them, by the bits behind it.
+class IndexDirectory : NumberedPointer<IndexSegment> {
  public:
-  IndexDirectory() noexcept = default;
-  IndexDirectory(IndexSegment* segments, std::uint32_t depth) noexcept
-      : packed_(reinterpret_cast<std::uintptr_t>(segments) | static_cast<std::uint64_t>(depth) << 48) {}
-  [[nodiscard, gnu::always_inline]] IndexSegment* segments() const noexcept {
-    return reinterpret_cast<IndexSegment*>(packed_ & ((std::uint64_t{1} << 48) - 1));
-  }
-  [[nodiscard, gnu::always_inline]] std::uint32_t depth() const noexcept {
-    return static_cast<std::uint32_t>(packed_ >> 48);
-  }
+  using NumberedPointer::NumberedPointer;
+  [[nodiscard, gnu::always_inline]] IndexSegment* segments() const noexcept { return at(); }
+  [[nodiscard, gnu::always_inline]] std::uint32_t depth() const noexcept { return number(); }
   [[nodiscard]] std::size_t size() const noexcept { return std::size_t{1} << depth(); }
-
- private:
-  std::uint64_t packed_ = 0;
 };
 
 [[nodiscard, gnu::always_inline]] inline std::uint64_t first_bits(std::uint64_t suffix, std::uint32_t bits) noexcept {

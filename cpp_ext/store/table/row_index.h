@@ -7,10 +7,10 @@
 // a directory of its own, in an array from the first prefix to the last. A place without suffixes points at a bucket
 // that all indexes share.
 //
-// A suffix's home bucket follows from its low bits; when it is full the entry goes to the
-// next bucket with room, and every bucket passed over counts it, so that a search ends at the first bucket that no
-// entry passed over, and an erased entry leaves nothing behind. A full segment is rebuilt a little larger; past its
-// largest size (it differs between segments, so that they do not all grow at once) it is split in two.
+// A suffix's home bucket follows from its low bits; when it is full the entry goes to the next bucket with room, and
+// every bucket passed over counts it, so that a search ends at the first bucket that no entry passed over, and an
+// erased entry leaves nothing behind. A full segment is rebuilt a little larger; past its largest size (it differs
+// between segments, so that they do not all grow at once) it is split in two.
 //
 // Invariants:
 //  1. Load stays within about 0.84 and 0.92 once a segment is larger than the smallest.

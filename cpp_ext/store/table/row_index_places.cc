@@ -23,6 +23,10 @@ const IndexDirectory kNoDirectory(const_cast<IndexSegment*>(&kNoSegment), 0);
 bool is_absent(IndexSegment segment) noexcept { return segment.buckets() == &kNoBucket; }
 bool is_absent(IndexDirectory directory) noexcept { return directory.segments() == &kNoSegment; }
 
+std::uint32_t count_absent(std::span<const IndexSegment> places) noexcept {
+  return static_cast<std::uint32_t>(std::ranges::count_if(places, [](IndexSegment place) { return is_absent(place); }));
+}
+
 IndexSegment* new_places(std::size_t count) {
   auto* const places = new IndexSegment[count];
   std::fill_n(places, count, kNoSegment);
@@ -113,10 +117,11 @@ bool RowIndex::add_place(std::uint64_t suffix) {
   const Segment segment = make_segment(kStep);
   if (segment.buckets() == nullptr) return false;
   std::uint32_t depth = bits + directory.depth();
-  const auto is_free = [](Segment place) { return is_absent(place); };
-  while (depth > bits && std::ranges::all_of(places_of(suffix ^ std::uint64_t{1} << (64 - depth), depth), is_free)) {
-    --depth;
-  }
+  const auto is_free = [&](std::uint64_t neighbour) {
+    const auto places = places_of(neighbour, depth);
+    return count_absent(places) == places.size();
+  };
+  while (depth > bits && is_free(suffix ^ std::uint64_t{1} << (64 - depth))) --depth;
   filled(segment, depth);
   point_at(segment, suffix, depth);
   absent_places_ -= static_cast<std::uint32_t>(places_of(suffix, depth).size());
@@ -142,8 +147,7 @@ void RowIndex::make_deeper(std::uint64_t suffix) {
   const std::span<Segment> old(directory.segments(), directory.size());
   Segment* const places = new_places(2 * old.size());
   for (std::size_t at = 0; at < old.size(); ++at) std::fill_n(places + 2 * at, 2, old[at]);
-  absent_places_ +=
-      static_cast<std::uint32_t>(std::ranges::count_if(old, [](Segment each) { return is_absent(each); }));
+  absent_places_ += count_absent(old);
   directory_bytes_ += old.size() * sizeof(Segment);
   directory = IndexDirectory(places, directory.depth() + 1);
   delete[] old.data();
@@ -170,6 +174,11 @@ bool RowIndex::choose_prefixes(std::span<const std::uint64_t> coming) {
   const auto index_of = [&](std::uint64_t suffix) {
     return std::ranges::lower_bound(prefixes, first_bits(suffix, bits)) - prefixes.begin();
   };
+  const std::uint64_t last = prefixes.back() - prefixes[0];
+  // What may throw comes before anything is changed.
+  auto many = last == 0 ? nullptr : std::make_unique<IndexDirectory[]>(last + 1);
+  std::array<std::unique_ptr<Segment[]>, kMostAtFirst> places;
+  for (std::size_t i = 0; i < prefixes.size(); ++i) places[i].reset(new_places(1));
   std::array<std::size_t, kMostAtFirst> entries{};
   visit_entries(old, [&](std::uint64_t suffix, std::uint32_t /*row*/) { ++entries[index_of(suffix)]; });
   std::array<Segment, kMostAtFirst> segments;
@@ -182,16 +191,16 @@ bool RowIndex::choose_prefixes(std::span<const std::uint64_t> coming) {
   visit_entries(old,
                 [&](std::uint64_t suffix, std::uint32_t row) { put_anew(segments[index_of(suffix)], suffix, row); });
   delete[] only_.segments();
-  directory_bytes_ -= sizeof(Segment);
   free_segment(old);
   only_ = kNoDirectory;
-  top_ = {.directories = &only_, .first = prefixes[0], .last = 0, .prefix_bits = bits};
-  widen_to(prefixes.back());
+  if (many) std::fill_n(many.get(), last + 1, kNoDirectory);
+  many_ = std::move(many);
+  top_ = {many_ ? many_.get() : &only_, prefixes[0], last, bits};
+  directory_bytes_ = prefixes.size() * sizeof(Segment) + (many_ ? (last + 1) * sizeof(IndexDirectory) : 0);
   for (std::size_t i = 0; i < prefixes.size(); ++i) {
     filled(segments[i], bits);
-    (many_ ? many_.get() : &only_)[prefixes[i] - top_.first] = IndexDirectory(new_places(1), 0);
-    directory_bytes_ += sizeof(Segment);
-    point_at(segments[i], prefixes[i] << (64 - bits), bits);
+    places[i][0] = segments[i];
+    directory_of(prefixes[i] << (64 - bits)) = IndexDirectory(places[i].release(), 0);
   }
   return true;
 }
