@@ -18,7 +18,6 @@ namespace {
 // streamed past the caches instead, where rows have enough of them: a line that is streamed in parts is slower than one
 // that is fetched (Intel Xeon, 50,000 rows of 256 bytes, 16 bytes off a line: 3.3 M rows/s by units of 16 bytes, 6.0
 // fetched, 6.8 by whole lines; on a line 3.5 copied, 5.8 fetched, 6.8 streamed).
-constexpr std::size_t kLine = 64;
 constexpr std::size_t kAheadBytes = std::size_t{64} << 10;
 constexpr std::size_t kStreamBytes = std::size_t{4} << 20;
 constexpr std::size_t kStreamedRow = 256;      // bytes of a row that may begin anywhere in a line
@@ -95,9 +94,7 @@ class RowWriter {
   // Before a row is written: fetches the lines of its place that a write would wait for.
   [[gnu::always_inline]] void fetch_place(const std::byte* to) const noexcept {
     if (how_ == How::kFetched) {
-      const std::size_t fetched = std::min(row_bytes_, kMaxFetched);
-      for (std::size_t at = 0; at < fetched; at += kLine) __builtin_prefetch(to + at, 1);
-      __builtin_prefetch(to + fetched - 1, 1);
+      fetch_lines<true>(to, std::min(row_bytes_, kMaxFetched));
     } else if (how_ == How::kStreamed && bytes_to_line(to) != 0) {
       __builtin_prefetch(to, 1);
       __builtin_prefetch(to + row_bytes_ - 1, 1);

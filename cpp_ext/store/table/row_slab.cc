@@ -80,7 +80,10 @@ std::uint32_t RowSlab::take_from(std::uint32_t chunk) noexcept {
   if (info.first_free != kNoFree) {
     place = info.first_free;
     std::memcpy(&info.first_free, data_at(bases_[chunk], place), sizeof info.first_free);
-    if (info.first_free != kNoFree) fetch_place(data_at(bases_[chunk], info.first_free));
+    // The place that is taken next is written whole, and its last row may have left long ago.
+    if (info.first_free != kNoFree) {
+      fetch_lines<true>(data_at(bases_[chunk], info.first_free), std::min(data_bytes_, kMaxFetched));
+    }
   } else {
     ++info.bumped;
   }
@@ -143,16 +146,30 @@ bool RowSlab::close_chunks(std::uint64_t spare_rows) {
   return any;
 }
 
+// Upper bound of what a row takes in a chunk of `least` rows or more: with the number of rows a chunk's rest of a
+// granule and of a group's head matters less and less.
+std::uint64_t RowSlab::most_row_bytes(std::uint32_t least) const noexcept {
+  constexpr std::uint32_t kCounted = 16;
+  const auto row_bytes = [](std::uint64_t bytes, std::uint32_t rows) { return (bytes + rows - 1) / rows; };
+  std::uint64_t most = 0;
+  for (std::uint32_t rows = least; rows < least + kCounted; ++rows) {
+    most = std::max(most, row_bytes(ArenaPool::round_up(units().bytes(rows)), rows));
+  }
+  const std::uint32_t beyond = least + kCounted;
+  const std::uint64_t rests = head_bytes_ + ArenaPool::kGranuleBytes;
+  return std::max(most, row_bytes(units().bytes(beyond) + rests, beyond));
+}
+
 std::uint64_t RowSlab::bytes_for(std::uint64_t rows) const noexcept {
   const std::uint64_t free_places = places_ - rows_;
   if (rows <= free_places) return 0;
-  // Each chunk wastes less than a granule and a group's head; none but the last has fewer rows than 3/4 of what is
-  // least now; the last may be as large as a chunk of the slab that it completes, which is at most 4/3 of what is
-  // wished for there.
+  // None but the last chunk has fewer rows than 3/4 of what is least now, so each row takes no more than in the worst
+  // chunk of so many or more; the last may be as large as a chunk of the slab that it completes, which is at most 4/3
+  // of what is wished for there.
   const std::uint64_t more = rows - free_places;
-  const std::uint64_t chunks = more * 4 / (3 * wish_at(places_).least) + 2;
   const std::uint64_t last = wish_at(places_ + more).most * std::uint64_t{4} / 3 + 1;
-  return units().bytes(more + last) + chunks * (ArenaPool::kGranuleBytes + head_bytes_);
+  return more * most_row_bytes(std::max<std::uint32_t>(3 * wish_at(places_).least / 4, 1)) + units().bytes(last) +
+         2 * ArenaPool::kGranuleBytes;
 }
 
 }  // namespace sparserow

@@ -27,6 +27,7 @@
 #include "store/table/arena_pool.h"
 #include "store/table/row.h"
 #include "store/table/row_meta.h"
+#include "util/fetch_lines.h"
 
 namespace sparserow {
 
@@ -81,7 +82,6 @@ class RowSlab {
  private:
   static constexpr std::uint32_t kRowMask = (1u << kRowBits) - 1;
   static constexpr std::uint32_t kHeadsTogether = 5;
-  static constexpr std::size_t kLine = 64;
   static constexpr std::uint16_t kNoFree = 0xffff;
 
   struct ChunkInfo {
@@ -112,16 +112,9 @@ class RowSlab {
   }
   [[nodiscard]] ArenaPool::Units places() const noexcept { return {data_bytes_, head_bytes_, group_}; }
   [[nodiscard]] ArenaPool::Units units() const noexcept { return {data_bytes_ + meta_bytes_, head_bytes_, group_}; }
+  [[nodiscard]] std::uint64_t most_row_bytes(std::uint32_t least) const noexcept;
   [[nodiscard]] Wish wish_at(std::uint64_t places) const noexcept;
   [[nodiscard]] bool back_chunk();
-  // The place that is taken next is written whole, and its last row may have left long ago. Always inlined: see
-  // fetch_lines() (table.h).
-  [[gnu::always_inline]] void fetch_place(const std::byte* at) const noexcept {
-    constexpr std::size_t kMost = 1024;  // bytes; the hardware's own prefetcher follows
-    for (std::size_t offset = 0; offset < std::min(data_bytes_, kMost); offset += kLine) {
-      __builtin_prefetch(at + offset, 1);
-    }
-  }
   std::uint32_t take_from(std::uint32_t chunk) noexcept;
   void add_bytes(std::uint64_t bytes) noexcept {  // wraps where it shrinks
     bytes_ += bytes;

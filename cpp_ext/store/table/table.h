@@ -25,6 +25,7 @@
 #include "store/table/row_index.h"
 #include "store/table/row_slab.h"
 #include "store/table/sweep.h"
+#include "util/fetch_lines.h"
 
 namespace sparserow {
 
@@ -209,17 +210,6 @@ class Table {
   mutable std::mutex failure_mutex_;
   Status failure_;  // guarded by failure_mutex_
 };
-
-// The bytes of one row that are prefetched; beyond them the hardware's own prefetcher follows.
-inline constexpr std::size_t kMaxFetched = 1024;
-
-// Always inlined: the compiler deems a function that only prefetches to be without effect, and drops its calls.
-// bytes > 0.
-[[gnu::always_inline]] inline void fetch_lines(const std::byte* at, std::size_t bytes) noexcept {
-  constexpr std::size_t kLine = 64;
-  for (std::size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(at + offset);
-  __builtin_prefetch(at + bytes - 1);
-}
 
 // What a walk brings into cache for its visits. kRow: all of it, for a visit that adds absent rows.
 // A tiered table's rows come with their meta but for kNothing; kMeta is that alone.
