@@ -78,7 +78,7 @@ std::uint64_t Store::Impl::bytes_for(const Table& table, const StripeCounts& abs
   std::uint64_t bytes = 0;
   std::uint64_t touched = 0;
   StorePools no_memory;
-  const TableStripe empty(no_memory, table.layout.data_bytes, table.is_tiered, nullptr);
+  const TableStripe empty(no_memory, table.layout.data_bytes, table.is_tiered, /*slot_bits=*/0, nullptr);
   for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
     if (absent[stripe] == 0) continue;
     const std::shared_lock lock(stripes[stripe].mutex);

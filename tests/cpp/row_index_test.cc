@@ -370,5 +370,59 @@ TEST_CASE("slots that come and go leave an index that finds and visits what it h
   }
 }
 
+TEST_CASE("an index costs what its rows do, whatever it held before") {
+  std::mt19937_64 random(8);
+  for (const std::uint32_t slot_bits : {0u, 8u, 10u}) {
+    for (const bool is_sorted : {false, true}) {
+      CAPTURE(slot_bits);
+      CAPTURE(is_sorted);
+      ArenaPool pool;
+      RowIndex index(pool, best_isa(), nullptr, slot_bits);
+      std::map<std::uint64_t, std::uint32_t> model;
+      std::vector<std::uint64_t> suffixes;
+      for (std::uint32_t row = 0; row < 100'000; ++row) suffixes.push_back(random() & ~std::uint64_t{63});
+      if (is_sorted) std::ranges::sort(suffixes);
+      for (std::uint32_t row = 0; row < suffixes.size(); ++row) {
+        REQUIRE(index.insert(suffixes[row], row));
+        model[suffixes[row]] = row;
+      }
+      std::ranges::shuffle(suffixes, random);
+      while (model.size() > 50) {
+        REQUIRE(index.erase(suffixes.back()) == model.at(suffixes.back()));
+        model.erase(suffixes.back());
+        suffixes.pop_back();
+        // A segment has 8 rows on average and 256 bytes at least; 1,024 prefixes have 8 KiB.
+        if (model.size() % 100 == 0) REQUIRE(index.bytes() <= 40 * model.size() + 9000);
+      }
+      check_equals(index, model, random);
+      CHECK(index.bytes() <= 40 * 50 + 300);
+      for (const auto& [suffix, row] : model) REQUIRE(index.erase(suffix) == row);
+      check_equals(index, {}, random);
+      CHECK(index.bytes() <= 300);
+    }
+  }
+}
+
+TEST_CASE("rows that pass in the order of suffixes, as a checkpoint brings them, leave no promise of many prefixes") {
+  constexpr std::size_t kInMemory = 800;  // rows; the others leave for the SSD
+  for (const std::uint32_t slot_bits : {0u, 4u}) {
+    CAPTURE(slot_bits);
+    std::vector<std::uint64_t> suffixes;
+    for (std::uint32_t i = 0; i < 15'000; ++i) suffixes.push_back(row_hash(9, i) & ~std::uint64_t{63});
+    std::ranges::sort(suffixes);
+    ArenaPool pool;
+    RowIndex index(pool, best_isa(), nullptr, slot_bits);
+    for (std::uint32_t i = 0; i < suffixes.size(); ++i) {
+      REQUIRE(index.insert(suffixes[i], i));
+      if (i >= kInMemory) REQUIRE(index.erase(suffixes[i - kInMemory]) == i - kInMemory);
+    }
+    for (std::size_t i = suffixes.size() - kInMemory; i < suffixes.size() - 3; ++i) {
+      REQUIRE(index.erase(suffixes[i]) == i);
+    }
+    CHECK(index.bytes() < 1000);
+    CHECK(index.lasting_bytes_for(50) < 3000 + (16 * 264 + 256 * 2) * (slot_bits > 0 ? 1 : 0));
+  }
+}
+
 }  // namespace
 }  // namespace sparserow

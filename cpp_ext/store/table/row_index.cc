@@ -11,9 +11,9 @@ constexpr std::uint32_t kStep = IndexSegment::kStep;
 constexpr std::uint32_t kLargest = 160;      // buckets of a segment that need not be split
 constexpr std::uint32_t kHardLimit = 14000;  // of a segment that can no longer be split: its entries have 16 bits
 constexpr std::uint32_t kMaxDepth = 20;
-constexpr std::uint64_t kFewestSplit = 500;   // entries
 constexpr std::uint16_t kSticky = 0xffff;     // a count of passed-over entries that is no longer exact
 constexpr std::uint64_t kBytesPerEntry = 16;  // at a load of 0.8
+constexpr std::uint64_t kFewEntries = 8;      // of a segment, on average: all are merged
 
 constexpr std::uint32_t round_to_step(std::uint64_t buckets) noexcept {
   return static_cast<std::uint32_t>(
@@ -55,6 +55,7 @@ bool RowIndex::insert(std::uint64_t suffix, std::uint32_t row) {
     const Segment segment = top_.segment_of(suffix);
     if (!is_full(segment)) {
       put(segment, suffix, row);
+      ++entries_;
       return true;
     }
     if (!grow(suffix)) return false;
@@ -114,6 +115,7 @@ std::uint32_t RowIndex::erase(std::uint64_t suffix) {
   }
   segment.set_entries(segment.entries() - 1);
   if (is_sparse(segment)) (void)resize(suffix, count_for(segment.entries()));  // or it stays as it is
+  if (--entries_ < segments_ * kFewEntries && segments_ > 1) merge();
   return row;
 }
 
@@ -195,7 +197,8 @@ bool RowIndex::resize(std::uint64_t suffix, std::uint32_t count) {
 }
 
 bool RowIndex::split(std::uint64_t suffix, std::span<const std::uint64_t> coming) {
-  if (segments_ == 1 && top_.prefix_bits == 0 && directory_of(suffix).depth() == 0) return choose_prefixes(coming);
+  const bool has_split = segments_ > 1 || top_.prefix_bits > 0 || directory_of(suffix).depth() > 0;
+  if (!has_split && slot_bits_ > 0) return choose_prefixes(coming);
   if (top_.segment_of(suffix).depth() == top_.prefix_bits + directory_of(suffix).depth()) make_deeper(suffix);
   const Segment old = top_.segment_of(suffix);
   const std::uint32_t depth = old.depth();

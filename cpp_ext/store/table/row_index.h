@@ -3,9 +3,9 @@
 //
 // A directory, addressed by a suffix's high bits, points at segments; a segment is an array of 64-byte buckets of five
 // suffixes and five row ids. The first bits are the slot's (slot_order.h), and a shard may have few of the slots: when
-// the first segment is full, the index chooses how many bits are a prefix, so that there are few prefixes, and each has
-// a directory of its own, in an array from the first prefix to the last. A place without suffixes points at a bucket
-// that all indexes share.
+// the first segment is full, the index chooses how many of these bits are a prefix, so that there are few prefixes, and
+// each has a directory of its own, in an array from the first prefix to the last. A place without suffixes points at a
+// bucket that all indexes share.
 //
 // A suffix's home bucket follows from its low bits; when it is full the entry goes to the next bucket with room, and
 // every bucket passed over counts it, so that a search ends at the first bucket that no entry passed over, and an
@@ -14,7 +14,8 @@
 //
 // Invariants:
 //  1. Load stays within about 0.84 and 0.92 once a segment is larger than the smallest.
-//  2. No operation but the doubling of a directory (8 bytes per 300 rows or more) touches more than one segment.
+//  2. No operation touches more than one segment, but for two: a directory is doubled (8 bytes per 300 rows or more);
+//     an index whose segments have lost nearly all entries is built anew, so that its bytes do not grow with history.
 //  3. A segment holds all suffixes of a range, and segments follow each other in the order of suffixes.
 //
 // A search touches no row. The lowest bit of a suffix is 0 (slot_order.h). Not thread-safe. Owns its segments.
@@ -36,6 +37,7 @@ class RowIndex {
  public:
   static constexpr std::uint32_t kNone = IndexBucket::kNoRow;
   static constexpr std::uint32_t kEntries = IndexBucket::kEntries;
+  static constexpr std::uint32_t kMostSlotBits = 10;  // of a suffix, where there are 65,536 slots
 
   struct Entry {
     std::uint64_t suffix;
@@ -47,8 +49,10 @@ class RowIndex {
     std::uint64_t next = 0;  // the first suffix after it; 0 = it is the last
   };
 
-  // used: where the bytes of its segments are counted too, beside the pool; outlives this, or null.
-  explicit RowIndex(ArenaPool& pool, Isa isa = best_isa(), std::atomic<std::uint64_t>* used = nullptr) noexcept;
+  // used: where the bytes of its segments are counted too, beside the pool; outlives this, or null. slot_bits: how many
+  // of a suffix's first bits are a slot's, at most kMostSlotBits.
+  explicit RowIndex(ArenaPool& pool, Isa isa = best_isa(), std::atomic<std::uint64_t>* used = nullptr,
+                    std::uint32_t slot_bits = kMostSlotBits) noexcept;
   RowIndex(const RowIndex&) = delete;
   RowIndex& operator=(const RowIndex&) = delete;
   ~RowIndex();
@@ -98,7 +102,7 @@ class RowIndex {
     found.bucket->rows[found.entry] = row;
   }
   // Removes the entry of `suffix` and returns its row; kNone when there is none. A segment that is mostly empty is
-  // rebuilt smaller.
+  // rebuilt smaller, and many of them are merged.
   std::uint32_t erase(std::uint64_t suffix);
 
   // The segment that holds `suffix`, whole; where there is none, the next one.
@@ -125,7 +129,6 @@ class RowIndex {
   using Bucket = IndexBucket;
   using Segment = IndexSegment;
   static constexpr std::uint32_t kStep = Segment::kStep;
-  static constexpr std::uint32_t kMostPrefixBits = 10;  // of a stripe's slots, where there are 65,536
 
   struct Found {
     Bucket* bucket = nullptr;
@@ -137,6 +140,9 @@ class RowIndex {
     Segment segment;         // or absent
     std::uint64_t next = 0;  // as Range::next
   };
+
+  RowIndex(ArenaPool& pool, const IndexProbeTable& probes, std::atomic<std::uint64_t>* used,
+           std::uint32_t slot_bits) noexcept;
 
   [[nodiscard]] Place place_from(std::uint64_t suffix) const noexcept;
 
@@ -171,6 +177,8 @@ class RowIndex {
   bool grow_for(std::span<const std::uint64_t> coming, std::size_t entries);
   bool split(std::uint64_t suffix, std::span<const std::uint64_t> coming = {});
   bool resize(std::uint64_t suffix, std::uint32_t count);
+  void merge();
+  void swap(RowIndex& other) noexcept;
   [[nodiscard]] Segment make_segment(std::uint32_t count);
   void free_segment(Segment segment);
 
@@ -201,9 +209,11 @@ class RowIndex {
   ArenaPool* pool_;
   std::atomic<std::uint64_t>* used_;
   const IndexProbeTable* probes_;
+  std::uint32_t slot_bits_;
   IndexTop top_;
   IndexDirectory only_;                     // while there is no more than one
   std::unique_ptr<IndexDirectory[]> many_;  // else top_.last + 1
+  std::uint64_t entries_ = 0;
   std::uint32_t segments_ = 0;
   std::uint32_t absent_places_ = 0;  // of directories
   std::uint64_t segment_bytes_ = 0;

@@ -35,8 +35,17 @@ IndexSegment* new_places(std::size_t count) {
 
 }  // namespace
 
-RowIndex::RowIndex(ArenaPool& pool, Isa isa, std::atomic<std::uint64_t>* used) noexcept
-    : pool_(&pool), used_(used), probes_(&index_probes_of(isa)), top_{.directories = &only_}, only_(kNoDirectory) {}
+RowIndex::RowIndex(ArenaPool& pool, Isa isa, std::atomic<std::uint64_t>* used, std::uint32_t slot_bits) noexcept
+    : RowIndex(pool, index_probes_of(isa), used, slot_bits) {}
+
+RowIndex::RowIndex(ArenaPool& pool, const IndexProbeTable& probes, std::atomic<std::uint64_t>* used,
+                   std::uint32_t slot_bits) noexcept
+    : pool_(&pool),
+      used_(used),
+      probes_(&probes),
+      slot_bits_(slot_bits),
+      top_{.directories = &only_},
+      only_(kNoDirectory) {}
 
 RowIndex::~RowIndex() {
   for (std::uint64_t at = 0; at <= top_.last; ++at) {
@@ -44,6 +53,19 @@ RowIndex::~RowIndex() {
     visit_segments(directory, [this](Segment segment) { free_segment(segment); });
     if (!is_absent(directory)) delete[] directory.segments();
   }
+}
+
+void RowIndex::swap(RowIndex& other) noexcept {
+  std::swap(top_, other.top_);
+  std::swap(only_, other.only_);
+  std::swap(many_, other.many_);
+  std::swap(entries_, other.entries_);
+  std::swap(segments_, other.segments_);
+  std::swap(absent_places_, other.absent_places_);
+  std::swap(segment_bytes_, other.segment_bytes_);
+  std::swap(directory_bytes_, other.directory_bytes_);
+  for (RowIndex* const index : {this, &other})
+    index->top_.directories = index->many_ ? index->many_.get() : &index->only_;
 }
 
 // Visits each segment of a directory once, in the order of suffixes.
@@ -58,6 +80,27 @@ void RowIndex::visit_segments(IndexDirectory directory, Visit&& visit) const {
     at += std::size_t{1} << (top_.prefix_bits + directory.depth() - segment.depth());
     visit(segment);
   }
+}
+
+// Builds an index with the same entries in this one's place. What has no memory stays as it is.
+void RowIndex::merge() {
+  std::vector<Entry> entries;
+  entries.reserve(entries_);
+  for (std::uint64_t at = 0; at <= top_.last; ++at) {
+    visit_segments(top_.directories[at], [&](Segment segment) {
+      visit_entries(segment, [&](std::uint64_t suffix, std::uint32_t row) { entries.push_back({suffix, row}); });
+    });
+  }
+  std::ranges::sort(entries, {}, &Entry::suffix);
+  std::vector<std::uint64_t> suffixes;
+  suffixes.reserve(entries.size());
+  for (const Entry& entry : entries) suffixes.push_back(entry.suffix);
+  RowIndex merged(*pool_, *probes_, used_, slot_bits_);
+  merged.make_room(suffixes);
+  for (const Entry& entry : entries) {
+    if (!merged.insert(entry.suffix, entry.row)) return;
+  }
+  swap(merged);
 }
 
 bool RowIndex::has_place(std::uint64_t suffix) const noexcept {
@@ -157,16 +200,15 @@ void RowIndex::make_deeper(std::uint64_t suffix) {
 // suffixes that are to be added. False when the system has no memory, and nothing has changed.
 bool RowIndex::choose_prefixes(std::span<const std::uint64_t> coming) {
   const Segment old = directory_of(0).segments()[0];
-  std::bitset<std::size_t{1} << kMostPrefixBits> present;
-  visit_entries(old,
-                [&](std::uint64_t suffix, std::uint32_t /*row*/) { present.set(first_bits(suffix, kMostPrefixBits)); });
-  for (const std::uint64_t suffix : coming) present.set(first_bits(suffix, kMostPrefixBits));
-  std::uint32_t bits = kMostPrefixBits;
+  std::bitset<std::size_t{1} << kMostSlotBits> present;
+  visit_entries(old, [&](std::uint64_t suffix, std::uint32_t /*row*/) { present.set(first_bits(suffix, slot_bits_)); });
+  for (const std::uint64_t suffix : coming) present.set(first_bits(suffix, slot_bits_));
+  std::uint32_t bits = slot_bits_;
   std::vector<std::uint64_t> prefixes;  // ascending
   for (;; --bits) {
     prefixes.clear();
-    for (std::uint64_t longest = 0; longest < present.size(); ++longest) {
-      const std::uint64_t prefix = longest >> (kMostPrefixBits - bits);
+    for (std::uint64_t longest = 0; longest >> slot_bits_ == 0; ++longest) {
+      const std::uint64_t prefix = longest >> (slot_bits_ - bits);
       if (present[longest] && (prefixes.empty() || prefixes.back() != prefix)) prefixes.push_back(prefix);
     }
     if (prefixes.size() <= kMostAtFirst) break;

@@ -57,6 +57,8 @@ class SlotOrder {
   [[nodiscard]] constexpr std::uint64_t path_at(std::uint64_t position) const noexcept {
     return position << stripe_bits_;
   }
+  // How many of a suffix's first bits are its slot_in_stripe().
+  [[nodiscard]] constexpr std::uint32_t slot_bits_in_suffix() const noexcept { return slot_bits_ - stripe_bits_; }
   [[nodiscard]] constexpr std::uint32_t stripe_count() const noexcept { return 1u << stripe_bits_; }
 
  private:

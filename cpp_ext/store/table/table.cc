@@ -35,8 +35,10 @@ std::size_t Table::job_clocks() const {
 
 TableStripe& Table::stripe_at(std::uint32_t stripe) {
   std::unique_ptr<TableStripe>& stripe_rows = stripes[stripe];
-  if (stripe_rows == nullptr)
-    stripe_rows = std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered, &memory->used);
+  if (stripe_rows == nullptr) {
+    stripe_rows =
+        std::make_unique<TableStripe>(*pools_, layout.data_bytes, is_tiered, slot_bits_in_suffix_, &memory->used);
+  }
   return *stripe_rows;
 }
 

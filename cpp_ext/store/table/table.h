@@ -69,8 +69,9 @@ class BroughtRows {
 
 struct TableStripe {
   // used: as of RowSlab.
-  TableStripe(StorePools& pools, std::size_t data_bytes, bool has_meta, std::atomic<std::uint64_t>* used)
-      : slab(pools.rows, data_bytes, has_meta, used), index(pools.indexes, best_isa(), used) {}
+  TableStripe(StorePools& pools, std::size_t data_bytes, bool has_meta, std::uint32_t slot_bits,
+              std::atomic<std::uint64_t>* used)
+      : slab(pools.rows, data_bytes, has_meta, used), index(pools.indexes, best_isa(), used, slot_bits) {}
   [[nodiscard]] std::uint64_t bytes() const noexcept { return slab.bytes() + index.bytes(); }
 
   RowSlab slab;
@@ -118,7 +119,8 @@ class Table {
         admission(schema.policy.admits_all()
                       ? nullptr
                       : std::make_unique<TableAdmission>(schema, slot_count, pools.filters, memory->used)),
-        pools_(&pools) {}
+        pools_(&pools),
+        slot_bits_in_suffix_(SlotOrder(slot_count).slot_bits_in_suffix()) {}
 
   // The id of the row whose hash has this suffix, or RowIndex::kNone.
   [[nodiscard]] std::uint32_t find(std::uint32_t stripe, std::uint64_t suffix) const noexcept {
@@ -203,6 +205,7 @@ class Table {
   [[nodiscard]] std::uint32_t add_place(std::uint32_t stripe, std::uint64_t suffix);
 
   StorePools* pools_;
+  const std::uint32_t slot_bits_in_suffix_;
   std::atomic<std::uint32_t> steps_{0};
   mutable std::mutex clock_mutex_;  // a leaf
   ClockSteps job_steps_;            // of the jobs that push to it; guarded by clock_mutex_
