@@ -261,6 +261,7 @@ py::object tier_stats(const Store& store) {
   out["rows_evicted"] = stats->rows_evicted;
   out["evicted_ahead"] = stats->background_evicted;
   out["is_making_room"] = stats->is_making_room;
+  out["resident_bytes"] = stats->resident_bytes;
   out["longest_hold_seconds"] = wall_seconds(stats->longest_lock);
   out["longest_hold_cpu_seconds"] = cpu_seconds(stats->longest_lock);
   out["ssd_file_bytes"] = stats->ssd.file_bytes;

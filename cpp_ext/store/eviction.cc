@@ -172,6 +172,7 @@ void Store::Tiering::run_background_evict() {
     lock.unlock();
     try {
       static_cast<void>(background_evict(table_id).is_ok());  // a request that needs the room is told
+      close_holes();
     } catch (const std::bad_alloc&) {
     }
     lock.lock();
@@ -239,21 +240,6 @@ Status Store::Tiering::shrink(std::uint64_t bytes, const Table& table, const Cou
   }
   if (store_.pools.used_bytes() < before) ++progress;
   return Status::ok();
-}
-
-void Store::Tiering::compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows) {
-  bool goes_on = false;
-  {
-    const std::unique_lock lock(store_.stripes[stripe].mutex);
-    goes_on = table.begin_compaction(stripe, spare_rows);
-  }
-  for (std::uint64_t suffix = 0; goes_on; goes_on = suffix != 0) {
-    const std::unique_lock lock(store_.stripes[stripe].mutex);
-    const LockTimer clock;
-    suffix = table.compact(stripe, suffix);
-    longest_lock_.note(clock.elapsed());
-  }
-  store_.pools.collapse_huge_pages();
 }
 
 Status Store::Tiering::write_to_ssd(SsdBatch& batch) {

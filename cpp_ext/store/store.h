@@ -74,6 +74,7 @@ struct TierStats {
   std::uint64_t rows_evicted = 0;        // from memory
   std::uint64_t background_evicted = 0;  // of them, before anybody needed their room
   bool is_making_room = false;           // some leave ahead now, or are about to
+  std::uint64_t resident_bytes = 0;      // of rows and their indexes in memory: of arenas that have pages
   LockTimes longest_lock;                // of a stripe that pulls wait for, by eviction and by rows that come back
   SsdStats ssd;
 };

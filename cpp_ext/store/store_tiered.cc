@@ -181,6 +181,7 @@ std::optional<TierStats> Store::tier_stats() const {
                    .rows_evicted = impl_->tiering->rows_evicted(),
                    .background_evicted = impl_->tiering->background_evicted(),
                    .is_making_room = impl_->tiering->is_making_room(),
+                   .resident_bytes = impl_->pools.resident_bytes(),
                    .longest_lock = impl_->tiering->longest_lock(),
                    .ssd = impl_->tiering->ssd_stats()};
 }

@@ -201,6 +201,9 @@ class Store::Tiering {
   Status write_to_ssd(SsdBatch& batch);
   Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);
   void compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows);
+  template <class Move>
+  void empty_arenas(ArenaPool& pool, const Move& move);
+  void close_holes();
   [[nodiscard]] std::uint64_t next_random() noexcept;
 
   Impl& store_;

@@ -118,5 +118,55 @@ TEST_CASE("the largest run fits and freed neighbours coalesce") {
   CHECK(pool.allocate(ArenaPool::kMaxRunBytes) == first);
 }
 
+TEST_CASE("arenas with holes are emptied a few at a time, beside threads that allocate and free") {
+  const unsigned seed = std::random_device{}();
+  MESSAGE("seed " << seed);
+  std::mt19937 random(seed);
+  ArenaPool pool;
+  std::vector<Run> runs;
+  for (int i = 0; i < 12'000; ++i) {
+    const std::size_t bytes = 4000 + random() % 16'000;
+    runs.push_back({pool.allocate(bytes), bytes, static_cast<unsigned char>(i)});
+    std::memset(runs.back().at, runs.back().mark, bytes);
+  }
+  CHECK_FALSE(pool.has_holes());
+  CHECK(ArenaPool::Emptying(pool).is_empty());
+  std::ranges::shuffle(runs, random);
+  for (; runs.size() > 5'000; runs.pop_back()) pool.free(runs.back().at, runs.back().bytes);
+  const std::uint64_t before = pool.opened_arenas();
+  const std::uint64_t used = pool.used_bytes();
+  REQUIRE(pool.has_holes());
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    while (!is_over) {
+      std::byte* const at = pool.allocate(30'000);
+      pool.collapse_huge_pages();
+      pool.free(at, 30'000);
+    }
+  });
+  for (int round = 0; pool.has_holes() && round < 100; ++round) {
+    const ArenaPool::Emptying from(pool);
+    REQUIRE_FALSE(from.is_empty());
+    for (Run& run : runs) {
+      if (!from.contains(run.at)) continue;
+      if (random() % 50 == 0) continue;  // one that cannot move keeps its arena
+      std::byte* const at = pool.allocate(run.bytes);
+      CHECK_FALSE(from.contains(at));
+      std::memcpy(at, run.at, run.bytes);
+      pool.free(run.at, run.bytes);
+      run.at = at;
+    }
+  }
+  is_over = true;
+  other.join();
+  CHECK_FALSE(pool.has_holes());
+  CHECK(pool.opened_arenas() < before * 6 / 10);
+  CHECK(pool.used_bytes() == used);
+  for (const Run& run : runs) REQUIRE(is_intact(run));
+  for (const Run& run : runs) pool.free(run.at, run.bytes);
+  CHECK(pool.used_bytes() == 0);
+  CHECK(pool.resident_bytes() == 0);
+}
+
 }  // namespace
 }  // namespace sparserow

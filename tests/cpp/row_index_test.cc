@@ -424,5 +424,36 @@ TEST_CASE("rows that pass in the order of suffixes, as a checkpoint brings them,
   }
 }
 
+TEST_CASE("segments that move leave the index as it was, and an arena goes back") {
+  std::mt19937_64 random(9);
+  for (const auto& slots : {range_of(0, 1024), range_of(4, 4), std::vector<std::uint64_t>{5, 300, 700, 1001}}) {
+    CAPTURE(slots.size());
+    ArenaPool pool;
+    RowIndex gone(pool);
+    RowIndex kept(pool);
+    std::map<std::uint64_t, std::uint32_t> model;
+    const std::vector<std::uint64_t> suffixes = suffixes_in(slots, 600'000, 11);
+    for (std::uint32_t i = 0; i < suffixes.size(); ++i) {
+      REQUIRE(gone.insert(suffixes[i], i));
+      if (i % 4 != 0) continue;
+      REQUIRE(kept.insert(suffixes[i], i));
+      model[suffixes[i]] = i;
+    }
+    for (const std::uint64_t suffix : suffixes) REQUIRE(gone.erase(suffix) != RowIndex::kNone);
+    REQUIRE(pool.has_holes());
+    const std::uint64_t bytes = kept.bytes();
+    for (int round = 0; pool.has_holes() && round < 100; ++round) {
+      const ArenaPool::Emptying from(pool);
+      std::uint64_t suffix = 0;
+      do {
+        suffix = kept.move_segments(from, suffix, 20'000);
+      } while (suffix != 0);
+    }
+    CHECK_FALSE(pool.has_holes());
+    CHECK(kept.bytes() == bytes);
+    check_equals(kept, model, random);
+  }
+}
+
 }  // namespace
 }  // namespace sparserow

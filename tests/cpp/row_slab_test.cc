@@ -95,5 +95,47 @@ TEST_CASE("data of whole lines begin at a line, and data of half lines cross non
   }
 }
 
+TEST_CASE("chunks that move leave rows as they were, with their ids, and an arena goes back") {
+  for (const std::size_t data_bytes : {32, 128, 1000}) {
+    CAPTURE(data_bytes);
+    std::mt19937 random(static_cast<unsigned>(data_bytes));
+    ArenaPool pool;
+    RowSlab kept(pool, data_bytes, /*has_meta=*/true);
+    RowSlab gone(pool, data_bytes);
+    std::map<std::uint32_t, std::uint32_t> model;
+    std::vector<std::uint32_t> others;
+    for (std::uint32_t mark = 0; mark < 24'000'000 / data_bytes; ++mark) {
+      model[mark] = add(kept, data_bytes, mark);
+      kept.meta(model[mark]).reset(static_cast<std::uint16_t>(mark));
+      others.push_back(add(gone, data_bytes, mark));
+    }
+    for (std::uint32_t mark = 0; mark < model.size(); mark += 7) {
+      kept.free(model[mark]);
+      model.erase(mark);
+    }
+    for (const std::uint32_t row : others) gone.free(row);
+    const std::uint64_t opened = pool.opened_arenas();
+    REQUIRE(pool.has_holes());
+    for (int round = 0; pool.has_holes() && round < 100; ++round) {
+      const ArenaPool::Emptying from(pool);
+      std::uint32_t chunk = 0;
+      do {
+        chunk = kept.move_chunks(from, chunk, 100'000);
+      } while (chunk != 0);
+    }
+    CHECK_FALSE(pool.has_holes());
+    CHECK(pool.opened_arenas() < opened * 2 / 3);
+    CHECK(kept.bytes() == pool.used_bytes());
+    for (std::uint32_t mark = 100'000'000; mark < 100'001'000; ++mark) {  // into places that rows have left
+      model[mark] = add(kept, data_bytes, mark);
+      kept.meta(model[mark]).reset(static_cast<std::uint16_t>(mark));
+    }
+    for (const auto& [mark, row] : model) {
+      REQUIRE(is_intact(kept, data_bytes, row, mark));
+      REQUIRE(kept.meta(row).load() == static_cast<std::uint16_t>(mark));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sparserow

@@ -615,6 +615,43 @@ TEST_CASE("rows that are written back leave the room that the SSD's index takes 
   CHECK(scan(*store, 1, 500).keys.size() == rows);
 }
 
+TEST_CASE("memory that rows have left goes back to the system, also where others are beside them") {
+  if (ssd_engine != SsdEngine::kPages || ssd_direct_io) return;
+  constexpr std::uint64_t kRows = 400'000;  // of each of two tables
+  const Folder folder;
+  auto options = tiered(folder, 0);
+  options.memory_budget_bytes = 128u << 20;
+  const auto store = open(options);
+  for (const std::uint32_t table : {1, 2}) REQUIRE(store->create_table(schema_of(table)).is_ok());
+  const std::vector<float> ones(2000 * kDim, 1);
+  std::vector<std::uint64_t> keys(2000);
+  for (std::uint64_t row = 0; row < kRows; row += keys.size()) {
+    std::iota(keys.begin(), keys.end(), row);
+    for (const std::uint32_t table : {1, 2}) REQUIRE(store->apply(table, keys, ones.data(), {.lr = 0.1f}).is_ok());
+  }
+  const auto most = [&] { return store->used_bytes() / 6 * 7 + (12u << 20); };
+  const auto pull_all = [&] {
+    std::vector<Rows> out;
+    for (std::uint64_t row = 0; row < kRows; row += keys.size()) {
+      std::iota(keys.begin(), keys.end(), row);
+      out.push_back(pull(*store, 1, keys));
+    }
+    return out;
+  };
+  const std::vector<Rows> before = pull_all();
+  REQUIRE(store->drop_table(2).is_ok());
+  REQUIRE(store->tier_stats()->resident_bytes > most());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (std::uint64_t row = kRows; store->tier_stats()->resident_bytes > most(); row += 500) {  // where rows come
+    std::vector<std::uint64_t> fresh(500);
+    std::iota(fresh.begin(), fresh.end(), row);
+    REQUIRE(store->apply(1, fresh, ones.data(), {.lr = 0.1f}).is_ok());
+    REQUIRE(std::chrono::steady_clock::now() < deadline);
+  }
+  CHECK(store->tier_stats()->rows_evicted == 0);
+  CHECK(pull_all() == before);
+}
+
 TEST_CASE("what can never fit is refused and makes nobody leave") {
   const Folder folder;
   const auto store = open(tiered(folder));

@@ -119,14 +119,18 @@ void ArenaPool::free(std::byte* run, std::size_t bytes) {
   const std::uint32_t merged = before + run_length(arena->taken, first, false);
   if (merged > arena->longest_free) set_longest_free(*arena, merged);
   used_bytes_.fetch_sub(granules * kGranuleBytes, std::memory_order_relaxed);
-  if (arena->taken_granules == 0 && !arena->is_tended) {
-    take_from_bin(arena);
-    give_back(arena);
-  }
+  if (arena->taken_granules == 0 && !arena->is_tended) close(arena);
+}
+
+// Whose last run has gone.
+void ArenaPool::close(Arena* arena) {
+  if (!arena->is_emptied) take_from_bin(arena);
+  arena->is_emptied = false;
+  give_back(arena);
 }
 
 void ArenaPool::set_longest_free(Arena& arena, std::uint32_t granules) {
-  if (bin_of(granules) == bin_of(arena.longest_free)) {
+  if (arena.is_emptied || bin_of(granules) == bin_of(arena.longest_free)) {
     arena.longest_free = granules;
     return;
   }
@@ -209,9 +213,7 @@ void ArenaPool::collapse_huge_pages() {
     const std::lock_guard lock(mutex_);
     arena->is_tended = false;
     if (cannot) can_collapse_ = false;
-    if (arena->taken_granules > 0) continue;
-    take_from_bin(arena);
-    give_back(arena);
+    if (arena->taken_granules == 0) close(arena);
   }
 }
 

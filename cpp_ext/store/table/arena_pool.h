@@ -4,12 +4,13 @@
 // and given back when the arena's last run is freed. While the pool is small, an arena has small pages until it is
 // nearly full and is then made one huge page, since an arena that is huge and mostly empty would be much of the whole.
 // Runs of any length are cut exactly, and neighbours that are free coalesce by themselves (an arena is a bitmap), so
-// that indexes of slowly growing sizes reuse each other's memory.
+// that indexes of slowly growing sizes reuse each other's memory. Where memory shrinks for good, runs that are left
+// here and there would keep nearly every arena: has_holes() says so, and Emptying names arenas whose runs are to move.
 //
 // Invariants:
 //  1. used_bytes() is the sum of the lengths of all runs handed out, rounded up to granules.
 //  2. A run never crosses an arena; so it is at most kMaxRunBytes long.
-//  3. An arena is unopened (no pages), warm (pages, no run; arena_reserve.h) or opened.
+//  3. An arena is unopened (no pages), warm (pages, no run; arena_reserve.h) or opened, and then in a bin or emptied.
 // Thread-safe; under its mutex only the reserve's budget is asked, and no arena is made huge.
 #pragma once
 
@@ -96,6 +97,10 @@ class ArenaPool {
   // Bytes of opened arenas that were warm, beyond the last granule that any run has had.
   [[nodiscard]] std::uint64_t rest_bytes() const noexcept { return rest_bytes_.load(std::memory_order_relaxed); }
 
+  // Whether a seventh of the opened arenas' bytes, and more than a few arenas, are in no run.
+  [[nodiscard]] bool has_holes() const noexcept;
+  class Emptying;
+
   [[nodiscard]] std::uint64_t used_bytes() const noexcept { return used_bytes_.load(std::memory_order_relaxed); }
 
   // The bytes of arenas that have pages, used or not.
@@ -123,6 +128,7 @@ class ArenaPool {
     std::uint32_t rest_begin = kGranules;  // no run has had the granules from here on, though they have pages
     bool is_huge = false;                  // asked to be, or soon
     bool is_tended = false;                // its pages are being made one, without the lock
+    bool is_emptied = false;               // in no bin
   };
   struct FreeRun {
     std::uint32_t first = 0;
@@ -143,6 +149,7 @@ class ArenaPool {
   [[nodiscard]] Arena* take_unopened();
   void use(Arena& arena, std::uint32_t end) noexcept;
   void drop_pages(Arena* arena);
+  void close(Arena* arena);
   [[nodiscard]] Region& region_of(const std::byte* run) noexcept;
   [[nodiscard]] Arena* arena_of(const std::byte* run) noexcept;
   void give_back(Arena* arena);
@@ -171,6 +178,25 @@ class ArenaPool {
   std::vector<Arena*> warm_;                     // pages, and no run
   std::vector<Arena*> full_;                     // nearly so, of small pages, to be made huge
   std::array<std::vector<Arena*>, kBins> bins_;  // opened arenas
+};
+
+// The emptiest arenas, a few at a time, of a pool that has holes. Nothing is allocated in them: the pool's users move
+// each run that contains() names (they allocate another and free this one), and an arena without runs is given back.
+// Those that have runs still when this ends are used again.
+class ArenaPool::Emptying {
+ public:
+  explicit Emptying(ArenaPool& pool);
+  Emptying(const Emptying&) = delete;
+  Emptying& operator=(const Emptying&) = delete;
+  ~Emptying();
+
+  [[nodiscard]] bool is_empty() const noexcept { return bases_.empty(); }
+  [[nodiscard]] bool contains(const std::byte* run) const noexcept;
+
+ private:
+  ArenaPool& pool_;
+  std::vector<Arena*> arenas_;
+  std::vector<const std::byte*> bases_;  // of these, ascending
 };
 
 }  // namespace sparserow

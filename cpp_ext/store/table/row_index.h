@@ -116,6 +116,10 @@ class RowIndex {
     return place.next;
   }
 
+  // Moves the segments that are in such arenas, from the one of `suffix` on, until so many bytes have moved. Returns
+  // where to go on; 0 at the end, or where the system has no memory.
+  std::uint64_t move_segments(const ArenaPool::Emptying& from, std::uint64_t suffix, std::size_t most_bytes);
+
   [[nodiscard]] std::uint64_t bytes() const noexcept { return segment_bytes_ + directory_bytes_; }
   // Upper bound of the memory that `rows` more rows take, transient memory of one growth included.
   [[nodiscard]] std::uint64_t bytes_for(std::uint64_t rows) const noexcept {
@@ -137,8 +141,9 @@ class RowIndex {
   };
 
   struct Place {
-    Segment segment;         // or absent
-    std::uint64_t next = 0;  // as Range::next
+    Segment segment;           // or absent
+    std::uint64_t suffix = 0;  // one of its own
+    std::uint64_t next = 0;    // as Range::next
   };
 
   RowIndex(ArenaPool& pool, const IndexProbeTable& probes, std::atomic<std::uint64_t>* used,

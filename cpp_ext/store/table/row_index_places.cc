@@ -82,6 +82,24 @@ void RowIndex::visit_segments(IndexDirectory directory, Visit&& visit) const {
   }
 }
 
+std::uint64_t RowIndex::move_segments(const ArenaPool::Emptying& from, std::uint64_t suffix, std::size_t most_bytes) {
+  for (std::size_t moved = 0; moved < most_bytes;) {
+    const Place place = place_from(suffix);
+    const Segment old = place.segment;
+    if (!is_absent(old) && from.contains(reinterpret_cast<const std::byte*>(old.buckets()))) {
+      const Segment segment = make_segment(old.count());
+      if (segment.buckets() == nullptr) return 0;
+      std::copy_n(old.buckets(), old.count(), segment.buckets());
+      point_at(segment, place.suffix, old.depth());
+      free_segment(old);
+      moved += old.count() * sizeof(Bucket);
+    }
+    suffix = place.next;
+    if (suffix == 0) break;
+  }
+  return suffix;
+}
+
 // Builds an index with the same entries in this one's place. What has no memory stays as it is.
 void RowIndex::merge() {
   std::vector<Entry> entries;
@@ -117,12 +135,12 @@ RowIndex::Place RowIndex::place_from(std::uint64_t suffix) const noexcept {
     return next != 0 && first_bits(next, bits) - top_.first <= top_.last ? next : 0;
   };
   if (first_bits(suffix, bits) < top_.first) suffix = top_.first << (64 - bits);
-  if (first_bits(suffix, bits) - top_.first > top_.last) return {kNoSegment, 0};
+  if (first_bits(suffix, bits) - top_.first > top_.last) return {kNoSegment, 0, 0};
   for (;;) {
     const Segment segment = top_.segment_of(suffix);
-    if (!is_absent(segment)) return {segment, after(segment.depth())};
+    if (!is_absent(segment)) return {segment, suffix, after(segment.depth())};
     suffix = after(bits + top_.directories[first_bits(suffix, bits) - top_.first].depth());
-    if (suffix == 0) return {kNoSegment, 0};
+    if (suffix == 0) return {kNoSegment, 0, 0};
   }
 }
 

@@ -1,6 +1,7 @@
 #include "store/table/row_slab.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sparserow {
 namespace {
@@ -144,6 +145,21 @@ bool RowSlab::close_chunks(std::uint64_t spare_rows) {
     std::erase_if(open_, [this](std::uint32_t chunk) { return bases_[chunk] != nullptr && chunks_[chunk].is_closed; });
   }
   return any;
+}
+
+std::uint32_t RowSlab::move_chunks(const ArenaPool::Emptying& from, std::uint32_t first, std::size_t most_bytes) {
+  std::size_t moved = 0;
+  for (std::uint32_t chunk = first; chunk < bases_.size(); ++chunk) {
+    if (bases_[chunk] == nullptr || !from.contains(bases_[chunk])) continue;
+    if (moved >= most_bytes) return chunk;
+    const std::size_t bytes = units().bytes(chunks_[chunk].capacity);
+    std::byte* const base = pool_->allocate(bytes);
+    if (base == nullptr) return 0;
+    std::memcpy(base, bases_[chunk], bytes);
+    pool_->free(std::exchange(bases_[chunk], base), bytes);
+    moved += bytes;
+  }
+  return 0;
 }
 
 // Upper bound of what a row takes in a chunk of `least` rows or more: with the number of rows a chunk's rest of a

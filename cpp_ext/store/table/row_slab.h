@@ -73,6 +73,10 @@ class RowSlab {
   bool close_chunks(std::uint64_t spare_rows);
   [[nodiscard]] bool is_closed(std::uint32_t row) const noexcept { return chunks_[row >> kRowBits].is_closed; }
 
+  // Moves the chunks that are in such arenas, from the one of number `first` on, until so many bytes have moved. Rows
+  // keep their ids. Returns where to go on; 0 at the end, or where the system has no memory.
+  std::uint32_t move_chunks(const ArenaPool::Emptying& from, std::uint32_t first, std::size_t most_bytes);
+
   [[nodiscard]] std::uint64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::uint64_t free_places() const noexcept { return places_ - rows_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }

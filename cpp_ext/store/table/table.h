@@ -36,6 +36,9 @@ struct StorePools {
     return rows.used_bytes() + indexes.used_bytes() + filters.load(std::memory_order_relaxed) +
            ssd_index.load(std::memory_order_relaxed);
   }
+  [[nodiscard]] std::uint64_t resident_bytes() const noexcept {
+    return rows.resident_bytes() + indexes.resident_bytes();
+  }
   // After rows have come, when no stripe is held (arena_pool.h).
   void collapse_huge_pages() {
     rows.collapse_huge_pages();
