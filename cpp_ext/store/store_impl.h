@@ -113,6 +113,7 @@ class Store::Impl {
   void fetch_rows(const Table& table, const BatchOrder& order) const;
   // Upper bound of the memory that so many more rows of each stripe take.
   [[nodiscard]] std::uint64_t bytes_for(const Table& table, const StripeCounts& rows) const;
+  [[nodiscard]] static std::uint64_t bytes_if_absent(const Table& table, std::uint64_t rows);
 
   const StoreOptions options;
   const SlotOrder slots;

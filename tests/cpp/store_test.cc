@@ -313,6 +313,38 @@ TEST_CASE("promises are kept: reservations exclude each other, are consumed, and
   CHECK(store->reserve(1, second).is_ok());
 }
 
+TEST_CASE("batches of rows that are there are promised much only where half of the budget is free") {
+  const TableSchema schema = schema_of(1, OptimizerKind::kAdagrad, 16);
+  constexpr std::uint64_t kBudget = 64u << 20;
+  const auto store = store_with(schema, {.memory_budget_bytes = kBudget});
+  const auto there = range(0, 20'000);
+  push_ones(*store, schema, there);
+  std::vector<Store::Reservation> kept;  // as commits that wait have them
+  for (int i = 0; i < 200; ++i) {
+    auto reserved = store->reserve(1, there);
+    REQUIRE(reserved.is_ok());
+    kept.push_back(std::move(reserved).value());
+  }
+  const auto push_until_refused = [&](std::uint64_t first) {
+    for (;; first += 1000) {
+      const auto keys = range(first, first + 1000);
+      const std::vector<float> grads(keys.size() * schema.dim, 1.0f);
+      if (!store->apply(1, keys, grads.data(), {.lr = 1.0f}).is_ok()) return first;
+      REQUIRE(store->used_bytes() <= kBudget);
+    }
+  };
+  const std::uint64_t beside = push_until_refused(100'000);
+  CHECK(store->used_bytes() > kBudget * 45 / 100);
+  for (Store::Reservation& reservation : kept) {
+    const std::vector<float> grads(there.size() * schema.dim, 1.0f);
+    REQUIRE(store->apply(1, there, grads.data(), {.lr = 1.0f, .reservation = &reservation}).is_ok());
+  }
+  kept.clear();
+  CHECK(push_until_refused(beside) > beside);
+  CHECK(store->used_bytes() > kBudget * 9 / 10);
+  CHECK(store->used_bytes() <= kBudget);
+}
+
 // With a budget that just admits the batch, what it takes stays within the budget.
 TEST_CASE("a reservation is an upper bound of what its batch takes") {
   for (const std::uint32_t dim : {1u, 16u, 64u, 700u}) {
