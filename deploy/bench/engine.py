@@ -3,7 +3,7 @@
 - pull: ``Store.pull`` of unique random keys, against ``torch.index_select`` on a plain matrix of the table's size,
   both into an existing buffer. Where keys are drawn between two measurements, the draw without replacement goes
   through the caches, so that the index of rows is read from memory; keys that are drawn before all measurements leave
-  it where training finds it.
+  it where training finds it. Also of small tables, whose rows the caches have in part.
 - push: ``Store.apply`` with Adagrad, against a C++ loop with prefetching that does Adagrad in place on flat arrays
   of the same size (``cpp_ext/bindings/server_reference.h``), with keys drawn the same way and the same gradients.
 - births, overhead and restore: ``engine_filling.py``.
@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import numpy as np
@@ -26,6 +26,7 @@ from .harness import MIN_REPETITIONS, Contender, Figure, median, pinned_to_one_c
 
 PULL_LIMITS = {64: 0.8, 16: 0.55, 8: 0.55}
 COLD_PULL_LIMIT = 0.6
+SMALL_PULL_LIMIT = 0.6
 PUSH_LIMIT = 0.9
 
 
@@ -37,6 +38,7 @@ class EngineSize:
         rows: the number of rows of the table.
         dim: the number of float32 columns.
         narrow_dims: the dims of further tables of as many rows, which are pulled only.
+        small: the numbers of rows of small tables, which are pulled only, one of each dim.
         batch: the number of unique keys of a pull or push.
         fill_step: the number of rows created between two readings of resident memory.
         repetitions: the number of repetitions of each measurement.
@@ -45,6 +47,7 @@ class EngineSize:
     rows: int
     dim: int
     narrow_dims: tuple[int, ...]
+    small: tuple[int, ...]
     batch: int
     fill_step: int
     repetitions: int
@@ -54,8 +57,18 @@ class EngineSize:
         return f"{self.batch:,} of {self.rows:,} x {dim}"
 
 
-FULL = EngineSize(rows=8_000_000, dim=64, narrow_dims=(16, 8), batch=50_000, fill_step=50_000, repetitions=60)
-QUICK = EngineSize(rows=200_000, dim=64, narrow_dims=(16,), batch=5_000, fill_step=10_000, repetitions=MIN_REPETITIONS)
+FULL = EngineSize(
+    rows=8_000_000,
+    dim=64,
+    narrow_dims=(16, 8),
+    small=(100_000, 500_000),
+    batch=50_000,
+    fill_step=50_000,
+    repetitions=60,
+)
+QUICK = EngineSize(
+    rows=200_000, dim=64, narrow_dims=(16,), small=(10_000,), batch=5_000, fill_step=10_000, repetitions=MIN_REPETITIONS
+)
 
 
 def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
@@ -73,25 +86,26 @@ def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
     random.shuffle(keys)
     filling = Filling(keys, size.dim, size.fill_step)
     store = _server.Store()  # before this thread is pinned: the store's own thread is not
-    narrow_stores = {dim: _server.Store() for dim in size.narrow_dims}
+    sizes = [replace(size, rows=rows) for rows in (*size.small, size.rows)]
+    shapes = [(each, dim) for each in sizes for dim in (size.dim, *size.narrow_dims)]
+    shapes.remove((size, size.dim))  # the table that is pushed to
+    pulled_stores = {shape: _server.Store() for shape in shapes}
     cores = cores_of_machine()
     with pinned_to_one_cpu():
         figures = births_figures(store, filling)
         draw = _Draw(keys, size.batch, random)
-        figures += _pull_figures(store, draw, size, size.dim, is_cold=True)
-        figures += _pull_figures(store, draw, size, size.dim)
+        figures += _pull_figures(store, draw, size, size.dim, COLD_PULL_LIMIT, is_cold=True)
+        figures += _pull_figures(store, draw, size, size.dim, PULL_LIMITS[size.dim])
         figures += _push_figures(store, draw, size, random)
         if len(cores) >= CORES:
             figures += cores_figures(store, keys, size.dim, size.batch, cores[:CORES])
         del store
-        for dim in size.narrow_dims:
-            narrow = narrow_stores.pop(dim)
-            narrow_filling = Filling(keys, dim, size.fill_step)
-            narrow_filling.make_table(narrow)
-            for _ in narrow_filling.fill(narrow):
-                pass
-            figures += _pull_figures(narrow, draw, size, dim)
-            del narrow
+        for each, dim in shapes:
+            pulled = pulled_stores.pop((each, dim))
+            figures += _filled_pull_figures(
+                pulled, keys[: each.rows], each, dim, random, is_small=each.rows < size.rows
+            )
+            del pulled
     for more in (overhead_figures, restore_figures):
         store = _server.Store()
         with pinned_to_one_cpu():
@@ -120,8 +134,25 @@ class _Draw:
         return cycle(keys).__next__, cycle(self._drawn).__next__
 
 
+def _filled_pull_figures(
+    store: _server.Store,
+    keys: NDArray[np.uint64],
+    size: EngineSize,
+    dim: int,
+    random: np.random.Generator,
+    *,
+    is_small: bool,
+) -> list[Figure]:
+    filling = Filling(keys, dim, size.fill_step)
+    filling.make_table(store)
+    for _ in filling.fill(store):
+        pass
+    limit = SMALL_PULL_LIMIT if is_small else PULL_LIMITS[dim]
+    return _pull_figures(store, _Draw(keys, size.batch, random), size, dim, limit)
+
+
 def _pull_figures(
-    store: _server.Store, draw: _Draw, size: EngineSize, dim: int, *, is_cold: bool = False
+    store: _server.Store, draw: _Draw, size: EngineSize, dim: int, limit: float, *, is_cold: bool = False
 ) -> list[Figure]:
     """Returns the figures of pulls of one table; ``is_cold``: keys are drawn between two measurements."""
     import torch
@@ -144,10 +175,13 @@ def _pull_figures(
     )
     ours, plain = (size.batch / median(each) / 1e6 for each in seconds)
     drawn = "keys drawn between" if is_cold else "keys drawn before"
-    limit = COLD_PULL_LIMIT if is_cold else PULL_LIMITS[dim]
     return [
         Figure(f"pull {size.shape(dim)}, {drawn}", ours, "M rows/s", limit, ours / plain),
-        Figure(f"reference of it: torch.index_select on a plain matrix x {dim}, {drawn}", plain, "M rows/s"),
+        Figure(
+            f"reference of it: torch.index_select on a plain matrix of {size.rows:,} x {dim}, {drawn}",
+            plain,
+            "M rows/s",
+        ),
     ]
 
 
