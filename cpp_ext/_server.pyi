@@ -451,8 +451,8 @@ class Store:
         ssd_bytes_written of rows, ssd_disk_bytes_read of all that no cache had; ssd_reads and ssd_writes: batches,
         with ssd_read_seconds and ssd_write_seconds of all of them; and as they are now ssd_file_bytes on the disk,
         ssd_memory_bytes of filters, indexes and buffers, ssd_background_jobs: flushes and compactions that run or are
-        wanted, resident_bytes of rows and their indexes in memory, with what none of them uses, and is_making_room:
-        whether rows leave ahead, or are about to.
+        wanted, resident_bytes of the arenas that rows and their indexes in memory lie in, used or not, and
+        is_making_room: whether rows leave ahead, or are about to.
         """
 
     def stats(self, table_ids: Sequence[int] = ()) -> list[TableStats]:

@@ -187,8 +187,8 @@ std::vector<std::uint32_t> Store::table_ids() const {
   return ids;
 }
 
-// What so many rows take if none of them is there, each in a segment of an index that it alone has. What segments and
-// chunks that grow take beyond it is less than an eighth of what all indexes and rows have.
+// The memory of so many new rows, if each gets a segment of an index for itself. Segments and chunks that grow may take
+// more, but less than an eighth of what all indexes and rows have.
 std::uint64_t Store::Impl::bytes_if_absent(const Table& table, std::uint64_t rows) {
   constexpr std::uint64_t kIndexBytes = 320;
   constexpr std::uint64_t kChunkBytes = 8 << 10;  // of a stripe that has none
@@ -200,8 +200,9 @@ Result<Store::Reservation> Store::reserve(std::uint32_t table_id, std::span<cons
   if (table == nullptr) return unknown_table(table_id);
   if (impl_->options.memory_budget_bytes == 0) return Reservation(this);
   if (impl_->tiering != nullptr) return reserve_tiered(table, keys);
-  // To look which keys have rows is a fifth of a push. Below half of the budget, with all that is promised, there is
-  // room for them all, and nobody else is refused for it.
+  // A look at each key, whether it has a row, is a fifth of a push. It is left out, and memory is promised for all
+  // keys, as long as that keeps used and promised bytes below half of the budget: the other half is left to exact
+  // promises.
   const std::uint64_t most = Impl::bytes_if_absent(*table, keys.size());
   const bool is_far = impl_->budget.taken() + most <= impl_->options.memory_budget_bytes / 2;
   if (is_far && table->admission == nullptr && impl_->promise(*table, most).is_ok()) {

@@ -104,11 +104,10 @@ std::uint64_t RowIndex::move_segments(const ArenaPool::Emptying& from, std::uint
 void RowIndex::merge() {
   std::vector<Entry> entries;
   entries.reserve(entries_);
-  for (std::uint64_t at = 0; at <= top_.last; ++at) {
-    visit_segments(top_.directories[at], [&](Segment segment) {
-      visit_entries(segment, [&](std::uint64_t suffix, std::uint32_t row) { entries.push_back({suffix, row}); });
-    });
-  }
+  std::uint64_t next = 0;
+  do {
+    next = visit_range(next, [&](std::uint64_t suffix, std::uint32_t row) { entries.push_back({suffix, row}); });
+  } while (next != 0);
   std::ranges::sort(entries, {}, &Entry::suffix);
   std::vector<std::uint64_t> suffixes;
   suffixes.reserve(entries.size());
