@@ -86,25 +86,28 @@ def run_engine(size: EngineSize, *, seed: int = 0) -> list[Figure]:
     random.shuffle(keys)
     filling = Filling(keys, size.dim, size.fill_step)
     store = _server.Store()  # before this thread is pinned: the store's own thread is not
-    sizes = [replace(size, rows=rows) for rows in (*size.small, size.rows)]
-    shapes = [(each, dim) for each in sizes for dim in (size.dim, *size.narrow_dims)]
-    shapes.remove((size, size.dim))  # the table that is pushed to
+    small_shapes = [(rows, dim) for rows in size.small for dim in (size.dim, *size.narrow_dims)]
+    shapes = [*small_shapes, *((size.rows, dim) for dim in size.narrow_dims)]
     pulled_stores = {shape: _server.Store() for shape in shapes}
     cores = cores_of_machine()
     with pinned_to_one_cpu():
         figures = births_figures(store, filling)
-        draw = _Draw(keys, size.batch, random)
+        draws = {rows: _Draw(keys[:rows], size.batch, random) for rows in (*size.small, size.rows)}
+        draw = draws[size.rows]
         figures += _pull_figures(store, draw, size, size.dim, COLD_PULL_LIMIT, is_cold=True)
         figures += _pull_figures(store, draw, size, size.dim, PULL_LIMITS[size.dim])
         figures += _push_figures(store, draw, size, random)
         if len(cores) >= CORES:
             figures += cores_figures(store, keys, size.dim, size.batch, cores[:CORES])
         del store
-        for each, dim in shapes:
-            pulled = pulled_stores.pop((each, dim))
-            figures += _filled_pull_figures(
-                pulled, keys[: each.rows], each, dim, random, is_small=each.rows < size.rows
-            )
+        for rows, dim in shapes:
+            pulled = pulled_stores.pop((rows, dim))
+            pulled_filling = Filling(keys[:rows], dim, size.fill_step)
+            pulled_filling.make_table(pulled)
+            for _ in pulled_filling.fill(pulled):
+                pass
+            limit = PULL_LIMITS[dim] if rows == size.rows else SMALL_PULL_LIMIT
+            figures += _pull_figures(pulled, draws[rows], replace(size, rows=rows), dim, limit)
             del pulled
     for more in (overhead_figures, restore_figures):
         store = _server.Store()
@@ -132,23 +135,6 @@ class _Draw:
         self._drawn += [self.rows() for _ in range(batches - len(self._drawn))]
         keys = [self._keys[each] for each in self._drawn]
         return cycle(keys).__next__, cycle(self._drawn).__next__
-
-
-def _filled_pull_figures(
-    store: _server.Store,
-    keys: NDArray[np.uint64],
-    size: EngineSize,
-    dim: int,
-    random: np.random.Generator,
-    *,
-    is_small: bool,
-) -> list[Figure]:
-    filling = Filling(keys, dim, size.fill_step)
-    filling.make_table(store)
-    for _ in filling.fill(store):
-        pass
-    limit = SMALL_PULL_LIMIT if is_small else PULL_LIMITS[dim]
-    return _pull_figures(store, _Draw(keys, size.batch, random), size, dim, limit)
 
 
 def _pull_figures(
