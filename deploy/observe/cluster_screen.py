@@ -54,6 +54,8 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> Rende
     if view.hot_keys:
         parts.append(_hot_keys(view))
     parts.append(_jobs(reply) if reply.jobs else "no jobs")
+    if view.leaving:
+        parts.append(f"{view.leaving} workers are leaving: what shards have lost of them is not counted yet")
     if view.faults:
         parts.append(_faults(view))
     return Group(*parts)

@@ -108,6 +108,8 @@ class ClusterStatus:
     Attributes:
         over_sec: the seconds between the readings; 0 after a single reading, whose times are since the start.
         checkpoint: the URL of the newest checkpoint that has all rows; empty when there is none.
+        leaving: the workers that have left and of whom shards have not all heard; what shards lost of them is not
+            counted yet.
         skew: the largest value over the mean of the shards, by compared quantity; 1 is even. None when nothing was
             measured.
     """
@@ -126,6 +128,7 @@ class ClusterStatus:
     checkpoint: str
     checkpoint_age_sec: float | None
     damaged_checkpoints: tuple[str, ...]
+    leaving: int
     faults: tuple[FaultView, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -224,6 +227,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
         },
         checkpoint=now.checkpoint,
         damaged_checkpoints=tuple(now.damaged_checkpoints),
+        leaving=now.leaving,
         checkpoint_age_sec=now.checkpoint_age_sec if now.HasField("checkpoint_age_sec") else None,
         faults=fault_views(now.faults),
     )

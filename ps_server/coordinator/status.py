@@ -29,6 +29,7 @@ async def status_message(
         failure: why a shard cannot be recovered alone; empty when no recovery failed.
         damaged: the names of checkpoints that were found damaged.
     """
+    leaving = cluster.workers_leaving()  # before the shards' counts, so that none that has left lacks in them
     steps: dict[int, int] = {}  # the highest step, by job id
     shards = await asyncio.gather(
         *(_shard_status(cluster, shard_calls, shard, steps) for shard in cluster.shards.shards)
@@ -45,6 +46,7 @@ async def status_message(
         problem=problem,
         damage=damage,
         security_problem=fresh().problem,
+        leaving=leaving,
         shards=shards,
         tables=[message_of_schema(schema) for schema in cluster.registry.tables()],
         jobs=[

@@ -522,8 +522,12 @@ TEST_CASE("rows that the system's cache has not are counted as waited, and with 
     REQUIRE(ssd->read(keys, images).is_ok());
     return ssd->stats().rows_waited - before;
   };
-  REQUIRE(forget_cached(fs::path(folder.path()) / "rows" / "pages"));
-  CHECK(waited_of_next() > keys.size() / 2);  // the others share a unit, or are in memory still
+  std::uint64_t waited = 0;
+  while (waited <= keys.size() / 2 && std::chrono::steady_clock::now() < deadline) {  // the system may decline advice
+    REQUIRE(forget_cached(fs::path(folder.path()) / "rows" / "pages"));
+    waited = waited_of_next();
+  }
+  CHECK(waited > keys.size() / 2);  // the others share a unit, or are in memory still
   const std::uint64_t again = waited_of_next();
   CHECK((ssd_direct_io ? again > keys.size() / 2 : again == 0));
   for (int turn = 0; turn < 200; ++turn) static_cast<void>(waited_of_next());

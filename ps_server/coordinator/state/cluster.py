@@ -196,6 +196,11 @@ class Cluster:
         """Returns the namespace of a job; "" for one that is not known any more."""
         return self.jobs.names.get(job_id, "").partition("/")[0]
 
+    def workers_leaving(self) -> int:
+        """Returns the number of workers that have left, and of whom the shards have not all heard yet."""
+        members = {job_id: [member.ticket for member in job.members.values()] for job_id, job in self.jobs.jobs.items()}
+        return sum(len(roster.gone(members.get(job_id, ()))) for job_id, roster in self.rosters.items())
+
     def note_joined(self, job_id: int, worker: tuple[int, int]) -> None:
         """Notes how often each shard had come back when a worker, (id, epoch), joined."""
         key = (job_id, *worker)
