@@ -316,7 +316,7 @@ Status Store::Tiering::write_back() {
             const RowRef row = stripe_rows->slab.at(entry.row);
             const std::uint64_t key = key_of_hash(table->schema.id, store_.slots.hash(stripe, entry.suffix));
             table->codec.encode(key, row, eviction.image.data());
-            eviction.batch.put(key_of(*table, key), eviction.image, before_of(meta));
+            eviction.batch.put(key_of(*table, key), eviction.image, before_of(meta), stamps_of(*table, row.weights()));
             eviction.victims.push_back({key, entry.suffix, row.version(), static_cast<std::uint16_t>(stripe), true});
           }
         }

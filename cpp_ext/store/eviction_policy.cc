@@ -182,7 +182,7 @@ void Store::Tiering::add_victims(const Table& table, std::uint32_t stripe, const
     out.victims.push_back({key, cold.suffix, row.version(), static_cast<std::uint16_t>(stripe), meta.is_changed()});
     if (!meta.is_changed()) continue;
     table.codec.encode(key, row, out.image.data());
-    out.batch.put(key_of(table, key), out.image, before_of(meta));
+    out.batch.put(key_of(table, key), out.image, before_of(meta), stamps_of(table, row.weights()));
   }
 }
 

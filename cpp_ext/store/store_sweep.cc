@@ -1,10 +1,11 @@
 // Store::sweep: looks at every row of a table, and removes those that its policy no longer wants.
 //
-// Rows in memory are looked at under their stripe's shared lock, for about kSlice at a time; rows on the SSD by slot,
-// without a lock. What is to go is removed by Store::erase with the version that was seen, as DELETE does it, a few
-// rows at once. Between slices it sleeps in proportion to the CPU time that it took. max_rows and max_bytes need two
-// rounds: the first counts the rows that the other rules leave by how long they were not used, the second removes the
-// coldest.
+// Rows in memory are looked at under their stripe's shared lock, for about kSlice at a time; rows on the SSD without a
+// lock, by segment, of which the log of pages passes over those whose rows are all too new. Where the table has a bound
+// they are looked at by slot, after those of that slot in memory: each row counts once then. What is to go is removed
+// by Store::erase with the version that was seen, as DELETE does it, a few rows at once. Between slices it sleeps in
+// proportion to the CPU time that it took. max_rows and max_bytes need two rounds: the first counts the rows that the
+// other rules leave by how long they were not used, the second removes the coldest.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -28,6 +29,7 @@ constexpr std::size_t kLookedAtOnce = 16;   // rows between two looks at the clo
 constexpr std::size_t kVisitedAhead = 8;    // rows
 constexpr std::size_t kRemovedAtOnce = 1024;  // rows that are collected before they are removed
 constexpr std::size_t kErasedAtOnce = 64;     // of them; with an SSD all, since each time it is read and written
+constexpr std::size_t kVisitedPerRest = 256;  // rows of the SSD
 constexpr auto kLeastPause = std::chrono::microseconds(200);  // shorter ones are added up
 
 // Bins of about 3 %: values below 64 have one each.
@@ -212,7 +214,7 @@ class Store::Sweep {
     const SlotOrder& slots = impl_.slots;
     const std::uint32_t slots_per_stripe = impl_.options.slot_count / slots.stripe_count();
     for (std::uint32_t stripe = 0; stripe < slots.stripe_count(); ++stripe) {
-      if (table_->ssd_rows[stripe] == 0) {
+      if (table_->ssd_rows[stripe] == 0 || !policy_.has_bound()) {
         SR_RETURN_IF_ERROR(walk_memory(stripe, 0, 0, nullptr, visit));  // what leaves memory meanwhile: next time
         if (!report_.is_complete) break;
         continue;
@@ -225,7 +227,48 @@ class Store::Sweep {
       }
       if (!report_.is_complete) break;
     }
-    return Status::ok();
+    const bool is_by_segment = impl_.tiering != nullptr && !policy_.has_bound() && report_.is_complete;
+    return is_by_segment ? walk_segments(visit) : Status::ok();
+  }
+
+  // Whether a row can go whose stamps are these.
+  [[nodiscard]] bool is_old(SsdStamps stamps) const noexcept {
+    const bool by_steps = policy_.evict_after_steps > 0 && age(now_steps_, stamps.steps) >= policy_.evict_after_steps;
+    return by_steps || (options_.by_seconds && policy_.evict_after_seconds > 0 &&
+                        age(now_seconds_, stamps.seconds) >= policy_.evict_after_seconds);
+  }
+
+  // Rows that are on the SSD alone. What moves between memory and the SSD meanwhile: next time; a dry run counts a row
+  // twice that leaves memory, or is moved in the log, meanwhile.
+  template <class Visit>
+  Status walk_segments(Visit&& visit) {
+    std::uint64_t seen = seen_;
+    for (const auto& rows : table_->ssd_rows) seen += rows.load(std::memory_order_relaxed);
+    std::optional<LockTimer> clock(std::in_place);
+    std::size_t visited = 0;
+    const auto wants = [this](SsdStamps oldest) { return policy_.evict_below_norm > 0 || is_old(oldest); };
+    const Status status = impl_.tiering->visit_table(
+        *table_, wants, [&](std::uint32_t stripe, std::uint64_t suffix, const RowImage& image) -> Result<bool> {
+          bool is_in_memory = false;
+          {
+            const std::shared_lock lock(impl_.stripes[stripe].mutex);
+            is_in_memory = table_->find(stripe, suffix) != RowIndex::kNone;
+          }
+          if (!is_in_memory) visit(stripe, Seen{suffix, image.version, image.update_count, image.data});
+          if (keys_.size() >= kRemovedAtOnce) {
+            SR_RETURN_IF_ERROR(remove_taken());
+            clock.emplace();
+          }
+          if (++visited % kVisitedPerRest == 0) {
+            rest(clock->elapsed().cpu_nanoseconds);
+            clock.emplace();
+          }
+          report_.is_complete = !impl_.sweeps_stopped.load(std::memory_order_relaxed);
+          return report_.is_complete;
+        });
+    seen_ = seen;
+    SR_RETURN_IF_ERROR(status);
+    return remove_taken();
   }
 
   // Rows of a stripe with begin <= suffix < end (0: to the last).

@@ -191,4 +191,34 @@ Status Store::Tiering::visit_slot(Table& table, std::uint32_t slot, std::uint64_
   return status.is_ok() ? status : lost(table, status);
 }
 
+SsdStamps Store::Tiering::stamps_of(const Table& table, const std::byte* data) noexcept {
+  const RowPolicy& policy = table.schema.policy;
+  const std::byte* const stamps = data + table.layout.stamp_offset;
+  SsdStamps out;
+  if (policy.stamps_steps()) std::memcpy(&out.steps, stamps, sizeof out.steps);
+  if (policy.stamps_seconds()) {
+    std::memcpy(&out.seconds, stamps + (policy.stamps_steps() ? sizeof out.steps : 0), sizeof out.seconds);
+  }
+  return out;
+}
+
+Status Store::Tiering::visit_table(Table& table, const SsdTier::WantsStamps& wants, const VisitRow& visit) {
+  SR_RETURN_IF_ERROR(table.failure());
+  const std::uint32_t slot_count = store_.options.slot_count;
+  Status refused;  // by visit(): the SSD is well
+  const Status status = ssd_->visit_table(
+      table.schema.id, slot_count, wants,
+      [&](std::uint64_t key, std::span<const std::byte> stored) -> Result<std::optional<SsdStamps>> {
+        const auto image = table.codec.decode(key, stored);
+        if (!image.is_ok()) return image.status();
+        const std::uint64_t hash = row_hash(table.schema.id, key);
+        const Result<bool> goes_on = visit(store_.slots.stripe(hash), store_.slots.suffix(hash), image.value());
+        if (!goes_on.is_ok()) refused = goes_on.status();
+        if (!goes_on.is_ok() || !goes_on.value()) return std::optional<SsdStamps>();
+        return std::optional(stamps_of(table, image.value().data));
+      });
+  if (!refused.is_ok()) return refused;
+  return status.is_ok() ? status : lost(table, status);
+}
+
 }  // namespace sparserow

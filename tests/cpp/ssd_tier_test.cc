@@ -315,6 +315,99 @@ TEST_CASE("a visit goes on from any hash, and ends where it is told to") {
   }
 }
 
+TEST_CASE("a walk over a table meets every row, those too that are moved meanwhile") {
+  constexpr std::uint64_t kKeys = 30'000;
+  constexpr std::size_t kBytes = 500;
+  const Folder folder;
+  const auto ssd = open(folder, 0, 2);
+  const auto write = [&](std::uint64_t turn, std::uint64_t begin, std::uint64_t step) {
+    SsdBatch batch;
+    for (std::uint64_t key = begin; key < kKeys; key += step) {
+      const auto before = turn == 0 ? SsdBatch::Before::kNothing : SsdBatch::Before::kImage;
+      batch.put(ssd_key_of({1, key}, 2), image_of({1, key}, turn, kBytes), before, {.steps = 7});
+      batch.put(ssd_key_of({2, key}, 2), image_of({2, key}, turn, kBytes), before, {.steps = 7});
+      if (batch.writes().size() < 500) continue;
+      REQUIRE(ssd->write(batch).is_ok());
+      batch.clear();
+    }
+    REQUIRE(ssd->write(batch).is_ok());
+  };
+  write(0, 0, 1);
+  std::set<std::uint64_t> seen;
+  std::uint64_t visits = 0;
+  std::uint64_t turn = 0;
+  const auto visit = [&](std::uint64_t key, std::span<const std::byte> image) -> Result<std::optional<SsdStamps>> {
+    if (++visits % 500 == 0 && turn < 20) write(++turn, 1, 2);  // odd keys: the even ones are moved as these go
+    seen.insert(key);
+    CHECK(image.size() == kBytes);
+    return std::optional(SsdStamps{.steps = 7});
+  };
+  REQUIRE(ssd->visit_table(1, 2, nullptr, visit).is_ok());
+  for (std::uint64_t key = 0; key < kKeys; key += 2) REQUIRE(seen.contains(key));
+  CHECK(turn == 20);  // of each odd key
+  CHECK(visits >= kKeys / 2);
+  MESSAGE("visits " << visits << " of " << kKeys << " rows");
+  visits = 0;
+  REQUIRE(ssd->visit_table(1, 2, nullptr,
+                           [&](std::uint64_t, std::span<const std::byte>) {
+                             ++visits;
+                             return Result<std::optional<SsdStamps>>(visits < 10 ? std::optional(SsdStamps{})
+                                                                                 : std::nullopt);
+                           })
+              .is_ok());
+  CHECK(visits == 10);  // nullopt ends it
+  const auto refuse = [](std::uint64_t, std::span<const std::byte>) {
+    return Result<std::optional<SsdStamps>>(Status(Code::kInternal, "no"));
+  };
+  CHECK(ssd->visit_table(1, 2, nullptr, refuse).code() == Code::kInternal);
+  CHECK(ssd->visit_table(9, 2, nullptr, refuse).is_ok());  // it has no rows
+}
+
+TEST_CASE("a walk passes over segments without an old row, and learns what each has") {
+  if (ssd_engine != SsdEngine::kPages) return;
+  constexpr std::uint64_t kKeys = 20'000;
+  constexpr std::size_t kBytes = 500;
+  const Folder folder;
+  const auto ssd = open(folder, 0, 2);
+  const auto stamps_of = [](std::uint64_t turn) { return SsdStamps{.steps = static_cast<std::uint32_t>(turn)}; };
+  const auto write = [&](std::uint32_t table, std::uint64_t begin, std::uint64_t end, std::uint64_t turn,
+                         SsdBatch::Before before) {
+    SsdBatch batch;
+    for (std::uint64_t key = begin; key < end; ++key) {
+      batch.put(ssd_key_of({table, key}, 2), image_of({table, key}, turn, kBytes), before, stamps_of(turn));
+    }
+    REQUIRE(ssd->write(batch).is_ok());
+  };
+  const auto visits = [&](std::uint32_t before) {
+    std::set<std::uint64_t> seen;
+    const auto wants = [&](SsdStamps oldest) { return oldest.steps < before; };
+    const auto visit = [&](std::uint64_t key, std::span<const std::byte> image) -> Result<std::optional<SsdStamps>> {
+      std::uint64_t turn = 0;
+      std::memcpy(&turn, image.data() + sizeof key, sizeof turn);
+      CHECK(seen.insert(key).second);
+      return std::optional(stamps_of(turn));
+    };
+    REQUIRE(ssd->visit_table(1, 2, wants, visit).is_ok());
+    return seen;
+  };
+  constexpr std::size_t kInSegment = kSegmentBytes / kBytes;
+  write(1, 0, kKeys / 2, 5, SsdBatch::Before::kNothing);
+  write(1, kKeys / 2, kKeys, 9, SsdBatch::Before::kNothing);
+  write(2, 0, kKeys, 1, SsdBatch::Before::kNothing);  // of another table, whose stamps say nothing here
+  CHECK(visits(5).empty());
+  const std::set<std::uint64_t> old = visits(6);
+  for (std::uint64_t key = 0; key < kKeys / 2; ++key) REQUIRE(old.contains(key));
+  CHECK(old.size() <= kKeys / 2 + 2 * kInSegment);
+  CHECK(visits(100).size() == kKeys);
+  write(1, 0, 100, 3, SsdBatch::Before::kImage);
+  write(1, 0, 100, 9, SsdBatch::Before::kImage);  // the older ones are in a segment still, which says 3
+  write(2, 0, 3 * kInSegment, 1, SsdBatch::Before::kImage);
+  CHECK(ssd->flush().is_ok());
+  CHECK(visits(4).size() <= 2 * kInSegment);
+  CHECK(visits(4).empty());  // what was read is known
+  CHECK(ssd->stats().rows_visited <= 2 * kKeys);
+}
+
 TEST_CASE("of the images of one key in a batch the last one stays") {
   const Folder folder;
   const auto ssd = open(folder);

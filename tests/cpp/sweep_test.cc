@@ -25,10 +25,10 @@ constexpr auto kBound = static_cast<std::size_t>(SweepRule::kBound);
 // A store of one table, in memory or with most of its rows on the SSD.
 class Swept {
  public:
-  Swept(const RowPolicy& policy, bool tiered, Dtype dtype = Dtype::kFloat32) {
+  Swept(const RowPolicy& policy, bool tiered, Dtype dtype = Dtype::kFloat32, std::uint64_t most_rows = 20'000) {
     StoreOptions options{.slot_count = 16, .unix_seconds = [this] { return seconds.load(); }};
     if (tiered) {
-      options.memory_budget_bytes = with_index(512u << 10, 20'000);
+      options.memory_budget_bytes = with_index(512u << 10, most_rows);
       options.ssd = {
           .path = folder_.emplace().path().string(), .cluster_id = 1, .engine = ssd_engine, .direct_io = ssd_direct_io};
     }
@@ -267,6 +267,34 @@ TEST_CASE("a sweep beside pulls and pushes removes only what stays old") {
     CHECK(swept.keys().size() == 500);
     CHECK(removed >= 5500);
   }
+}
+
+TEST_CASE("a sweep of rows on the SSD reads those segments that have an old one") {
+  if (ssd_engine != SsdEngine::kPages) return;
+  constexpr std::uint64_t kRows = 60'000;
+  Swept swept({.evict_after_steps = 100, .evict_after_seconds = 1000}, true, Dtype::kFloat32, kRows);
+  for (std::uint64_t begin = 0; begin < kRows; begin += kRows / 6) {
+    swept.push(begin, begin + kRows / 6, static_cast<std::int64_t>(begin * 6 / kRows));
+    swept.seconds += 100;
+  }
+  const auto visited = [&] { return swept.store->tier_stats()->ssd.rows_visited; };
+  REQUIRE(swept.store->tier_stats()->ssd.rows_written > kRows / 2);
+  CHECK(swept.sweep().rows_seen == kRows);
+  CHECK(visited() == 0);
+  swept.seconds = 1'000'000 + 1000 + 150;  // of the first two
+  CHECK(swept.sweep(/*dry_run=*/true).freed[kSeconds].rows == kRows / 3);
+  const std::uint64_t once = visited();
+  CHECK(once < kRows / 2);
+  const SweepReport done = swept.sweep();
+  CHECK(done.freed[kSeconds].rows == kRows / 3);
+  CHECK(done.rows_seen == kRows);
+  CHECK(swept.keys() == between(kRows / 3, kRows));
+  const std::uint64_t before = visited();
+  CHECK(swept.sweep().freed[kSeconds].rows == 0);
+  CHECK(visited() - before < kRows / 6);  // what shares segments with those that went
+  const std::uint64_t now = visited();
+  CHECK(swept.sweep().freed[kSeconds].rows == 0);
+  CHECK(visited() == now);
 }
 
 TEST_CASE("a sweep that is stopped says so, and a table without a policy is left alone") {

@@ -26,12 +26,12 @@ SsdKey ssd_key_of_hash(std::uint32_t slot, std::uint32_t table_id, std::uint64_t
   return out;
 }
 
-void SsdBatch::put(const SsdKey& key, std::span<const std::byte> image, Before before) {
-  writes_.push_back({key, true, before, images_.size(), image.size()});
+void SsdBatch::put(const SsdKey& key, std::span<const std::byte> image, Before before, SsdStamps stamps) {
+  writes_.push_back({key, true, before, images_.size(), image.size(), stamps});
   images_.insert(images_.end(), image.begin(), image.end());
 }
 
-void SsdBatch::erase(const SsdKey& key) { writes_.push_back({key, false, Before::kImage, 0, 0}); }
+void SsdBatch::erase(const SsdKey& key) { writes_.push_back({key, false, Before::kImage, 0, 0, {}}); }
 
 void SsdBatch::clear() noexcept {
   writes_.clear();
@@ -49,6 +49,20 @@ Result<SsdEngine> ssd_engine_of(std::string_view word) {
   if (word == "rocksdb") return SsdEngine::kRocksdb;
   return Status(Code::kInvalidArgument,
                 "ssd_engine: '" + std::string(word) + "' is not allowed; allowed: pages, rocksdb");
+}
+
+Status SsdTier::visit_table(std::uint32_t table_id, std::uint32_t slot_count, const WantsStamps& /*wants*/,
+                            const VisitStamped& visit) {
+  bool goes_on = true;
+  for (std::uint32_t slot = 0; slot < slot_count && goes_on; ++slot) {
+    SR_RETURN_IF_ERROR(
+        visit_slot(slot, table_id, 0, [&](std::uint64_t key, std::span<const std::byte> image) -> Result<bool> {
+          const auto stamps = visit(key, image);
+          if (!stamps.is_ok()) return stamps.status();
+          return goes_on = stamps.value().has_value();
+        }));
+  }
+  return Status::ok();
 }
 
 bool SsdTier::has_rocksdb() noexcept { return is_rocksdb_built(); }

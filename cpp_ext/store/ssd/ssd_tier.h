@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -80,6 +81,18 @@ class SsdImages {
   std::shared_ptr<const void> owner_;
 };
 
+// When a row was last changed, in the steps and seconds of its table (schema.h); 0 for what its policy does not count.
+struct SsdStamps {
+  std::uint32_t steps = 0;
+  std::uint32_t seconds = 0;
+  bool operator==(const SsdStamps&) const = default;
+  // The older of each. They wrap, so that the older one is behind the other by less than half of all values.
+  [[nodiscard]] SsdStamps older(SsdStamps other) const noexcept {
+    const auto first = [](std::uint32_t left, std::uint32_t right) { return (left - right) >> 31 != 0 ? left : right; };
+    return {first(steps, other.steps), first(seconds, other.seconds)};
+  }
+};
+
 // Images to be written and keys to be deleted, at once. Of the images of one key the last one stays; a key that is put
 // is not deleted in the same batch. Not thread-safe.
 class SsdBatch {
@@ -92,9 +105,10 @@ class SsdBatch {
     Before before;
     std::size_t at;  // of its image
     std::size_t bytes;
+    SsdStamps stamps;
   };
 
-  void put(const SsdKey& key, std::span<const std::byte> image, Before before);
+  void put(const SsdKey& key, std::span<const std::byte> image, Before before, SsdStamps stamps = {});
   void erase(const SsdKey& key);  // of which the SSD has an image, as far as the caller knows
   void clear() noexcept;
   void sort_by_key();  // writes of one key stay in their order
@@ -154,6 +168,15 @@ class SsdTier {
   using VisitImage = std::function<Result<bool>(std::uint64_t key, std::span<const std::byte> image)>;
   virtual Status visit_slot(std::uint32_t slot, std::uint32_t table_id, std::uint64_t from,
                             const VisitImage& visit) = 0;
+  // Rows of a table in no order, until visit() gives nullopt, else the stamps of the row: each row that is there all
+  // the while and, where rows are moved meanwhile, some of them twice. wants(stamps), if it is given, says whether rows
+  // are wanted none of which has an older stamp. `pages` reads whole segments, passes over those without a row that is
+  // wanted, and holds nothing while visit() runs; `rocksdb` goes by slot.
+  using WantsStamps = std::function<bool(SsdStamps oldest)>;
+  using VisitStamped =
+      std::function<Result<std::optional<SsdStamps>>(std::uint64_t key, std::span<const std::byte> image)>;
+  virtual Status visit_table(std::uint32_t table_id, std::uint32_t slot_count, const WantsStamps& wants,
+                             const VisitStamped& visit);
   virtual Status flush() = 0;  // what is in memory goes to the disk
   [[nodiscard]] virtual SsdStats stats() const = 0;
   // The share of the rows read lately that the disk had to be asked for; 1 while too few were read to tell.

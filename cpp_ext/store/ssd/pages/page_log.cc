@@ -106,7 +106,7 @@ Status PageLog::write(SsdBatch& batch) {
     const SsdKeyParts parts = parts_of(write.key);
     if (pages == nullptr || pages->id != parts.table_id) pages = table(parts.table_id);
     if (write.is_put) {
-      put(pages, parts.key(), spots_[i], batch.image(write), former_[i]);
+      put(pages, parts.key(), spots_[i], batch.image(write), former_[i], write.stamps);
     } else if (former_[i].is_somewhere()) {
       erase(*pages, spots_[i], former_[i]);
     }
@@ -238,11 +238,11 @@ IndexEntry PageLog::find_in_memory(TablePages& pages, std::uint64_t key, const S
 }
 
 void PageLog::put(const std::shared_ptr<TablePages>& pages, std::uint64_t key, const Spot& spot,
-                  std::span<const std::byte> image, Place former) {
+                  std::span<const std::byte> image, Place former, SsdStamps stamps) {
   Partition& partition = pages->partitions[spot.partition];
   IndexEntry entry = former.is_somewhere() ? partition.index.find(spot.key, former) : IndexEntry();
   if (!entry) entry = find_in_memory(*pages, key, spot);  // a batch that puts a key twice
-  const Place place = append(pages, kFresh, key, spot.slot, image);
+  const Place place = append(pages, kFresh, key, spot.slot, image, stamps);
   if (entry) {
     move(*pages, spot, entry, place);
     return;

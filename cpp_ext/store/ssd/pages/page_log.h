@@ -59,6 +59,8 @@ class PageLog final : public SsdTier {
   Status write(SsdBatch& batch) override;
   Status erase_table(std::uint32_t table_id, std::uint32_t slot_count) override;
   Status visit_slot(std::uint32_t slot, std::uint32_t table_id, std::uint64_t from, const VisitImage& visit) override;
+  Status visit_table(std::uint32_t table_id, std::uint32_t slot_count, const WantsStamps& wants,
+                     const VisitStamped& visit) override;
   Status flush() override;
   [[nodiscard]] SsdStats stats() const override;
   [[nodiscard]] double waited_share() const noexcept override { return counters_.waited_share(); }
@@ -100,12 +102,23 @@ class PageLog final : public SsdTier {
     std::uint32_t partition;
     IndexKey key;
   };
+  // The oldest stamps of a table's rows in a segment, or older ones.
+  struct OldestStamps {
+    std::uint32_t table_id = 0;
+    SsdStamps stamps;
+  };
   struct Segment {
     enum class State : std::uint8_t { kFree, kOpen, kSealed, kWritten, kCollecting, kDamaged, kRetired };
     std::atomic<std::byte*> buffer{nullptr};  // null once the file has its bytes
     State state = State::kFree;               // the rest is guarded by mutex_
     std::uint32_t live_bytes = 0;
-    std::uint32_t filled_bytes = 0;  // of records, and of what fresh pages have no record in
+    std::uint32_t filled_bytes = 0;    // of records, and of what fresh pages have no record in
+    std::uint64_t seal = 0;            // which it is of all that were sealed; 0: it is open, or free
+    std::vector<OldestStamps> stamps;  // of each table that has, or had, rows in it
+  };
+  struct Sealed {
+    std::uint64_t seal = 0;
+    std::uint32_t number = 0;
   };
   struct OpenSegment {
     std::uint32_t segment = 0;                        // 0: none
@@ -153,6 +166,17 @@ class PageLog final : public SsdTier {
   Status read_visited(const TablePages& table, std::uint32_t slot, std::span<const std::uint32_t> hashes,
                       Visited& visited);
 
+  // page_walk.cc
+  struct Walk;
+  [[nodiscard]] std::vector<Sealed> sealed_until(std::uint64_t last) const;
+  [[nodiscard]] std::vector<Sealed> sealed_since(Walk& walk, bool may_go_on);
+  Status walk_sealed(Walk& walk, const Sealed& sealed);
+  [[nodiscard]] bool is_wanted(const Walk& walk, const Segment& segment) const;
+  Status walk_segment(Walk& walk, std::uint32_t number);
+  Status walk_page(Walk& walk, Place page, std::span<const std::byte> bytes, std::uint32_t rows);
+  [[nodiscard]] static OldestStamps* stamps_of(Segment& segment, std::uint32_t table_id) noexcept;
+  static void note_stamps(Segment& segment, std::uint32_t table_id, SsdStamps stamps);
+
   // page_log.cc; all with mutex_
   Status prepare(const SsdBatch& batch, std::uint32_t& segments);
   Status wait_for_writer(Lock& lock);
@@ -161,7 +185,7 @@ class PageLog final : public SsdTier {
   Status find_former(const SsdBatch& batch);
   [[nodiscard]] IndexEntry find_in_memory(TablePages& table, std::uint64_t key, const Spot& spot);
   void put(const std::shared_ptr<TablePages>& table, std::uint64_t key, const Spot& spot,
-           std::span<const std::byte> image, Place former);
+           std::span<const std::byte> image, Place former, SsdStamps stamps);
   void move(TablePages& table, const Spot& spot, IndexEntry entry, Place to);
   // Fetches what the searches of later spots read: the line of one, and the part of the index of another behind it.
   [[gnu::always_inline]] static void prefetch(const TablePages& table, std::span<const Spot> spots,
@@ -184,7 +208,7 @@ class PageLog final : public SsdTier {
   [[nodiscard]] bool add_segment(Status& why);
   [[nodiscard]] Status disk_full(const Status& why) const;
   Place append(const std::shared_ptr<TablePages>& table, Stream stream, std::uint64_t key, std::uint32_t slot_of_key,
-               std::span<const std::byte> image);
+               std::span<const std::byte> image, SsdStamps stamps);
   [[nodiscard]] bool can_append(const TablePages& table, Stream stream) const noexcept;
   void open_page(const std::shared_ptr<TablePages>& table, Stream stream);
   void close_page(TablePages& table, Stream stream);
@@ -231,6 +255,9 @@ class PageLog final : public SsdTier {
   std::uint32_t next_segment_ = 1;
   std::uint32_t next_victim_ = 1;
   std::uint64_t sequence_ = 0;
+  std::uint64_t seals_ = 0;  // segments that were sealed since the start
+  int walks_ = 0;
+  std::vector<Sealed> kept_;  // those of kept rows that were sealed while there are walks
   std::uint64_t live_bytes_ = 0;
   std::uint64_t filled_bytes_ = 0;  // of all segments that are in use
   int collecting_ = 0;              // segments that are collected at the moment

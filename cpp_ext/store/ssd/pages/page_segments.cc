@@ -61,7 +61,7 @@ bool PageLog::can_append(const TablePages& pages, Stream stream) const noexcept 
 }
 
 Place PageLog::append(const std::shared_ptr<TablePages>& pages, Stream stream, std::uint64_t key,
-                      std::uint32_t slot_of_key, std::span<const std::byte> image) {
+                      std::uint32_t slot_of_key, std::span<const std::byte> image, SsdStamps stamps) {
   if (!pages->open[stream] || pages->open[stream]->rows == pages->layout.rows) open_page(pages, stream);
   OpenPage& open = *pages->open[stream];
   const std::uint32_t record_bytes = pages->layout.record_bytes;
@@ -73,6 +73,7 @@ Place PageLog::append(const std::shared_ptr<TablePages>& pages, Stream stream, s
   const auto slot = static_cast<std::uint16_t>(slot_of_key);
   open.first_slot = open.rows == 1 ? slot : std::min(open.first_slot, slot);
   open.last_slot = open.rows == 1 ? slot : std::max(open.last_slot, slot);
+  note_stamps(target, pages->id, stamps);
   target.live_bytes += record_bytes;
   target.filled_bytes += record_bytes;
   live_bytes_ += record_bytes;
@@ -165,6 +166,8 @@ void PageLog::seal(Stream stream) {
     if (pages->open[stream] && pages->open[stream]->segment == open.segment) leave_page(*pages, stream);
   }
   segment(open.segment).state = Segment::State::kSealed;
+  segment(open.segment).seal = ++seals_;
+  if (stream == kKept && walks_ > 0) kept_.push_back({seals_, open.segment});
   sealed_.push_back(open.segment);
   open = OpenSegment{};
   changed_.notify_all();
@@ -193,6 +196,8 @@ void PageLog::retire(std::uint32_t number) {
   retired.filled_bytes = 0;
   failed_reads_.erase(number);
   retired.state = Segment::State::kRetired;
+  retired.seal = 0;
+  retired.stamps = {};
   retired_.push_back({.stamp = tickets_.stamp(), .segment = number});
 }
 
