@@ -904,6 +904,21 @@ def open_loop_pulls(
         NotFound, InvalidArgument: no such table; ``keys`` are not n batches.
     """
 
+def empty_commit_seconds(workers: int, steps: int, staleness: int | None) -> float:
+    """The load of ``bench scale``: steps of many workers in one commit log, in one thread, without rows and the GIL.
+
+    Args:
+        workers: at most 100,000, and no multiple of 7919.
+        steps: of each worker, from 2; the first is not counted.
+        staleness: of the job, in steps; None: asynchronous.
+
+    Returns:
+        Seconds of one commit.
+
+    Raises:
+        InvalidArgument: out of range.
+    """
+
 def spin_slices(seconds: float, slice_seconds: float, pause_ratio: float) -> dict[str, float]:
     """The reference of ``bench sweeps``: works in slices and sleeps between them as a sweep does, without the GIL, and
     holds nothing.

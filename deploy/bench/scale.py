@@ -5,6 +5,7 @@ processes, worker and servers, per million rows. If that is the same for 1 shard
 the work as far as CPU goes.
 
 * 1, 2 and 4 shards with 1 and 2 workers: real shard processes, real sessions, one table with Adagrad.
+* The commit log of a shard, alone: what an empty commit costs by numbers of workers, which share its mutex.
 * Many shards: real shard processes with a small table. The workers are stubs in one process: each has a lease and a
 native client, but no model and no torch. This shows connections, memory, the slot map and the coordinator's load.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ...cpp_ext import _server
 from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.optimizers import Adagrad
@@ -35,6 +37,7 @@ from ..launch.local_cluster import LocalCluster, local_cluster
 from .harness import Figure, process_cpu, resident_bytes
 
 LIMIT_OF_ONE_SHARD = 1.15
+LIMIT_OF_MANY_WORKERS = 3.0  # of a commit, in those of the fewest
 MODES = ("pull", "push")
 _ANSWER_SEC = 600.0
 
@@ -51,6 +54,8 @@ class Size:
     rounds: int = 50
     shards: tuple[int, ...] = (1, 2, 4)
     workers: tuple[int, ...] = (1, 2)
+    committers: tuple[int, ...] = (16, 125, 1009, 2003)
+    commit_steps: int = 50
     crowd_shards: int = 64
     crowd_workers: int = 16
     crowd_rows: int = 200_000
@@ -66,6 +71,8 @@ QUICK = Size(
     rounds=5,
     shards=(1, 2),
     workers=(1,),
+    committers=(16, 125),
+    commit_steps=5,
     crowd_shards=4,
     crowd_workers=3,
     crowd_rows=2_000,
@@ -87,11 +94,23 @@ def run_scale(size: Size) -> Iterator[Figure]:
                 yield _cpu(f"{name}: CPU, of one shard's", total, limit, total / one)
                 yield _cpu(f"{name}: workers' part", worker_sec)
                 yield _cpu(f"{name}: servers' part", server_sec)
+    yield from _commits(size)
     yield from _crowd(size)
 
 
 def _cpu(name: str, seconds: float, limit: float | None = None, ratio: float | None = None) -> Figure:
     return Figure(name, seconds, "CPU s/M rows", limit, ratio, higher_is_better=False)
+
+
+def _commits(size: Size) -> Iterator[Figure]:
+    for staleness, kind in ((0, "synchronous"), (2, "staleness 2"), (None, "asynchronous")):
+        few = 0.0
+        for workers in size.committers:
+            microseconds = 1e6 * _server.empty_commit_seconds(workers, size.commit_steps, staleness)
+            few = few or microseconds
+            name = f"scale an empty commit, {kind}, {workers} workers, of {size.committers[0]}"
+            limit = LIMIT_OF_MANY_WORKERS if workers == size.committers[-1] else None
+            yield Figure(name, microseconds, "us", limit, microseconds / few, higher_is_better=False)
 
 
 # ---- some shards, real sessions

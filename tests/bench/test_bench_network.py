@@ -18,7 +18,16 @@ from sparserow_process import wait_until
             ["sgd: 0 B of state", "adam, amsgrad: 768 B", "rowwise_adagrad: 4 B", "ftrl, L1, group lasso: 512 B"],
         ),
         ("tls", ["tls pull", "tls push", "raw OpenSSL", "of plain TCP", "strangers", "at another process"]),
-        ("scale", ["pull 2000 x 8, 2 shards", "push 2000 x 8", "4 shards, 3 stub workers", "heartbeats alone"]),
+        (
+            "scale",
+            [
+                "pull 2000 x 8, 2 shards",
+                "push 2000 x 8",
+                "an empty commit, synchronous, 125 workers",
+                "4 shards, 3 stub workers",
+                "heartbeats alone",
+            ],
+        ),
         ("sweeps", ["p99 without sweeps", "p99 with sweeps", "p99 with eviction", "rows evicted meanwhile"]),
         *([("observe", ["nothing observed", "metrics", "metrics and traces", "traces: CPU"])] if FULL else []),
         ("train", ["torch", "one shard", "in-process", "worker CPU", "server CPU", "Python and dispatch of 26 tables"]),
