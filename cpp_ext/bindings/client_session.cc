@@ -119,29 +119,35 @@ void bind_prefetcher(py::module_& module) {
              return std::make_unique<Prefetcher>(std::move(session), exact);
            }),
            py::arg("session"), py::kw_only(), py::arg("exact"))
-      .def("index",
-           [](Prefetcher& self, const MergePlan& plan, const py::sequence& roots) {
-             const BatchTensors tensors(roots);
-             PrefetchedBox box;
-             {
-               const py::gil_scoped_release unlocked;
-               const MergedIds ids = ids_of(plan, tensors.span());
-               box.batch = value_or_raise(self.index(ids.lookups));
-             }
-             return box;
-           })
-      .def("hint",
-           [](Prefetcher& self, PrefetchedBox& box) {
-             PrefetchedBatch& batch = open(box);
-             const py::gil_scoped_release unlocked;
-             raise_if_error(self.hint(batch));
-           })
-      .def("pull",
-           [](Prefetcher& self, PrefetchedBox& box, std::int64_t step) {
-             PrefetchedBatch& batch = open(box);
-             const py::gil_scoped_release unlocked;
-             raise_if_error(self.pull(batch, step));
-           })
+      .def(
+          "index",
+          [](Prefetcher& self, const MergePlan& plan, const py::sequence& roots) {
+            const BatchTensors tensors(roots);
+            PrefetchedBox box;
+            {
+              const py::gil_scoped_release unlocked;
+              const MergedIds ids = ids_of(plan, tensors.span());
+              box.batch = value_or_raise(self.index(ids.lookups));
+            }
+            return box;
+          },
+          py::arg("plan"), py::arg("roots"))
+      .def(
+          "hint",
+          [](Prefetcher& self, PrefetchedBox& box) {
+            PrefetchedBatch& batch = open(box);
+            const py::gil_scoped_release unlocked;
+            raise_if_error(self.hint(batch));
+          },
+          py::arg("batch"))
+      .def(
+          "pull",
+          [](Prefetcher& self, PrefetchedBox& box, std::int64_t step) {
+            PrefetchedBatch& batch = open(box);
+            const py::gil_scoped_release unlocked;
+            raise_if_error(self.pull(batch, step));
+          },
+          py::arg("batch"), py::arg("step"))
       .def(
           "pack",
           [](Prefetcher& self, PrefetchedBox& box, const MergePlan& plan, const py::sequence& roots) {
@@ -199,49 +205,60 @@ void bind_table(py::module_& module) {
            }),
            py::arg("session"), py::kw_only(), py::arg("name"), py::arg("table_id"), py::arg("schema_version"),
            py::arg("dim"))
-      .def("pull",
-           [](TableAccess& self, const Keys& keys) {
-             const auto span = span_of(keys);
-             Rows rows({keys.size(), static_cast<py::ssize_t>(self.table().dim)});
-             float* to = rows.mutable_data();
-             {
-               const py::gil_scoped_release unlocked;
-               raise_if_error(self.pull(span, to));
-             }
-             return rows;
-           })
-      .def("push",
-           [](TableAccess& self, const Keys& keys, const Rows& grads, float lr) {
-             check_rows(keys, grads, self.table().dim, "grads");
-             const auto span = span_of(keys);
-             const py::gil_scoped_release unlocked;
-             const PushOutcome outcome = self.push(span, grads.data(), lr);
-             if (!outcome.status.is_ok()) raise_write_error(outcome.status, outcome.may_be_applied);
-           })
-      .def("assign",
-           [](TableAccess& self, const Keys& keys, const Rows& rows) {
-             check_rows(keys, rows, self.table().dim, "rows");
-             const auto span = span_of(keys);
-             const py::gil_scoped_release unlocked;
-             raise_if_error(self.assign(span, rows.data()));
-           })
-      .def("erase",
-           [](TableAccess& self, const Keys& keys) {
-             const auto span = span_of(keys);
-             const py::gil_scoped_release unlocked;
-             return value_or_raise(self.erase(span));
-           })
-      .def("scan", [](TableAccess& self, std::uint32_t shard, std::uint64_t cursor, std::uint32_t max_rows) {
-        ScanPage page;
-        {
-          const py::gil_scoped_release unlocked;
-          page = value_or_raise(self.scan(shard, cursor, max_rows));
-        }
-        const auto n = static_cast<py::ssize_t>(page.keys.size());
-        return py::make_tuple(Keys(n, page.keys.data()),
-                              Rows({n, static_cast<py::ssize_t>(self.table().dim)}, page.rows.data()),
-                              page.next_cursor);
-      });
+      .def(
+          "pull",
+          [](TableAccess& self, const Keys& keys) {
+            const auto span = span_of(keys);
+            Rows rows({keys.size(), static_cast<py::ssize_t>(self.table().dim)});
+            float* to = rows.mutable_data();
+            {
+              const py::gil_scoped_release unlocked;
+              raise_if_error(self.pull(span, to));
+            }
+            return rows;
+          },
+          py::arg("keys"))
+      .def(
+          "push",
+          [](TableAccess& self, const Keys& keys, const Rows& grads, float lr) {
+            check_rows(keys, grads, self.table().dim, "grads");
+            const auto span = span_of(keys);
+            const py::gil_scoped_release unlocked;
+            const PushOutcome outcome = self.push(span, grads.data(), lr);
+            if (!outcome.status.is_ok()) raise_write_error(outcome.status, outcome.may_be_applied);
+          },
+          py::arg("keys"), py::arg("grads"), py::arg("lr"))
+      .def(
+          "assign",
+          [](TableAccess& self, const Keys& keys, const Rows& rows) {
+            check_rows(keys, rows, self.table().dim, "rows");
+            const auto span = span_of(keys);
+            const py::gil_scoped_release unlocked;
+            raise_if_error(self.assign(span, rows.data()));
+          },
+          py::arg("keys"), py::arg("rows"))
+      .def(
+          "erase",
+          [](TableAccess& self, const Keys& keys) {
+            const auto span = span_of(keys);
+            const py::gil_scoped_release unlocked;
+            return value_or_raise(self.erase(span));
+          },
+          py::arg("keys"))
+      .def(
+          "scan",
+          [](TableAccess& self, std::uint32_t shard, std::uint64_t cursor, std::uint32_t max_rows) {
+            ScanPage page;
+            {
+              const py::gil_scoped_release unlocked;
+              page = value_or_raise(self.scan(shard, cursor, max_rows));
+            }
+            const auto n = static_cast<py::ssize_t>(page.keys.size());
+            return py::make_tuple(Keys(n, page.keys.data()),
+                                  Rows({n, static_cast<py::ssize_t>(self.table().dim)}, page.rows.data()),
+                                  page.next_cursor);
+          },
+          py::arg("shard"), py::arg("cursor"), py::arg("max_rows"));
 }
 
 }  // namespace
@@ -261,9 +278,13 @@ void bind_session(py::module_& module) {
           },
           Unlocked(), py::arg("name"), py::kw_only(), py::arg("table_id"), py::arg("schema_version"), py::arg("dim"),
           py::arg("num_rows"), py::arg("lr"), py::arg("cached") = true, py::arg("frozen") = false)
-      .def("set_frozen",
-           [](Session& self, const std::string& name, bool frozen) { raise_if_error(self.set_frozen(name, frozen)); })
-      .def("set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); })
+      .def(
+          "set_frozen",
+          [](Session& self, const std::string& name, bool frozen) { raise_if_error(self.set_frozen(name, frozen)); },
+          py::arg("name"), py::arg("frozen"))
+      .def(
+          "set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); },
+          py::arg("name"), py::arg("lr"))
       .def(
           "keep_device_rows",
           [](Session& self, std::uint64_t bytes, const std::string& dtype) {
@@ -297,7 +318,7 @@ void bind_session(py::module_& module) {
             raise_if_error(pull_merged(self, plan, tensors.span(), train));
           },
           py::arg("plan"), py::arg("roots"), py::arg("train"), py::kw_only(), py::arg("with_gradient") = true)
-      .def("count_missed", &Session::count_missed)
+      .def("count_missed", &Session::count_missed, py::arg("counts"))
       .def(
           "pack_merged",
           [](Session&, const MergePlan& plan, const py::sequence& roots, bool train) {
@@ -306,7 +327,9 @@ void bind_session(py::module_& module) {
             return pack_merged(plan, tensors.span(), train);
           },
           py::arg("plan"), py::arg("roots"), py::arg("train"))
-      .def("refuse_lookups", [](Session& self, const std::string& text) { self.state().refuse_lookups(text); })
+      .def(
+          "refuse_lookups", [](Session& self, const std::string& text) { self.state().refuse_lookups(text); },
+          py::arg("text"))
       .def(
           "drop_gradients", [](Session& self) { raise_if_error(self.drop_gradients()); }, Unlocked())
       .def_property_readonly("is_closed", [](Session& self) { return self.state().closed(); })
@@ -340,7 +363,8 @@ void bind_session(py::module_& module) {
       .def("close", &Session::close, Unlocked())
       .def("check_usable", [](Session& self) { raise_if_error(self.state().check_usable()); })
       .def_property_readonly("shard_count", [](Session& self) { return self.state().shards().shard_count(); })
-      .def("skip_to", [](Session& self, std::int64_t step) { raise_if_error(self.skip_to(step)); })
+      .def(
+          "skip_to", [](Session& self, std::int64_t step) { raise_if_error(self.skip_to(step)); }, py::arg("step"))
       .def_property_readonly("step", &Session::step)
       .def("count_staged", [](Session& self) { ++self.state().staged_calls; })
       .def_property_readonly("staged_calls", [](Session& self) { return self.state().staged_calls.load(); })

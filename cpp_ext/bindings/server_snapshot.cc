@@ -327,11 +327,14 @@ void bind_snapshot(py::module_& module) {
   server_class
       .def("cut", &cut, py::arg("store"), py::arg("jobs"), py::kw_only(), py::arg("deadline_ms"),
            py::arg("side_budget_bytes") = 0, py::arg("longest_stall_ms") = stall_ms, py::arg("since") = py::none())
-      .def("install_jobs", [](rpc::Server& server, const std::vector<py::dict>& jobs) {
-        std::vector<rpc::JobImage> images;
-        for (const py::dict& job : jobs) images.push_back(image_of(job));
-        server.install_jobs(images);
-      });
+      .def(
+          "install_jobs",
+          [](rpc::Server& server, const std::vector<py::dict>& jobs) {
+            std::vector<rpc::JobImage> images;
+            for (const py::dict& job : jobs) images.push_back(image_of(job));
+            server.install_jobs(images);
+          },
+          py::arg("jobs"));
 }
 
 }  // namespace sparserow::bindings

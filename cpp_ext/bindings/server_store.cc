@@ -372,7 +372,7 @@ void bind_hash(py::module_& module) {
         return slot_of(hash, slot_count);
       },
       py::arg("hash"), py::arg("slot_count") = kDefaultSlotCount);
-  module.def("id_of_name", [](const std::string& name) { return id_of_name(name); });
+  module.def("id_of_name", [](const std::string& name) { return id_of_name(name); }, py::arg("name"));
 }
 
 // The bench's yardstick, bound with the same checks and without the GIL, as apply() is.
