@@ -36,7 +36,11 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: setup demo test check test-py test-cpp test-full test-gpu bench lint format sanitize audit docs clean
+.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu bench lint format sanitize audit docs clean
+# The system packages, for who installs them before; tests want the last ones.
+packages:
+	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
+
 setup: $(VENV)/.stamp-native
 
 build/.stamp-apt:

@@ -14,7 +14,7 @@ from doc_commands import sparserow_commands
 from rooms import ROOT, line_of
 from sparserow.deploy import cli
 
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 ROOT_OPTIONS = {"--security": 1, "--debug": 0, "--version": 0, "--help": 0}
 
 

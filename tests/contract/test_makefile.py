@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from changed_tests import cpp_target, cpp_tests, python_tests
 from nested_make import outside_make
@@ -42,6 +44,31 @@ def test_each_part_runs_and_what_failed_is_said_at_once_and_at_the_end(tmp_path:
     if bad != "test-py":
         assert lines.index(f"sparserow: {bad} FAILED") < lines.index("test-py ran")
     assert lines[-1] == f"sparserow: failed: {bad}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "tests/README.md", ".github/workflows/test.yml"])
+def test_targets_that_a_page_names_exist(page: str) -> None:
+    named = set(re.findall(r"\bmake (?:-s )?([a-z]+(?:-[a-z]+)*)", _commands(page)))
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    assert named
+    assert named - {*phony[1].split()} == set()
+
+
+def _commands(page: str) -> str:
+    """What stands in blocks and between backticks; of a workflow all."""
+    text = (ROOT / page).read_text()
+    return text if page.endswith(".yml") else "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+
+
+def test_a_workflow_installs_what_setup_asks_for() -> None:
+    command = ["make", "--no-print-directory", "-s", "packages"]
+    done = subprocess.run(command, cwd=ROOT, env=outside_make(), capture_output=True, text=True, timeout=60, check=True)
+    assert {"g++", "librocksdb-dev", "etcd-server"} <= {*done.stdout.split()}
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    steps = workflow["jobs"]["test"]["steps"]
+    assert [step["run"] for step in steps if "run" in step][-1] == "make test"
+    assert steps[0]["with"]["path"] == "sparserow"
 
 
 def test_a_check_chooses_the_tests_of_the_folders_that_a_change_touches() -> None:
