@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -117,19 +118,30 @@ def train_on_ray(
 
 
 def _check_paths(job: JobConfig) -> None:
+    for setting, path in _paths(job):
+        _check_everywhere(setting, path)
+
+
+def _paths(job: JobConfig) -> Iterator[tuple[str, str]]:
+    """Yields each option that names a file or a folder, but for those of a cluster of the job's own."""
+    for setting, files in (("data.train", job.data.train), ("data.test", job.data.test)):
+        yield from ((setting, path) for path in files)
+    for name, options in job.features.items():
+        yield f"features.{name}.vocabulary", options.get("vocabulary") or ""
+    for name, table in job.tables.items():
+        yield f"tables.{name}.weights", table.weights or ""
     checkpoint, elastic, publish = job.train.checkpoint, job.train.elastic, job.publish
-    for setting, path in [("data.train", path) for path in job.data.train] + [("data.test", p) for p in job.data.test]:
-        _check_everywhere(setting, path)
-    named = [] if checkpoint is None else [("train.checkpoint.url", checkpoint.url)]
-    named += [] if elastic is None or elastic.url is None else [("train.elastic.url", elastic.url)]
-    named += [] if publish is None else [("publish.root", publish.root)]
-    named += [("keep", job.keep)] if job.keep is not None and "keep" in job.model_fields_set else []
-    for setting, path in named:
-        _check_everywhere(setting, path)
+    yield "train.checkpoint.url", "" if checkpoint is None else checkpoint.url
+    yield "train.elastic.url", "" if elastic is None else elastic.url or ""
+    yield "publish.root", "" if publish is None else publish.root
+    yield "metrics.file", job.metrics.file or ""
+    yield "metrics.tensorboard", job.metrics.tensorboard or ""
+    if "keep" in job.model_fields_set:
+        yield "keep", job.keep or ""
 
 
 def _check_everywhere(setting: str, path: str) -> None:
-    if "://" not in path and not Path(path).is_absolute():
+    if path and "://" not in path and not Path(path).is_absolute():
         raise InvalidArgument(
             f"{setting}: {path!r} is not allowed on Ray, where each worker runs in a folder of its own; allowed: "
             "an absolute path that all nodes have, or a URL"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,22 @@ TRIED_SAMPLES = 256
 _ROWS = 16  # of a stand-in for a table
 
 
-def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, batch: Batch) -> dict[int, int]:
-    """Runs the forward in eval mode and the losses once. Tables that were never allocated read as zeros.
+def try_forward(
+    job: JobConfig,
+    model: nn.Module,
+    names: Sequence[str] | None,
+    batch: Batch,
+    key_counts: Mapping[str, int],
+) -> dict[int, int]:
+    """Runs the forward in eval mode and the losses once, and the forward with the greatest keys of the features that
+    it takes by name. Tables that were never allocated read as zeros.
 
     Args:
         job: the job.
         model: its model, built under ``deferred``; it cannot be used afterwards.
         names: the features that the model takes by name; None: it takes matrices.
         batch: some samples.
+        key_counts: how many keys a feature can give, from 0, by its name; others have no bound.
 
     Returns:
         The number of ids that each layer of a table looked up, by the ``id`` of the layer.
@@ -40,17 +48,41 @@ def try_forward(job: JobConfig, model: nn.Module, names: Sequence[str] | None, b
     part = batch if names is None else NamedBatch.of(batch, names, len(batch)).micro_batches[0]
     counts = _use_small_tables(model)
     positional, named = part.arguments
+    outputs.loss(outputs.of(_forward(job, model, positional, named), len(part)), part)
+    looked_up = dict(counts)
+    for name in named:
+        if name in key_counts:
+            _try_greatest(job, model, named, name, key_counts[name])
+    return looked_up
+
+
+def _forward(job: JobConfig, model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
     try:
         with torch.no_grad():
-            out = model.eval()(*positional, **named)
+            return model.eval()(*positional, **named)
     except InvalidArgument:
         raise
     except Exception as error:  # the code of a model may raise anything
         whose = job.model.class_ if isinstance(job.model, OwnModelConfig) else job.model.kind
         text = told(error, place_of(error, job.model))
         raise InvalidArgument(f"model: the forward of {whose} fails on the first samples: {text}") from error
-    outputs.loss(outputs.of(out, len(part)), part)
-    return counts
+
+
+def _try_greatest(job: JobConfig, model: nn.Module, named: dict[str, Any], name: str, keys: int) -> None:
+    """Runs the forward with the greatest key of a feature in the first sample that has one: samples rarely have it, and
+    a table that has no row for it ends the job when one does.
+    """
+    values, *others = named[name] if isinstance(named[name], tuple) else (named[name],)
+    if not len(values):
+        return
+    values = values.clone()
+    values[0] = keys - 1
+    try:
+        _forward(job, model, (), {**named, name: (values, *others) if others else values})
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"features.{name}: gives {keys} keys, 0 to {keys - 1}, and the model fails on the greatest: {error}"
+        ) from error
 
 
 def _use_small_tables(model: nn.Module) -> dict[int, int]:

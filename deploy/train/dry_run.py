@@ -129,7 +129,7 @@ def dry_run(job: JobConfig) -> DryRun:
     dense = sum(p.numel() for p in model.parameters() if id(p) not in local)
     names = input_names(job.model, spec)
     tried = whole.part(0, TRIED_SAMPLES)
-    counts = try_forward(job, model, names, tried)
+    counts = try_forward(job, model, names, tried, dict(spec.key_counts))
     if is_to_be_exported(job):
         try_export(job, spec, tried)
     looked_up = [sum(counts.get(id(placed.layer), 0) for placed in table.layers) / len(tried) for table in layers]

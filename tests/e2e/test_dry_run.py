@@ -222,6 +222,55 @@ class Mine(nn.Module):
 """
 
 
+HOURS = """
+from torch import nn
+
+class Hours(nn.Module):
+    def __init__(self, rows, most):
+        super().__init__()
+        self.hour = nn.Embedding(rows, 4)
+        self.user = nn.EmbeddingBag(most, 4, include_last_offset=True)
+        self.score = nn.Linear(4, 1)
+
+    def forward(self, hour, history):
+        return self.score(self.hour(hour) + self.user(*history)).squeeze(1)
+"""
+
+
+@pytest.mark.parametrize("min_rows", [10, 60], ids=["two tables", "a table and a layer"])
+@pytest.mark.parametrize(
+    ("rows", "most", "message"),
+    [
+        (25, 100, ""),
+        (24, 100, "features.hour: gives 25 keys, 0 to 24, and the model fails on the greatest: model: "),
+        (25, 99, "features.history: gives 100 keys, 0 to 99, and the model fails on the greatest: model: "),
+    ],
+)
+def test_a_table_has_a_row_for_each_key_of_its_feature(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    most: int,
+    message: str,
+    min_rows: int,
+) -> None:
+    """A null hour is the 25th key, which the first samples do not have."""
+    number = f"{tmp_path.name.rpartition('_')[2]}_{rows}_{most}_{min_rows}"
+    (tmp_path / f"hours_{number}.py").write_text(HOURS)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = {"class": f"hours_{number}:Hours", "min_rows": min_rows, "args": {"rows": rows, "most": most}}
+    features = {
+        "hour": {"kind": "time", "column": "at"},
+        "history": {"kind": "multi_hot", "modulo": 100},
+    }
+    given = [*made_data(tmp_path, "din"), f"--set=model={json.dumps(model)}", f"--set=features={json.dumps(features)}"]
+    code = run(str(JOBS[0].parent / "din.yaml"), *given, "--dry-run")
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert (code == 0) == (not message), said
+    assert message in said
+
+
 @pytest.mark.parametrize(
     ("reads", "sets", "message"),
     [
