@@ -18,7 +18,7 @@ from .config import ClusterConfig, Seconds, StrictModel
 from .data_config import DataConfig
 from .elastic_config import ElasticConfig, check_elastic
 from .features_config import features_of_job
-from .job_effects import check_effects
+from .job_effects import check_backend, check_effects
 from .metrics_config import MetricsConfig, check_metrics
 from .model_config import ModelConfig
 from .node_check_config import NodeCheckConfig
@@ -266,6 +266,11 @@ class JobConfig(StrictModel):
     )
 
     @model_validator(mode="after")
+    def _backend_has_servers(self) -> JobConfig:
+        check_backend(self)
+        return self
+
+    @model_validator(mode="after")
     def _features_fit_the_data(self) -> JobConfig:
         self.data.read_features(features_of_job(self))
         return self
@@ -300,8 +305,6 @@ class JobConfig(StrictModel):
             if train.prefetch_hints:
                 raise InvalidArgument("train.prefetch_hints: has no effect without train.prefetch; allowed: 0")
             return self
-        if self.model.backend == "local":
-            raise InvalidArgument(f"train.prefetch: {train.prefetch} needs model.backend ps; allowed with local: 0")
         if train.prefetch_exact is False and train.staleness == 0:
             raise InvalidArgument("train.prefetch_exact: false is not allowed with train.staleness 0; allowed: true")
         is_exact = train.staleness == 0 if train.prefetch_exact is None else train.prefetch_exact
@@ -317,8 +320,6 @@ class JobConfig(StrictModel):
         train, cache = self.train, self.train.cache
         if cache is None:
             return self
-        if self.model.backend == "local":
-            raise InvalidArgument("train.cache: needs model.backend ps; allowed with local: null")
         if train.prefetch > 0 and (train.prefetch_exact or train.staleness == 0):
             raise InvalidArgument(
                 "train.cache: is not possible with exact prefetch; allowed: null, or train.prefetch 0"
@@ -334,8 +335,6 @@ class JobConfig(StrictModel):
 
     @model_validator(mode="after")
     def _local_has_the_optimizer(self) -> JobConfig:
-        if self.model.backend == "local" and self.train.checkpoint is not None:
-            raise InvalidArgument("train.checkpoint: needs model.backend ps; allowed with local: null")
         checkpoint = self.train.checkpoint
         is_told = checkpoint is not None and "delta_every" in checkpoint.model_fields_set
         if is_told and checkpoint is not None and checkpoint.delta_every is not None and self.train.staleness == 0:
@@ -345,12 +344,6 @@ class JobConfig(StrictModel):
             )
         if self.model.backend == "local":
             check_local(self.train.row_optimizer)
-        if self.model.backend == "local" and self.train.clip_row_norm is not None:
-            raise InvalidArgument("train.clip_row_norm: torch cannot clip single rows; model.backend must be ps")
-        if self.model.backend == "local" and self.publish is not None:
-            raise InvalidArgument("publish: needs model.backend ps; allowed with local: null")
-        if self.model.backend == "local" and self.tables:
-            raise InvalidArgument("tables: torch keeps every row; model.backend must be ps")
         return self
 
     @model_validator(mode="after")
@@ -359,18 +352,10 @@ class JobConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _keep_has_a_model(self) -> JobConfig:
-        if self.keep is not None and "keep" in self.model_fields_set and self.model.backend == "local":
-            raise InvalidArgument("keep: needs model.backend ps; allowed with local: null")
-        return self
-
-    @model_validator(mode="after")
     def _dense_on_servers(self) -> JobConfig:
         train = self.train
         if train.dense == "ddp":
             return self
-        if self.model.backend != "ps":
-            raise InvalidArgument("train.dense: ps needs model.backend ps")
         for name, is_set in (
             ("device", train.device == "cuda"),
             ("zero", train.zero),

@@ -16,6 +16,49 @@ if TYPE_CHECKING:
     from .job import JobConfig
 
 
+def check_backend(job: JobConfig) -> None:
+    """Raises InvalidArgument with the names of all options that ``model.backend`` local has no servers for."""
+    if job.model.backend != "local":
+        return
+    named = list(_of_servers(job))
+    if not named:
+        return
+    hints = [f"--set {each}" for each, name in _EMPTIED.items() if any(one.startswith(name) for one in named)]
+    needs, them = ("needs", "it") if len(named) == 1 else ("need", "them")
+    way = f" ({', '.join(hints)})" if hints else ""
+    raise InvalidArgument(f"{', '.join(named)}: {needs} model.backend ps, as local has no servers; remove {them}{way}")
+
+
+# Options that a job file on top of which others are set cannot lose otherwise, by what takes them away.
+_EMPTIED = {"cluster={}": "cluster.", "train.staleness=0": "train.staleness", "tables={}": "tables"}
+
+
+def _of_servers(job: JobConfig) -> Iterator[str]:
+    train = job.train
+    yield from (f"cluster.{name}" for name in sorted(job.cluster.model_fields_set))
+    if job.model.min_rows != 1 and not isinstance(job.model, OwnModelConfig):
+        yield "model.min_rows"
+    for name, is_given in (
+        ("staleness", train.staleness != 0),
+        ("wire_dtype", "wire_dtype" in train.model_fields_set),
+        ("grad_scale", "grad_scale" in train.model_fields_set),
+        ("prefetch", train.prefetch > 0),
+        ("cache", train.cache is not None),
+        ("checkpoint", train.checkpoint is not None),
+        ("clip_row_norm", train.clip_row_norm is not None),
+        ("dense", train.dense == "ps"),
+        ("parallel", train.parallel is not None),
+    ):
+        if is_given:
+            yield f"train.{name}"
+    if job.tables:
+        yield "tables"
+    if job.publish is not None:
+        yield "publish"
+    if job.keep is not None and "keep" in job.model_fields_set:
+        yield "keep"
+
+
 def check_effects(job: JobConfig) -> None:
     """Raises InvalidArgument with the name of the first option that would be ignored; returns when there is none."""
     for option, reason in _ignored(job):
@@ -24,16 +67,6 @@ def check_effects(job: JobConfig) -> None:
 
 def _ignored(job: JobConfig) -> Iterator[tuple[str, str]]:
     train, elastic = job.train, job.train.elastic
-    if job.model.backend == "local":
-        for name in sorted(job.cluster.model_fields_set):
-            yield f"cluster.{name}", "with model.backend local, which has no cluster (--set cluster={} empties it)"
-        if train.staleness != 0:
-            yield "train.staleness", "with model.backend local, whose rows are never stale (--set train.staleness=0)"
-        for name in ("wire_dtype", "grad_scale"):
-            if name in train.model_fields_set:
-                yield f"train.{name}", "with model.backend local, which has no servers"
-        if job.model.min_rows != 1 and not isinstance(job.model, OwnModelConfig):
-            yield "model.min_rows", "with model.backend local, where every table is in the worker"
     if train.namespace_policy is not None and job.cluster.address is None:
         yield "train.namespace_policy", "without cluster.address, as a cluster of the job's own has no tables"
     if "features_policy" in train.model_fields_set and job.cluster.address is None:

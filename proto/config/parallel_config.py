@@ -56,7 +56,6 @@ def check_parallel(job: JobConfig) -> None:
     if parallel is None:
         return
     for option, reason in (
-        ("model.backend local", job.model.backend == "local"),
         ("model.class, whose tower is not known; allowed: model.kind", isinstance(job.model, OwnModelConfig)),
         ("train.dense ps, whose tower is on the servers", train.dense == "ps"),
         ("train.elastic, where processes come and go", train.elastic is not None),

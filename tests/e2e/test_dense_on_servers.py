@@ -131,7 +131,7 @@ def train_and_test_slowly(address: str, train: str, test: str, rank: str) -> Non
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.backend=local", "train.dense: ps needs model.backend ps"),
+        ("model.backend=local", "train.dense: needs model.backend ps, as local has no servers"),
         ("train.zero=true", "train.zero: is not possible with train.dense ps"),
         ("train.clip_norm=1", "train.clip_norm: is not possible with train.dense ps"),
         ("train.clip_row_norm=1", "train.clip_row_norm: is not possible with train.dense ps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,13 +142,6 @@ def test_options_of_momentum_that_do_not_fit(options, message):
         load_config(JobConfig, None, [*BASE, f"train.row_optimizer={{kind: sgd, {options}}}"])
 
 
-def test_local_backend_clips_no_rows():
-    sets = [*BASE, "train.clip_row_norm=1"]
-    load_config(JobConfig, None, sets)
-    with pytest.raises(InvalidArgument, match=r"train\.clip_row_norm: .* model\.backend must be ps"):
-        load_config(JobConfig, None, [*sets, "model.backend=local"])
-
-
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
@@ -157,7 +151,7 @@ def test_local_backend_clips_no_rows():
             ("train.prefetch=1", "train.prefetch_hints=2"),
             r"train\.prefetch_hints: has no effect without cluster\.ssd_path",
         ),
-        (("train.prefetch=2", "model.backend=local"), r"train\.prefetch: 2 needs model\.backend ps"),
+        (("train.prefetch=2", "model.backend=local"), r"train\.prefetch: needs model\.backend ps"),
         (
             ("train.prefetch=1", "train.prefetch_exact=false"),
             r"train\.prefetch_exact: false is not allowed .*staleness 0",
@@ -198,6 +192,34 @@ def test_a_quorum_has_no_more_members_than_the_job_has_workers():
         check_members(job.train, 1)
 
 
+def test_all_that_needs_servers_is_named_at_once() -> None:
+    """Each used to be refused alone, so that a job with ten of them was started ten times."""
+    options = {
+        "cluster.shards": "cluster.shards=2",
+        "model.min_rows": "model.min_rows=5",
+        "train.staleness": "train.staleness=2",
+        "train.wire_dtype": "train.wire_dtype=float16",
+        "train.grad_scale": "train.grad_scale=sum",
+        "train.prefetch": "train.prefetch=1",
+        "train.cache": "train.cache.bytes=1MiB",
+        "train.checkpoint": "train.checkpoint={url: c, every_steps: 5}",
+        "train.clip_row_norm": "train.clip_row_norm=1",
+        "train.dense": "train.dense=ps",
+        "train.parallel": "train.parallel={tensor: 2}",
+        "tables": "tables={a: {}}",
+        "publish": "publish.root=m",
+        "keep": "keep=k",
+    }
+    base = ["data.train=a", "data.test=b", "model.kind=dlrm", "model.backend=local"]
+    words = f"{', '.join(options)}: need model.backend ps, as local has no servers; remove them (--set cluster={{}}, "
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        load_config(JobConfig, None, [*base, *options.values()])
+    for name, option in options.items():
+        with pytest.raises(InvalidArgument, match=re.escape(f"{name}: needs model.backend ps")):
+            load_config(JobConfig, None, [*base, option])
+    load_config(JobConfig, None, base)
+
+
 TENSOR = "train.parallel={tensor: 2}"
 
 
@@ -207,7 +229,7 @@ TENSOR = "train.parallel={tensor: 2}"
         (("train.parallel={}",), r"train\.parallel: has no effect with fsdp false and tensor 1; allowed: fsdp true"),
         (("train.parallel={pipeline: 2}",), r"train\.parallel: pipeline: pipeline parallelism is not possible, as its"),
         (("train.parallel={tensor: 0}",), r"train\.parallel\.tensor: 0 is not allowed"),
-        ((TENSOR, "model.backend=local"), r"train\.parallel: is not possible with model\.backend local"),
+        ((TENSOR, "model.backend=local"), r"train\.parallel: needs model\.backend ps"),
         ((TENSOR, "train.dense=ps"), r"train\.parallel: is not possible with train\.dense ps"),
         (
             (TENSOR, "train.elastic={}", "train.dense=ps", "train.staleness=1"),
