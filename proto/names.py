@@ -23,6 +23,12 @@ def is_file_table(name: str) -> bool:
     return name in (FEATURES_TABLE, DATA_TABLE) or name.endswith(_BUFFERS)
 
 
+def is_model_table(full_name: str, namespace: str) -> bool:
+    """Whether a table, named ``namespace/name``, is of this namespace and has rows of a model."""
+    owner, _, name = full_name.partition("/")
+    return owner == namespace and not is_file_table(name)
+
+
 def check_name(owner: str, name: str) -> None:
     """Raises InvalidArgument unless ``name`` may name a namespace, a table or a job; ``owner`` begins the message."""
     if not name or len(name) > 255 or not name.isprintable() or "/" in name:

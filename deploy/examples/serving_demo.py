@@ -12,7 +12,7 @@ import numpy as np
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, Unavailable
-from ...proto.names import is_file_table
+from ...proto.names import is_file_table, is_model_table
 from ...proto.security.channels import SecureChannel
 from ...proto.security.security import process_security
 from ...serving.client.client import ServingClient
@@ -116,11 +116,12 @@ class ServingDemo:
             self._failure = error
 
     def _wait_for_rows(self) -> None:
-        """Waits until training has made rows, or is over."""
+        """Waits until the model has rows, or its training is over; files of the namespace have rows before."""
         while not self._trained.is_set():
             with ControlClient(self._coordinator) as control:
                 status = control.status()
-            if any(table.rows for shard in status.shards for table in shard.tables):
+            tables = [table for shard in status.shards for table in shard.tables]
+            if any(table.rows and is_model_table(table.name, self._namespace) for table in tables):
                 return
             self._trained.wait(_POLL_SEC)
 

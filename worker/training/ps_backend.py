@@ -14,7 +14,7 @@ from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
-from ...proto.names import is_file_table
+from ...proto.names import is_model_table
 from ..data import Batch, StepBatch
 from ..data.batch_tensors import description
 from ..layers.deferred import deferred
@@ -283,13 +283,10 @@ class PsBackend:
     def rows(self) -> int:
         """Returns the number of rows of this job's tables: those that the servers hold, and all of those on devices."""
         with self._control() as client:
-            shards, own = client.status().shards, f"{self._session.namespace}/"
+            shards, own = client.status().shards, self._session.namespace
         there = self._session.core.device_tables
         on_servers: int = sum(
-            usage.rows
-            for shard in shards
-            for usage in shard.tables
-            if usage.name.startswith(own) and not is_file_table(usage.name.removeprefix(own))
+            usage.rows for shard in shards for usage in shard.tables if is_model_table(usage.name, own)
         )
         return on_servers + (0 if there is None else there.rows)
 
