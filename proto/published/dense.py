@@ -147,10 +147,11 @@ def _is_over(folder: Folder) -> bool:
     """Whether weights are complete or were given up, so that no process is writing them now."""
     if folder.exists(MANIFEST):
         return True
+    files = folder.names()  # before the claim is looked for, because a writer makes the folder first
     try:
         claim = parse_json(folder.read_small(CLAIM, _MOST_BYTES), CLAIM, _MOST_BYTES)
-    except NotFound:  # an older program made no claims, or the weights were just removed
-        return True
+    except NotFound:  # a rest of weights that were being removed; an empty folder is one whose claim is to come
+        return bool(files)
     except DataLoss:  # the claim is being written, or is damaged
         return False
     claimed_at = claim.get("time") if isinstance(claim, dict) else None

@@ -75,6 +75,19 @@ def test_dense_weights_that_another_process_writes_stay_until_they_are_given_up(
     assert (version / "dense").names() == ["000001", "000005", "000006"]
 
 
+def test_a_folder_whose_claim_is_to_come_stays(tmp_path: Path) -> None:
+    """A writer makes its folder, and then the claim in it; others that ended in between removed the folder."""
+    version = Folder(str(tmp_path))
+    version.put(MANIFEST, _manifest(1))
+    (tmp_path / "dense" / "000001").mkdir(parents=True)
+    for step in range(3):
+        write_dense(version, [b"abc"], step)
+    assert (version / "dense").names() == ["000001", "000003", "000004"]
+    (tmp_path / "dense" / "000001" / "weights.safetensors").write_bytes(b"a rest")
+    write_dense(version, [b"abc"], 3)
+    assert (version / "dense").names() == ["000004", "000005"]
+
+
 def test_a_version_that_was_removed_takes_no_dense_weights(tmp_path: Path) -> None:
     version = Folder(str(tmp_path)) / "v000001"
     with pytest.raises(NotFound, match="v000001: the version was removed, so it takes no dense weights"):
