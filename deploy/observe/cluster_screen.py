@@ -55,7 +55,7 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> Rende
         parts.append(_hot_keys(view))
     parts.append(_jobs(reply) if reply.jobs else "no jobs")
     if view.leaving:
-        parts.append(f"{view.leaving} workers are leaving: what shards have lost of them is not counted yet")
+        parts.append(f"workers that are leaving: {view.leaving}; what shards have lost of them is not counted yet")
     if view.faults:
         parts.append(_faults(view))
     return Group(*parts)
