@@ -87,17 +87,18 @@ class Store::Sweep {
     return passed >> 31 != 0 ? 0 : passed;
   }
 
+  [[nodiscard]] bool is_past_steps(SsdStamps stamps) const noexcept {
+    return policy_.evict_after_steps > 0 && age(now_steps_, stamps.steps) >= policy_.evict_after_steps;
+  }
+  [[nodiscard]] bool is_past_seconds(SsdStamps stamps) const noexcept {
+    return options_.by_seconds && policy_.evict_after_seconds > 0 &&
+           age(now_seconds_, stamps.seconds) >= policy_.evict_after_seconds;
+  }
+
   std::optional<SweepRule> rule_of(const Seen& row) {
-    std::array<std::uint32_t, 2> stamps;
-    std::memcpy(stamps.data(), row.data + table_->layout.stamp_offset, policy_.stamps() * sizeof(std::uint32_t));
-    const std::uint32_t* seconds = stamps.data() + (policy_.stamps_steps() ? 1 : 0);
-    if (policy_.evict_after_steps > 0 && age(now_steps_, stamps[0]) >= policy_.evict_after_steps) {
-      return SweepRule::kSteps;
-    }
-    if (options_.by_seconds && policy_.evict_after_seconds > 0 &&
-        age(now_seconds_, *seconds) >= policy_.evict_after_seconds) {
-      return SweepRule::kSeconds;
-    }
+    const SsdStamps stamps = Tiering::stamps_of(*table_, row.data);
+    if (is_past_steps(stamps)) return SweepRule::kSteps;
+    if (is_past_seconds(stamps)) return SweepRule::kSeconds;
     if (policy_.evict_below_norm > 0 && norm(row.data) < static_cast<double>(policy_.evict_below_norm)) {
       return SweepRule::kNorm;
     }
@@ -231,13 +232,6 @@ class Store::Sweep {
     return is_by_segment ? walk_segments(visit) : Status::ok();
   }
 
-  // Whether a row can go whose stamps are these.
-  [[nodiscard]] bool is_old(SsdStamps stamps) const noexcept {
-    const bool by_steps = policy_.evict_after_steps > 0 && age(now_steps_, stamps.steps) >= policy_.evict_after_steps;
-    return by_steps || (options_.by_seconds && policy_.evict_after_seconds > 0 &&
-                        age(now_seconds_, stamps.seconds) >= policy_.evict_after_seconds);
-  }
-
   // Rows that are on the SSD alone. What moves between memory and the SSD meanwhile: next time; a dry run counts a row
   // twice that leaves memory, or is moved in the log, meanwhile.
   template <class Visit>
@@ -246,7 +240,9 @@ class Store::Sweep {
     for (const auto& rows : table_->ssd_rows) seen += rows.load(std::memory_order_relaxed);
     std::optional<LockTimer> clock(std::in_place);
     std::size_t visited = 0;
-    const auto wants = [this](SsdStamps oldest) { return policy_.evict_below_norm > 0 || is_old(oldest); };
+    const auto wants = [this](SsdStamps oldest) {
+      return policy_.evict_below_norm > 0 || is_past_steps(oldest) || is_past_seconds(oldest);
+    };
     const Status status = impl_.tiering->visit_table(
         *table_, wants, [&](std::uint32_t stripe, std::uint64_t suffix, const RowImage& image) -> Result<bool> {
           bool is_in_memory = false;

@@ -97,6 +97,9 @@ class Store::Tiering {
   using VisitStored = std::function<bool(std::uint64_t suffix, const RowImage& image)>;
   Status visit_slot(Table& table, std::uint32_t slot, std::uint64_t from, const VisitStored& visit);
 
+  // The stamps of a row's data.
+  [[nodiscard]] static SsdStamps stamps_of(const Table& table, const std::byte* data) noexcept;
+
   // Rows of a table that are on the SSD, as SsdTier::visit_table says; visit() gives false to end. Also older images of
   // rows that are in memory.
   using VisitRow = std::function<Result<bool>(std::uint32_t stripe, std::uint64_t suffix, const RowImage& image)>;
@@ -152,7 +155,6 @@ class Store::Tiering {
   [[nodiscard]] static SsdBatch::Before before_of(RowMeta meta) noexcept {
     return meta.is_stored() ? SsdBatch::Before::kImage : SsdBatch::Before::kNothing;
   }
-  [[nodiscard]] static SsdStamps stamps_of(const Table& table, const std::byte* data) noexcept;
   [[nodiscard]] SsdKey key_of(const Table& table, std::uint64_t key) const noexcept;
   [[nodiscard]] Status lost(Table& table, const Status& why) const;
 

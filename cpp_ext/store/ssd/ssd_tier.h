@@ -85,7 +85,6 @@ class SsdImages {
 struct SsdStamps {
   std::uint32_t steps = 0;
   std::uint32_t seconds = 0;
-  bool operator==(const SsdStamps&) const = default;
   // The older of each. They wrap, so that the older one is behind the other by less than half of all values.
   [[nodiscard]] SsdStamps older(SsdStamps other) const noexcept {
     const auto first = [](std::uint32_t left, std::uint32_t right) { return (left - right) >> 31 != 0 ? left : right; };

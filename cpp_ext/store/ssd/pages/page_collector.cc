@@ -162,7 +162,7 @@ bool PageLog::move_page(std::uint32_t number, std::uint32_t unit, std::span<cons
   for (std::uint32_t row = 0; row < header.rows; ++row) {
     spots_.push_back(spot_of(row_hash(pages->id, record_key(record_of(row).data()))));
   }
-  const OldestStamps* const stamped = stamps_of(segment(number), pages->id);
+  const OldestStamps* const stamped = stamps_in(segment(number), pages->id);
   const SsdStamps stamps = stamped != nullptr ? stamped->stamps : SsdStamps();
   const auto index_of = [&](const Spot& spot) -> PageIndex& { return pages->partitions[spot.partition].index; };
   for (const Spot& spot : spots_) index_of(spot).prefetch_part(spot.key);

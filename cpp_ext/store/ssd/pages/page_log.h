@@ -171,10 +171,11 @@ class PageLog final : public SsdTier {
   [[nodiscard]] std::vector<Sealed> sealed_until(std::uint64_t last) const;
   [[nodiscard]] std::vector<Sealed> sealed_since(Walk& walk, bool may_go_on);
   Status walk_sealed(Walk& walk, const Sealed& sealed);
-  [[nodiscard]] bool is_wanted(const Walk& walk, const Segment& segment) const;
-  Status walk_segment(Walk& walk, std::uint32_t number);
+  void copy_open(Walk& walk);
+  [[nodiscard]] static bool is_wanted(const Walk& walk, const Segment& segment);
+  Status walk_segment(Walk& walk, std::uint32_t number, std::span<const std::byte> bytes);
   Status walk_page(Walk& walk, Place page, std::span<const std::byte> bytes, std::uint32_t rows);
-  [[nodiscard]] static OldestStamps* stamps_of(Segment& segment, std::uint32_t table_id) noexcept;
+  [[nodiscard]] static const OldestStamps* stamps_in(const Segment& segment, std::uint32_t table_id) noexcept;
   static void note_stamps(Segment& segment, std::uint32_t table_id, SsdStamps stamps);
 
   // page_log.cc; all with mutex_

@@ -5,9 +5,7 @@
 // there all the while; one that is moved behind the walk's place is met again.
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "store/ssd/pages/page_log.h"
 #include "util/hash.h"
@@ -29,29 +27,27 @@ struct PageLog::Walk {
   bool goes_on = true;              // visit() has said so
   bool is_whole = true;             // every page of the segment that is read could be
   std::optional<SsdStamps> oldest;  // of the segment that is read
-  std::vector<std::byte> bytes;
+  std::vector<std::byte> bytes;     // of that segment, or at the end of the open ones
+  std::array<std::uint32_t, kStreams> opened{};  // whose bytes these are, one behind the other; 0: none
 };
 
-PageLog::OldestStamps* PageLog::stamps_of(Segment& segment, std::uint32_t table_id) noexcept {
-  for (OldestStamps& each : segment.stamps) {
-    if (each.table_id == table_id) return &each;
-  }
-  return nullptr;
+const PageLog::OldestStamps* PageLog::stamps_in(const Segment& segment, std::uint32_t table_id) noexcept {
+  const auto found = std::ranges::find(segment.stamps, table_id, &OldestStamps::table_id);
+  return found == segment.stamps.end() ? nullptr : &*found;
 }
 
 void PageLog::note_stamps(Segment& segment, std::uint32_t table_id, SsdStamps stamps) {
-  if (OldestStamps* const known = stamps_of(segment, table_id)) {
-    known->stamps = known->stamps.older(stamps);
-  } else {
+  const auto found = std::ranges::find(segment.stamps, table_id, &OldestStamps::table_id);
+  if (found == segment.stamps.end()) {
     segment.stamps.push_back({table_id, stamps});
+  } else {
+    found->stamps = found->stamps.older(stamps);
   }
 }
 
-bool PageLog::is_wanted(const Walk& walk, const Segment& segment) const {
-  for (const OldestStamps& each : segment.stamps) {
-    if (each.table_id == walk.pages->id) return walk.wants == nullptr || walk.wants(each.stamps);
-  }
-  return false;
+bool PageLog::is_wanted(const Walk& walk, const Segment& segment) {
+  const OldestStamps* const known = stamps_in(segment, walk.pages->id);
+  return known != nullptr && (walk.wants == nullptr || walk.wants(known->stamps));
 }
 
 // In the order in which they were sealed. The lock is given back now and then: what is sealed anew meanwhile has a
@@ -73,7 +69,7 @@ std::vector<PageLog::Sealed> PageLog::sealed_until(std::uint64_t last) const {
 }
 
 // What was sealed since the start of a walk, and is to be read. Where there is nothing, or the walk has gone on for
-// long, it is over: the open segments are in its bytes then, [kFresh][kKept], of zeros where there is none.
+// long, it is over, and has copies of the open segments under the same lock.
 std::vector<PageLog::Sealed> PageLog::sealed_since(Walk& walk, bool may_go_on) {
   const std::lock_guard lock(mutex_);
   std::vector<Sealed> found;
@@ -84,17 +80,20 @@ std::vector<PageLog::Sealed> PageLog::sealed_since(Walk& walk, bool may_go_on) {
   if (may_go_on) found.insert(found.end(), kept_.begin() + static_cast<std::ptrdiff_t>(walk.kept), kept_.end());
   walk.kept = kept_.size();
   walk.is_over = found.empty();
-  if (!walk.is_over) return found;
-  walk.bytes.assign(kStreams * kSegmentBytes, std::byte{});
+  if (walk.is_over) copy_open(walk);
+  return found;
+}
+
+void PageLog::copy_open(Walk& walk) {
+  walk.bytes.resize(kStreams * kSegmentBytes);
   for (const Stream stream : {kFresh, kKept}) {
     const std::uint32_t number = open_[stream].segment;
     if (number == 0 || (stream == kFresh && walk.open == 0) || !is_wanted(walk, segment(number))) continue;
     finish_headers(stream);
     std::memcpy(walk.bytes.data() + stream * kSegmentBytes, segment(number).buffer.load(std::memory_order_relaxed),
                 kSegmentBytes);
-    found.push_back({stream, number});
+    walk.opened[stream] = number;
   }
-  return found;
 }
 
 Status PageLog::visit_table(std::uint32_t table_id, std::uint32_t /*slot_count*/, const WantsStamps& wants,
@@ -124,11 +123,10 @@ Status PageLog::visit_table(std::uint32_t table_id, std::uint32_t /*slot_count*/
     sealed = sealed_since(walk, left > 0);
     left -= std::min(left, sealed.size());
   }
-  const std::vector<std::byte> open = std::move(walk.bytes);
-  for (const auto& [stream, number] : sealed) {
-    const auto from = open.begin() + static_cast<std::ptrdiff_t>(stream * kSegmentBytes);
-    walk.bytes.assign(from, from + kSegmentBytes);
-    if (walk.goes_on) SR_RETURN_IF_ERROR(walk_segment(walk, number));
+  for (const Stream stream : {kFresh, kKept}) {
+    if (walk.opened[stream] == 0) continue;
+    const std::span bytes = std::span<const std::byte>(walk.bytes).subspan(stream * kSegmentBytes, kSegmentBytes);
+    SR_RETURN_IF_ERROR(walk_segment(walk, walk.opened[stream], bytes));
   }
   return Status::ok();
 }
@@ -153,20 +151,21 @@ Status PageLog::walk_sealed(Walk& walk, const Sealed& sealed) {
       return unreadable(Place(sealed.number, 0, 0), errno);
     }
   }
-  SR_RETURN_IF_ERROR(walk_segment(walk, sealed.number));
+  SR_RETURN_IF_ERROR(walk_segment(walk, sealed.number, walk.bytes));
   const std::lock_guard lock(mutex_);
   Segment& each = segment(sealed.number);
-  if (each.seal != sealed.seal || !walk.is_whole || !walk.goes_on) return Status::ok();
+  const bool is_same = each.seal == sealed.seal && table(walk.pages->id) == walk.pages;  // else others have come
+  if (!is_same || !walk.is_whole || !walk.goes_on) return Status::ok();
   std::erase_if(each.stamps, [&](const OldestStamps& one) { return one.table_id == walk.pages->id; });
   if (walk.oldest) each.stamps.push_back({walk.pages->id, *walk.oldest});
   return Status::ok();
 }
 
-Status PageLog::walk_segment(Walk& walk, std::uint32_t number) {
+Status PageLog::walk_segment(Walk& walk, std::uint32_t number, std::span<const std::byte> bytes) {
   walk.is_whole = true;
   walk.oldest.reset();
   for (std::uint32_t unit = 0; unit < kUnitsInSegment && walk.goes_on;) {
-    const std::span<const std::byte> page = std::span<const std::byte>(walk.bytes).subspan(unit * kUnitBytes);
+    const std::span<const std::byte> page = bytes.subspan(unit * kUnitBytes);
     PageHeader header;
     std::memcpy(&header, page.data(), sizeof header);
     if (header.magic != PageHeader::kMagic || header.units == 0) {
