@@ -27,7 +27,6 @@ def are_finite(parts: Sequence[tuple[int, int]]) -> bool:
             blocks alive.
     """
 
-def learn_merge(trace: LookupTrace, roots: Sequence[_BatchTensor]) -> MergePlan: ...
 def id_of_name(name: str) -> int:
     """32-bit table id of ``namespace/name``; never 0."""
 
@@ -316,23 +315,23 @@ def seal_rows(grads: NDArray[np.float32], *, scale: float, clip_row_norm: float)
     Returns (rows with NaN or Inf, the first of them, rows that were shortened).
     """
 
-class MergePlan:
-    """Which parts of a batch reach which lookups; made from names, each binding has a tensor of its own."""
+class PlannedIds:
+    """Which parts of a batch reach which lookups.
 
-    def __init__(self, names: Sequence[str]) -> None: ...
+    Args:
+        parts: (binding, index of the batch tensor, "whole", "select" or "narrow", dimension, start, length) of each.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int, str, int, int, int]]) -> None: ...
     @property
     def size(self) -> int: ...
-    @property
-    def unmatched(self) -> list[str]: ...
-    @property
-    def parts(self) -> list[tuple[str, int, str, int, int, int]]:
-        """(binding, root, "whole", "select" or "narrow", dimension, start, length) of each part."""
-
-    @property
-    def roots(self) -> list[int]: ...
 
 class LookupTrace:
     """Lookups of a session as long as it is held."""
+
+    @property
+    def lookups(self) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...], int]]:
+        """(binding, address of the ids, sizes, strides, bytes per item) of each lookup."""
 
 class NativeSession:
     """cpp_ext/session/session.h."""
@@ -393,12 +392,12 @@ class NativeSession:
         """(begin and end by ``time.perf_counter_ns``, step, the operating system's thread id) of pulls since then."""
 
     def pull_merged(
-        self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool, *, with_gradient: bool = True
+        self, plan: PlannedIds, roots: Sequence[_BatchTensor], train: bool, *, with_gradient: bool = True
     ) -> None: ...
     def count_missed(self, counts: bool) -> None:
         """Says whether a lookup of this step that pulls from now on counts as missed, as after ``pull_merged``."""
 
-    def pack_merged(self, plan: MergePlan, roots: Sequence[_BatchTensor], train: bool) -> LookupPack:
+    def pack_merged(self, plan: PlannedIds, roots: Sequence[_BatchTensor], train: bool) -> LookupPack:
         """The rows of the plan's lookups for a device; after ``pull_merged``."""
 
     def refuse_lookups(self, text: str) -> None:
@@ -464,13 +463,13 @@ class Prefetcher:
     """cpp_ext/session/prefetcher.h."""
 
     def __init__(self, session: NativeSession, *, exact: bool) -> None: ...
-    def index(self, plan: MergePlan, roots: Sequence[_BatchTensor]) -> PrefetchedBatch: ...
+    def index(self, plan: PlannedIds, roots: Sequence[_BatchTensor]) -> PrefetchedBatch: ...
     def hint(self, batch: PrefetchedBatch) -> None:
         """Tells the shards which rows will be pulled; call before ``pull``. What comes of it is not told."""
 
     def pull(self, batch: PrefetchedBatch, step: int) -> None: ...
     def pack(
-        self, batch: PrefetchedBatch, plan: MergePlan, roots: Sequence[_BatchTensor]
+        self, batch: PrefetchedBatch, plan: PlannedIds, roots: Sequence[_BatchTensor]
     ) -> tuple[LookupPack, list[int]]:
         """The batch's rows for a device, and which of the plan's lookups each part of the pack is; after ``pull``."""
 

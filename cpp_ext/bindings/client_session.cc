@@ -11,7 +11,7 @@
 
 #include "bindings/shared_dtype.h"
 #include "bindings/shared_errors.h"
-#include "session/merge.h"
+#include "session/planned_ids.h"
 #include "session/prefetcher.h"
 #include "session/session.h"
 #include "session/table_access.h"
@@ -86,18 +86,28 @@ std::shared_ptr<Session> make_session(std::shared_ptr<rpc::RowReader> shards, st
   return value_or_raise(Session::create(std::move(shards), options));
 }
 
-const char* kind_name(MergeEntry::Kind kind) {
-  if (kind == MergeEntry::Kind::kWhole) return "whole";
-  return kind == MergeEntry::Kind::kSelect ? "select" : "narrow";
-}
+// (binding, root, "whole", "select" or "narrow", dimension, start, length) of each part.
+using PartTuple = std::tuple<std::string, std::uint32_t, std::string, std::uint32_t, std::int64_t, std::int64_t>;
 
-// The plan of a batch whose author named the ids: every binding's ids are a tensor of their own.
-MergePlan plan_of_names(const std::vector<std::string>& names) {
-  MergePlan plan;
-  for (const std::string& name : names) {
-    plan.entries.push_back({name, static_cast<std::uint32_t>(plan.entries.size()), MergeEntry::Kind::kWhole, 0, 0, 0});
+PlannedIds planned_ids(const std::vector<PartTuple>& parts) {
+  PlannedIds plan;
+  for (const auto& [binding, root, kind, dim, start, length] : parts) {
+    const auto number =
+        kind == "whole" ? IdPart::Kind::kWhole : (kind == "select" ? IdPart::Kind::kSelect : IdPart::Kind::kNarrow);
+    plan.parts.push_back({binding, root, number, dim, start, length});
   }
   return plan;
+}
+
+// (binding, address, sizes, strides, bytes per item) of each lookup.
+py::list lookups_of(const LookupTrace& trace) {
+  py::list out;
+  for (const TracedLookup& lookup : trace.lookups()) {
+    out.append(py::make_tuple(lookup.binding, reinterpret_cast<std::uintptr_t>(lookup.data),
+                              py::tuple(py::cast(lookup.sizes)), py::tuple(py::cast(lookup.strides)),
+                              lookup.item_bytes));
+  }
+  return out;
 }
 
 // pybind cannot move a unique_ptr out of an argument: the box is emptied when its batch is handed over.
@@ -121,7 +131,7 @@ void bind_prefetcher(py::module_& module) {
            py::arg("session"), py::kw_only(), py::arg("exact"))
       .def(
           "index",
-          [](Prefetcher& self, const MergePlan& plan, const py::sequence& roots) {
+          [](Prefetcher& self, const PlannedIds& plan, const py::sequence& roots) {
             const BatchTensors tensors(roots);
             PrefetchedBox box;
             {
@@ -150,7 +160,7 @@ void bind_prefetcher(py::module_& module) {
           py::arg("batch"), py::arg("step"))
       .def(
           "pack",
-          [](Prefetcher& self, PrefetchedBox& box, const MergePlan& plan, const py::sequence& roots) {
+          [](Prefetcher& self, PrefetchedBox& box, const PlannedIds& plan, const py::sequence& roots) {
             const BatchTensors tensors(roots);
             PrefetchedBatch& batch = open(box);
             std::vector<std::uint32_t> parts;
@@ -175,26 +185,12 @@ void bind_prefetcher(py::module_& module) {
           py::arg("batch"), py::kw_only(), py::arg("with_gradient") = true, py::arg("pack") = nullptr);
 }
 
-void bind_merge(py::module_& module) {
-  py::class_<LookupTrace, std::shared_ptr<LookupTrace>>(module, "LookupTrace");
-  py::class_<MergePlan>(module, "MergePlan")
-      .def(py::init(&plan_of_names), py::arg("names"))
-      .def_property_readonly("size", [](const MergePlan& plan) { return plan.entries.size(); })
-      .def_readonly("unmatched", &MergePlan::unmatched)
-      .def_property_readonly("parts",
-                             [](const MergePlan& plan) {
-                               py::list parts;
-                               for (const MergeEntry& entry : plan.entries) {
-                                 parts.append(py::make_tuple(entry.binding, entry.root, kind_name(entry.kind),
-                                                             entry.dim, entry.start, entry.length));
-                               }
-                               return parts;
-                             })
-      .def_property_readonly("roots", [](const MergePlan& plan) {
-        std::vector<std::uint32_t> roots;
-        for (const MergeEntry& entry : plan.entries) roots.push_back(entry.root);
-        return roots;
-      });
+void bind_planned_ids(py::module_& module) {
+  py::class_<LookupTrace, std::shared_ptr<LookupTrace>>(module, "LookupTrace")
+      .def_property_readonly("lookups", &lookups_of);
+  py::class_<PlannedIds>(module, "PlannedIds")
+      .def(py::init(&planned_ids), py::arg("parts"))
+      .def_property_readonly("size", [](const PlannedIds& plan) { return plan.parts.size(); });
 }
 
 void bind_table(py::module_& module) {
@@ -264,7 +260,7 @@ void bind_table(py::module_& module) {
 }  // namespace
 
 void bind_session(py::module_& module) {
-  bind_merge(module);
+  bind_planned_ids(module);
   py::class_<Session, std::shared_ptr<Session>>(module, "NativeSession")
       .def(py::init(&make_session), py::arg("shards"), py::kw_only(), py::arg("first_step"), py::arg("first_sequence"),
            py::arg("clocked"), py::arg("grad_sum"), py::arg("deadline_ms"), py::arg("cache_bytes") = 0,
@@ -311,7 +307,7 @@ void bind_session(py::module_& module) {
            })
       .def(
           "pull_merged",
-          [](Session& self, const MergePlan& plan, const py::sequence& roots, bool train, bool with_gradient) {
+          [](Session& self, const PlannedIds& plan, const py::sequence& roots, bool train, bool with_gradient) {
             const BatchTensors tensors(roots);
             const py::gil_scoped_release unlocked;
             const NoGradScope scope(!with_gradient);
@@ -321,7 +317,7 @@ void bind_session(py::module_& module) {
       .def("count_missed", &Session::count_missed, py::arg("counts"))
       .def(
           "pack_merged",
-          [](Session&, const MergePlan& plan, const py::sequence& roots, bool train) {
+          [](Session&, const PlannedIds& plan, const py::sequence& roots, bool train) {
             const BatchTensors tensors(roots);
             const py::gil_scoped_release unlocked;
             return pack_merged(plan, tensors.span(), train);
@@ -374,12 +370,6 @@ void bind_session(py::module_& module) {
       .def("stats", &stats_of);
   bind_table(module);
   bind_prefetcher(module);
-  module.def(
-      "learn_merge",
-      [](const LookupTrace& trace, const py::sequence& roots) {
-        return learn_merge(trace.lookups(), BatchTensors(roots).span());
-      },
-      py::arg("trace"), py::arg("roots"));
 }
 
 }  // namespace sparserow::bindings

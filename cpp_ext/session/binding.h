@@ -65,7 +65,7 @@ class Binding {
   [[nodiscard]] std::optional<Lookup> recall(const IdsRef& ids);
   // Likewise, of the rows that were read ahead of an evaluation's forward.
   [[nodiscard]] std::optional<Lookup> recall_ahead(const IdsRef& ids);
-  // Notes a lookup of these ids, for merge plans that are being learnt.
+  // Notes a lookup of these ids, for plans that are being learnt.
   void trace(const IdsRef& ids) const;
   [[nodiscard]] SessionState& state() noexcept { return *state_; }
 

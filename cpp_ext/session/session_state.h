@@ -37,7 +37,7 @@ struct SessionOptions {
   std::chrono::milliseconds no_grad_age{0};
 };
 
-// A lookup as it happened, for a merge plan to be learnt from.
+// A lookup as it happened, for a plan to be learnt from.
 struct TracedLookup {
   std::string binding;
   const void* data = nullptr;

@@ -7,7 +7,7 @@
 #include <limits>
 #include <thread>
 
-#include "session/merge.h"
+#include "session/planned_ids.h"
 #include "session/table_access.h"
 #include "session_fixture.h"
 
@@ -158,19 +158,19 @@ TEST_CASE("names are unique while they are bound") {
   CHECK(binding->lookup(ref(ids), true).status().code() == Code::kFailedPrecondition);
 }
 
-TEST_CASE("a plan is learnt from views of the batch and serves the next batch with one pull") {
+TEST_CASE("planned ids serve a batch with one pull") {
   Fixture f;
   std::vector<std::int64_t> batch{1, 2, 3, 4, 5, 6};  // (3, 2)
   const std::vector<std::int64_t> sizes{3, 2}, strides{2, 1}, column_size{3}, column_stride{2};
   const std::vector<std::int64_t> column{2, 4, 6};
   const auto trace = f.session->state().start_trace();
   REQUIRE(f.binding()->lookup({column, {batch.data() + 1, column_size, column_stride, 8}}, true).is_ok());
+  REQUIRE(trace->lookups().size() == 1);
+  CHECK(trace->lookups()[0].data == batch.data() + 1);
+  CHECK(trace->lookups()[0].sizes == column_size);
+  CHECK(trace->lookups()[0].strides == column_stride);
   const BatchTensor root{batch.data(), {batch.data(), sizes, strides, 8}};
-  const MergePlan plan = learn_merge(trace->lookups(), {&root, 1});
-  REQUIRE(plan.entries.size() == 1);
-  CHECK(plan.entries[0].kind == MergeEntry::Kind::kSelect);
-  CHECK(plan.entries[0].dim == 1);
-  CHECK(plan.entries[0].start == 1);
+  const PlannedIds plan{{{"test/t", 0, IdPart::Kind::kSelect, 1, 1, 0}}};
   REQUIRE(f.session->abort().is_ok());
   const int before = f.shards->pulls;
   REQUIRE(pull_merged(*f.session, plan, {&root, 1}, true).is_ok());

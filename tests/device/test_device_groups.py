@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import sparserow as sr
 from counting_device import COUNTS, device
-from sparserow.worker.layers import handed_rows
+from sparserow.worker.lookups.makers import same_batch
 from sparserow.worker.session import tensor_group
 from sparserow.worker.session.follower_core import FollowerCore
 from sparserow.worker.session.session import Session
@@ -65,7 +65,7 @@ class Wire:
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     made = Wire()
     monkeypatch.setattr(tensor_group, "dist", made)
-    for module in (tensor_group, handed_rows):
+    for module in (tensor_group, same_batch):
         monkeypatch.setattr(module, "collective_device", lambda: HOST)
     return made
 

@@ -12,7 +12,7 @@ from counting_device import device
 from sparserow.cpp_ext.device.link import link_of
 from sparserow.worker.device_tables import lookup
 from sparserow.worker.device_tables.device_tables import whole_rows
-from sparserow.worker.layers import device_layers
+from sparserow.worker.lookups.makers import device_tables as device_maker
 from sparserow.worker.session.in_process import InProcessCluster
 
 OPTIMIZERS = (
@@ -124,7 +124,7 @@ def test_lookups_with_keys_found_together_are_those_found_alone(monkeypatch: pyt
             alone = lambda wanted: [  # noqa: E731
                 lookup.keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted
             ]
-            monkeypatch.setattr(device_layers, "keys_of_all", alone)
+            monkeypatch.setattr(device_maker, "keys_of_all", alone)
         with InProcessCluster(shards=1).connect(f"together-{together}") as session:
             model, outs = made(session, 4), []
             for seed in range(6):

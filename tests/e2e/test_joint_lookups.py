@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparserow as sr
 from forked_ranks import check_case, fork_cases
 from sparserow.worker.device_tables.device_tables import whole_rows
-from sparserow.worker.layers import joint_lookups
+from sparserow.worker.lookups.makers import joint
 from sparserow_process import run_ranks
 
 ROWS, DIM, STEPS, BATCH = 50, 4, 6, 8
@@ -93,14 +93,14 @@ def counted(*names: str) -> Iterator[Counter[str]]:
 @contextlib.contextmanager
 def connected(address: str, name: str, *, alone: bool = False, **options: object) -> Iterator[sr.Session]:
     """A session; with ``alone``, no lookup of its models is made ahead of its layer."""
-    find = joint_lookups.JointLookups.find
+    find = joint.JointLookups.find
     if alone:
-        joint_lookups.JointLookups.find = lambda *_: 0
+        joint.JointLookups.find = lambda *_: 0
     try:
         with sr.connect(address, name, **options) as session:
             yield session
     finally:
-        joint_lookups.JointLookups.find = find
+        joint.JointLookups.find = find
 
 
 def train(session: sr.Session, model: nn.Module, tables: int, steps: range = range(STEPS), **options: object) -> list:

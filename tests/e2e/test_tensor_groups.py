@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparserow as sr
 from sparserow.proto.checkpoint import manifest
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.worker.layers.handed_rows import without_group
+from sparserow.worker.lookups.makers.tensor_group import without_group
 from sparserow.worker.models import Tower, mlp
 from sparserow.worker.training.parallel_towers import average_in_backward, clip_parts, split_towers
 from sparserow_process import run_ranks

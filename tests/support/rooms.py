@@ -37,7 +37,8 @@ CPP_ROOMS = {
 # A store creates its log of changes, which reads the store's own maps.
 CPP_EXCEPTIONS = {("store/store.cc", "store/changes/change_log.h")}
 # A room of Python may import its own files, other top-level folders as MAY_IMPORT says, and these rooms of its folder.
-SESSION = {"worker/id_trace", "worker/membership", "worker/session"}
+SESSION = {"worker/membership", "worker/session"}
+LOOKUPS = {"worker/lookups", "worker/lookups/makers"}
 LOCAL = {"deploy/launch", "deploy/train"}
 PYTHON_ROOMS = {
     "cpp_ext/device": set(),
@@ -47,17 +48,19 @@ PYTHON_ROOMS = {
     "worker/models": set(),
     "worker/data": {"worker/metrics"},
     "worker/data/sources": {"worker/data"},
-    "worker/id_trace": {"worker/data"},
     "worker/session": SESSION,
     "worker/device_tables": SESSION,
-    "worker/layers": {*SESSION, "worker/data", "worker/device_tables"},
-    "worker/prefetch": {*SESSION, "worker/data"},
+    "worker/lookups": {*SESSION, "worker/data"},
+    "worker/lookups/makers": {*SESSION, "worker/data", "worker/device_tables", "worker/lookups"},
+    "worker/layers": {*SESSION, *LOOKUPS, "worker/data", "worker/device_tables"},
+    "worker/prefetch": {*SESSION, "worker/data", "worker/lookups"},
     "worker/row_files": SESSION,
     "worker/checkpoint": {*SESSION, "worker/layers", "worker/device_tables"},
-    "worker/publish": {*SESSION, "worker/layers", "worker/checkpoint", "worker/data"},
+    "worker/publish": {*SESSION, *LOOKUPS, "worker/layers", "worker/checkpoint", "worker/data"},
     "worker/gateway": SESSION,
     "worker/training": {
         *SESSION,
+        *LOOKUPS,
         *("worker/checkpoint", "worker/data", "worker/data/sources", "worker/layers", "worker/metrics"),
         *("worker/models", "worker/prefetch", "worker/publish", "worker/row_files"),
     },

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparserow.worker.id_trace.forward_trace import ForwardTrace
 from sparserow.worker.layers.embedding import DistributedEmbedding
-from sparserow.worker.layers.joint_plan import JointPlan, LookupTrace, same_arguments, version_of
+from sparserow.worker.lookups.made_rows import MadeRows
+from sparserow.worker.lookups.makers.joint import JointPlan
+from sparserow.worker.lookups.record import ForwardRecord
 
 LAYERS = [
     DistributedEmbedding(
@@ -18,6 +19,8 @@ LAYERS = [
     )
     for name in ("one", "two")
 ]
+for each in LAYERS:
+    each.is_on_devices = True
 MODULUS = torch.tensor([[7, 11, 13, 17]])
 
 
@@ -26,18 +29,22 @@ def batch(rows: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 50, (rows, 4), generator=draw), torch.randint(0, 50, (9,), generator=draw)
 
 
-def plan_of(look: Callable[[Tensor, Tensor], Sequence[Tensor]], rows: int = 6) -> JointPlan:
-    given = batch(rows)
-    with ForwardTrace(given) as trace:
-        lookups = LookupTrace(trace, given)
+def plan_of(
+    look: Callable[[Tensor, Tensor], Sequence[Tensor]], rows: int = 6, given: tuple[Tensor, Tensor] | None = None
+) -> JointPlan:
+    given = given or batch(rows)
+    record = ForwardRecord(given, None)
+    try:
         for layer, ids in zip(LAYERS, look(*given), strict=True):
-            lookups.note(layer, (ids, None, None))
-    return JointPlan(lookups, given)
+            record.note(layer, (ids, None, None))
+    finally:
+        traced = record.leave()
+    return JointPlan(record.plan(traced), given)
 
 
 def found(plan: JointPlan, given: tuple[Tensor, Tensor], *, same_shapes: bool = False) -> list[Tensor] | None:
     lookups = plan.find(given, same_shapes=same_shapes)
-    return None if lookups is None else [lookup.ids for lookup in lookups]
+    return None if lookups is None else [lookup.arguments[0] for lookup in lookups]
 
 
 WAYS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
@@ -67,12 +74,9 @@ def test_parts_are_known_by_their_memory_too() -> None:
     wanted = {"whole": other[1], "column": other[0][:, 2], "row": other[0][5], "range": other[0][1:4]}
     wanted["columns"] = other[0][:, 1:3]
     for name, part in parts.items():
-        with ForwardTrace(given) as trace:
-            lookups = LookupTrace(trace, given)
-            for layer in LAYERS:
-                lookups.note(layer, (part, None, None))
-        ids_found = found(JointPlan(lookups, given), other)
+        ids_found = found(plan_of(lambda *_, part=part: (part, part), given=given), other)
         assert ids_found is not None
+        assert len(ids_found) == len(LAYERS), name
         assert all(torch.equal(each, wanted[name]) for each in ids_found), name
 
 
@@ -100,13 +104,43 @@ def test_sizes_fit_batches_of_the_traced_shapes_alone_where_ranks_have_different
 
 
 def test_arguments_are_the_same_by_values_until_they_are_changed() -> None:
-    ids, weights = torch.arange(4), torch.rand(4)
-    made = [(ids, version_of(ids)), None, (weights, version_of(weights))]
-    assert same_arguments((ids, None, weights), made)
-    assert same_arguments((ids.clone(), None, weights.clone()), made)
-    assert not same_arguments((ids + 1, None, weights), made)
-    assert not same_arguments((ids.int(), None, weights), made)
-    assert not same_arguments((ids, ids, weights), made)
-    assert not same_arguments((ids, None, None), made)
-    weights.mul_(2)
-    assert not same_arguments((ids, None, weights), made)
+    layer, ids, weights = LAYERS[0], torch.arange(4), torch.rand(4)
+
+    def is_taken(*arguments: Tensor | None) -> bool:
+        made = MadeRows({layer: [0]}, [ids], [(None, weights)], ["rows"], lambda: 0)
+        if changes:
+            weights.mul_(2)
+        taken = made.take(layer, *arguments)
+        assert made.is_missed == (taken is None)
+        return taken is not None
+
+    changes = False
+    assert is_taken(ids, None, weights)
+    assert is_taken(ids.clone(), None, weights.clone())
+    assert not is_taken(ids + 1, None, weights)
+    assert not is_taken(ids.int(), None, weights)
+    assert not is_taken(ids, ids, weights)
+    assert not is_taken(ids, None, None)
+    changes = True
+    assert not is_taken(ids, None, weights)
+
+
+def test_what_was_made_is_handed_out_once_and_to_a_layer_in_the_same_mode() -> None:
+    one, two = LAYERS
+    ids = torch.arange(4)
+    made = MadeRows({one: [0], two: [1]}, [ids, ids], None, ["one", "two"], lambda: 0, [True, False])
+    assert made.take(two, ids, None, None) is None, "the layer was in eval mode"
+    two.eval()
+    try:
+        assert (made.take(one, ids, None, None), made.take(two, ids, None, None)) == ("one", "two")
+    finally:
+        two.train()
+    assert made.take(one, ids, None, None) is None
+    step = 1
+    later = MadeRows({one: [0]}, [ids], None, ["one"], lambda: step)
+    step = 2
+    assert later.take(one, ids, None, None) is None, "rows of an earlier step"
+    with torch.no_grad():
+        without = MadeRows({one: [0]}, [ids], None, ["one"], lambda: 0)
+    assert without.take(one, ids, None, None) is None, "it was made without gradient"
+    assert not without.is_exact

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparserow.worker.id_trace.forward_trace import ForwardTrace
-from sparserow.worker.id_trace.id_expressions import Values
+from sparserow.worker.lookups.expressions import Values
+from sparserow.worker.lookups.trace import ForwardTrace
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "column": lambda ids: ids[:, 2],

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ...proto.errors import not_allowed
+from ..lookups.forward_hook import ForwardHook
+from ..lookups.makers.same_batch import SameBatch
 from .embedding import DistributedLayer
-from .forward_pull import ForwardPull
-from .handed_rows import SameBatch
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,5 +54,5 @@ def _add_hooks(model: nn.Module, compiled: nn.Module) -> None:
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     for hook in tuple(inner._forward_pre_hooks.values()):
         owner = getattr(hook, "__self__", None)
-        if isinstance(owner, SameBatch | ForwardPull):
+        if isinstance(owner, SameBatch | ForwardHook):
             owner.install(compiled)

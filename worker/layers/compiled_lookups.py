@@ -39,6 +39,6 @@ fuse_in_this_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fuse(module: fx.GraphModule) -> None:
-    from .fuse_lookups import fuse_lookups  # it imports the layers, which import this module
+    from .fuse_lookups import fuse_lookups  # slow to import
 
     fuse_lookups(module)

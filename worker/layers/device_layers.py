@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...cpp_ext import _client
-from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
+from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import TableSchema
-from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows, tables_of
-from ..device_tables.lookup import BagOptions, ReadRows, WantedIds, keys_of_all, look_up, read_together
+from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows
+from ..device_tables.lookup import BagOptions, look_up
 from ..device_tables.rank_rows import check_optimizer
+from ..lookups.made_rows import take_joint
+from ..lookups.makers.device_tables import anchor_of
 from ..session.session import Session
-from .current_forward import joint_forward
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
-from .joint_plan import Lookup
 from .layer_swap import Swap, distributed_layer_of
 from .weight_carry import CARRY_CHUNK_BYTES
 
@@ -31,41 +31,8 @@ _PLACE = "tables.placement 'device'"
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph has no calls of all ranks
 def _look_up(layer: DistributedLayer, ids: Tensor, bags: BagOptions | None = None) -> Tensor:
-    joint = joint_forward()
-    made = None if joint is None else joint.take(layer, (ids, None, None))
-    return look_up(layer.binding, ids, _anchor_of(layer), padding=layer.padding_idx, bags=bags, made=made)
-
-
-def _anchor_of(layer: DistributedLayer) -> Tensor:
-    return layer.anchor if layer.training else layer.anchor.detach()
-
-
-def look_all_up(lookups: Sequence[Lookup], digest: int) -> list[ReadRows] | None:
-    """Reads the rows of a forward's lookups by one exchange of the ranks.
-
-    Args:
-        lookups: of layers of this file.
-        digest: that of their plan.
-
-    Returns:
-        What each layer takes; None where this rank's ids are refused, which the layer tells, or where another rank
-        does not make these lookups now.
-
-    Raises:
-        SparserowError: a rank is gone, late or in another call, or has refused the lookups.
-    """
-    layers = [lookup.layer for lookup in lookups]
-    try:
-        tables_of(layers[0].binding).check_usable()
-        keys = keys_of_all(
-            [
-                WantedIds(layer.binding, lookup.ids, _anchor_of(layer), layer.padding_idx)
-                for layer, lookup in zip(layers, lookups, strict=True)
-            ]
-        )
-    except (SparserowError, ValueError):
-        return None
-    return read_together(keys, digest)
+    made = take_joint(layer, (ids, None, None))
+    return look_up(layer.binding, ids, anchor_of(layer), padding=layer.padding_idx, bags=bags, made=made)
 
 
 class DeviceEmbedding(DistributedEmbedding):
@@ -84,7 +51,7 @@ class DeviceEmbeddingBag(DistributedEmbeddingBag):
     is_on_devices = True
 
     def _own_pool(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
-        bags = BagOptions(self._mode_number, self.include_last_offset, offsets, weights)
+        bags = BagOptions(self.mode_number, self.include_last_offset, offsets, weights)
         pooled: Tensor = _look_up(self, ids, bags)
         return pooled
 

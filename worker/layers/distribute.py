@@ -14,8 +14,6 @@ from ..session.compiled_module import inside, plain_path, set_module
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
-from .forward_pull import ForwardPull
-from .handed_rows import hand_rows
 from .layer_swap import (
     Layer,
     PlacedLayer,
@@ -28,6 +26,7 @@ from .layer_swap import (
     refusal_of_lookup,
     refusal_of_weight,
 )
+from .lookup_hooks import install_lookup_hooks
 from .stale_weights import SwappedWeight, swapped_weight, warn_of_stale_weights
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -90,7 +89,7 @@ def distribute(
     swapped = _swap(
         model, session, _plan(model, session, optimizer, min_rows, tables or {}, exclude, carry_weights, bind or {})
     )
-    ForwardPull(session, hand_rows(model, session)).install(model)
+    install_lookup_hooks(model, session)
     warn_of_stale_weights(swapped, stacklevel=2)
     return model
 

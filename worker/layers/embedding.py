@@ -24,18 +24,16 @@ from torch import Tensor, nn
 from ...cpp_ext import torch_ops as ops
 from ...cpp_ext.device_step import current_step
 from ...proto.errors import FailedPrecondition
+from ..lookups.made_rows import take_own
+from ..lookups.planned_layer import ROWS, LayerChanges, PlannedLayer
 from ..session.tensor_group import TensorGroup
 from .compiled_lookups import fuse_in_this_graph
-from .current_forward import rows_made_ahead
 from .refused_uses import check_transforms, error_of_lookup, error_of_reset, error_of_script
-from .rows_ahead import LayerChanges
 from .table_handle import EXTRA_STATE, TableHandle
 
 BAG_MODES: Mapping[str, int] = MappingProxyType({"sum": 0, "mean": 1, "max": 2})  # the numbers of torch's embedding_bag
-ROWS_OF_IDS = -1  # the mode of a lookup that is not a bag (cpp_ext/ops/merged_lookups.h)
 
 _STATE = frozenset({"training", "tensor_group", "anchor"})  # decides whether rows can be made ahead; is_frozen as well
-_ROWS = "rows"
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")  # the modules whose wrappers take parameters over
 _may_share_rows: ContextVar[bool] = ContextVar("may_share_rows", default=False)
 
@@ -47,7 +45,7 @@ class WeightUnavailable(FailedPrecondition, AttributeError):  # noqa: N818 - nam
     """Raised when code reads or sets ``weight`` of a distributed layer, which has no rows in this process."""
 
 
-class DistributedLayer(nn.Module):
+class DistributedLayer(PlannedLayer):
     """The base class of both distributed layers, with the table's name and the anchor.
 
     A layer has one parameter, named ``rows`` and empty. Its ``requires_grad`` says whether the layer trains its rows,
@@ -68,14 +66,11 @@ class DistributedLayer(nn.Module):
         is_on_devices: whether the rows are on the devices of the job's ranks, and not on servers.
     """
 
-    is_on_devices = False
     # Options of torch's layers that no distributed layer has; libraries read them.
     max_norm: float | None = None
     norm_type = 2.0
     scale_grad_by_freq = False
     sparse = False
-    _mode_number = ROWS_OF_IDS
-    include_last_offset = False
 
     def __init__(
         self,
@@ -96,13 +91,7 @@ class DistributedLayer(nn.Module):
         self.origins = origins
         self.anchor = torch.zeros(1, requires_grad=True)
         self.tensor_group: TensorGroup | None = None
-        self._parameters[_ROWS] = nn.Parameter(torch.empty(0))
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether this layer does not train its rows; then it reads them without a clock and without gradient."""
-        weight = self._parameters.get(_ROWS)
-        return weight is not None and not weight.requires_grad
+        self._parameters[ROWS] = nn.Parameter(torch.empty(0))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":
@@ -156,7 +145,7 @@ class DistributedLayer(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.pop(f"{prefix}{_ROWS}", None)
+        destination.pop(f"{prefix}{ROWS}", None)
 
     def get_extra_state(self) -> Tensor:
         """Returns the table's handle, (n) uint8, which a ``state_dict`` holds in place of the rows."""
@@ -178,26 +167,21 @@ class DistributedLayer(nn.Module):
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str], *rest: Any
     ) -> None:
         """Accepts a state without handles, such as that of a local model: it holds the dense side alone."""
-        weight = self._parameters.pop(_ROWS)  # no state has it
+        weight = self._parameters.pop(ROWS)  # no state has it
         try:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
         finally:
-            self._parameters[_ROWS] = weight
+            self._parameters[ROWS] = weight
         if f"{prefix}{EXTRA_STATE}" in missing_keys:
             missing_keys.remove(f"{prefix}{EXTRA_STATE}")
         unexpected_keys = rest[0]
-        if f"{prefix}{_ROWS}" in unexpected_keys:  # of torch.distributed.checkpoint, which adds what parameters() has
-            unexpected_keys.remove(f"{prefix}{_ROWS}")
+        if f"{prefix}{ROWS}" in unexpected_keys:  # of torch.distributed.checkpoint, which adds what parameters() has
+            unexpected_keys.remove(f"{prefix}{ROWS}")
 
     def lookup_options(self, *, has_offsets: bool = False, has_weights: bool = False) -> list[int]:
         """Returns the numbers that ``gather_all`` takes for a lookup of this layer (cpp_ext/ops/merged_lookups.h)."""
         has = (int(has_offsets), int(has_weights))
-        return [self.embedding_dim, self._mode_number, self.padding_number, int(self.include_last_offset), *has]
-
-    @property
-    def padding_number(self) -> int:
-        """``padding_idx`` as the ops take it: -1 where there is none."""
-        return -1 if self.padding_idx is None else self.padding_idx
+        return [self.embedding_dim, self.mode_number, self.padding_number, int(self.include_last_offset), *has]
 
     def _gather_on_device(self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Rows on the anchor's device, by the op that serves any number of lookups.
@@ -218,29 +202,11 @@ class DistributedLayer(nn.Module):
         )[0]
         return rows
 
-    def look_up(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
-        """Returns the float32 output of a forward with these arguments, by a lookup that this rank makes itself."""
-        raise NotImplementedError
-
-    def shape_of(self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> tuple[int, ...]:
-        """Returns the shape of the output of a forward with these arguments."""
-        raise NotImplementedError
-
     def _anchor_of_now(self) -> Tensor:
         """Returns the anchor; in train mode without gradient an empty part of it, by which the op knows that mode."""
         if self.is_frozen:
             return self.anchor.detach()
         return self.anchor if torch.is_grad_enabled() or not self.training else self.anchor.detach()[:0]
-
-    @property
-    def is_joint(self) -> bool:
-        """Whether several ranks make a lookup of this layer together."""
-        return self.is_on_devices or self.tensor_group is not None
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether a lookup belongs to the session's step."""
-        return self.training and not self.is_frozen
 
     def _handle(self) -> TableHandle:
         return TableHandle(self.binding, self.embedding_dim, self.origins[0], current_step(self.binding))
@@ -289,11 +255,11 @@ def without_empty_parameters(model: nn.Module) -> Iterator[None]:
     try:
         for layer in model.modules():
             if isinstance(layer, DistributedLayer):
-                taken.append((layer, layer._parameters.pop(_ROWS)))
+                taken.append((layer, layer._parameters.pop(ROWS)))
         yield
     finally:
         for layer, weight in taken:
-            layer._parameters[_ROWS] = weight
+            layer._parameters[ROWS] = weight
 
 
 class DistributedEmbedding(DistributedLayer):
@@ -318,7 +284,7 @@ class DistributedEmbedding(DistributedLayer):
         else:
             check_transforms(self.binding)
             try:
-                made = rows_made_ahead(self, input)
+                made = take_own(self, input)
                 out = self._rows(input) if made is None else made
             except (RuntimeError, ValueError) as error:
                 raise error_of_lookup(self.binding, error) from None
@@ -378,7 +344,7 @@ class DistributedEmbeddingBag(DistributedLayer):
         )
         self.mode = mode
         self.include_last_offset = include_last_offset
-        self._mode_number = BAG_MODES[mode]
+        self.mode_number = BAG_MODES[mode]
 
     def forward(
         self,
@@ -410,7 +376,7 @@ class DistributedEmbeddingBag(DistributedLayer):
         else:
             check_transforms(self.binding)
             try:
-                made = rows_made_ahead(self, input, offsets, weights)
+                made = take_own(self, input, offsets, weights)
                 out = self._pool(input, offsets, weights) if made is None else made
             except (RuntimeError, ValueError) as error:
                 raise error_of_lookup(self.binding, error) from None
@@ -446,7 +412,7 @@ class DistributedEmbeddingBag(DistributedLayer):
             weights,
             self.binding,
             self.embedding_dim,
-            self._mode_number,
+            self.mode_number,
             self.padding_number,
             self.include_last_offset,
             self.is_trained,

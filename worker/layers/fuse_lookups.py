@@ -2,7 +2,7 @@
 
 ``merge_lookups`` serves graphs that are called and not trained: an exported program, or one captured by ``torch.fx``.
 ``fuse_lookups`` serves the graphs of ``torch.compile`` (compiled_lookups.py), whose lookups train. A model that is not
-compiled has its lookups merged by forward_pull.py, with a plan learnt from the first batch.
+compiled has its lookups made by worker/lookups, with a plan learnt from the first batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import FailedPrecondition, not_allowed
-from .embedding import BAG_MODES, ROWS_OF_IDS, DistributedEmbedding, DistributedEmbeddingBag
+from ..lookups.planned_layer import ROWS_OF_IDS, PlannedLayer
 from .graph_check import largest_gap
 
 _WRITES = {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
@@ -187,21 +187,17 @@ def _of_bag(
 
 
 def _of_layer(node: fx.Node, layer: torch.nn.Module) -> _Lookup | None:
-    if not isinstance(layer, DistributedEmbedding | DistributedEmbeddingBag) or layer.training:
+    if not isinstance(layer, PlannedLayer) or layer.training:
         return None
     names = ["input", "offsets", "per_sample_weights"]
     arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    padding = layer.padding_number
-    if isinstance(layer, DistributedEmbedding):
-        ids = arguments["input"]
-        return _Lookup(node, layer.binding, layer.embedding_dim, ids, padding_idx=padding, dtype=layer.dtype)
     return _Lookup(
         node,
         layer.binding,
         layer.embedding_dim,
         arguments["input"],
-        BAG_MODES[layer.mode],
-        padding,
+        layer.mode_number,
+        layer.padding_number,
         layer.include_last_offset,
         arguments.get("offsets"),
         arguments.get("per_sample_weights"),

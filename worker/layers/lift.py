@@ -23,9 +23,7 @@ from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
 from ..session.session import Session
 from .embedding import BAG_MODES
-from .forward_pull import ForwardPull
 from .graph_check import largest_gap
-from .handed_rows import hand_rows
 from .layer_swap import (
     Layer,
     PlacedLayer,
@@ -36,6 +34,7 @@ from .layer_swap import (
     refusal_of_lookup,
     refusal_of_weight,
 )
+from .lookup_hooks import install_lookup_hooks
 
 _aten = torch.ops.aten
 _MODE_NAMES = {number: name for name, number in BAG_MODES.items()}
@@ -137,7 +136,7 @@ def lift_embeddings(
         _forget(lifted, weight)
     lifted.graph.lint()
     lifted.recompile()
-    ForwardPull(session, hand_rows(lifted, session)).install(lifted)
+    install_lookup_hooks(lifted, session)
     if check is not None:
         _check(source, lifted, tuple(check))
     return lifted

@@ -14,14 +14,18 @@ from torch import Tensor
 from ...cpp_ext import _client
 from ...proto.errors import not_allowed
 from ..data.batch_tensors import Description, description, id_tensors, on_host
-from ..id_trace.forward_trace import TracedForwards, TraceRequests
-from ..id_trace.id_expressions import Fixed, IdSources, Root, descriptions, in_batch
+from ..lookups.expressions import Expression, Fixed, Root, TracedIds
+from ..lookups.parts import memory_of
+from ..lookups.plan import LookupPlan, descriptions
+from ..lookups.record import ids_of
+from ..session.trace_requests import TracedForwards, TraceRequests
+from .loop_batch import in_batch
 
 _log = logging.getLogger(__name__)
 
 IdsOf: TypeAlias = Callable[[Any], Mapping[str, Any]]
 # A plan, and the tensors of one batch to which it refers.
-Guess: TypeAlias = tuple[_client.MergePlan, list[Description]]
+Guess: TypeAlias = tuple[_client.PlannedIds, list[Description]]
 
 _MAX_TRACES = 8
 
@@ -75,7 +79,8 @@ class NamedIds:
             for tensor in _tensors(name, ids):
                 names.append(self._prefix + table)
                 pairs.append((tensor, on_host(tensor)))
-        return (_client.MergePlan(names), [description(seen, copy) for seen, copy in pairs]), pairs
+        wholes = [(name, index, "whole", 0, 0, 0) for index, name in enumerate(names)]
+        return (_client.PlannedIds(wholes), [description(seen, copy) for seen, copy in pairs]), pairs
 
     def begin(self, batch: Any) -> None:
         """Does nothing: there is nothing to learn."""
@@ -123,14 +128,16 @@ class LearntIds:
         fixed: the ids that every batch has; None: there are none.
     """
 
-    def __init__(self, native: _client.NativeSession, requests: TraceRequests, fixed: Tensor | None = None) -> None:
+    def __init__(
+        self, native: _client.NativeSession, requests: TraceRequests[TracedIds], fixed: Tensor | None = None
+    ) -> None:
         self._native, self._requests = native, requests
-        self._fixed = [] if fixed is None else [(Fixed(fixed), fixed)]
+        self._fixed: list[tuple[Expression, Tensor]] = [] if fixed is None else [(Fixed(fixed), fixed)]
         self._known = threading.Event()
-        self._sources: IdSources | None = None
+        self._plan: LookupPlan | None = None
         self._is_wrong = False
         self._trace: _client.LookupTrace | None = None
-        self._forwards: TracedForwards | None = None
+        self._forwards: TracedForwards[TracedIds] | None = None
         self._traced: Any = None
         self._traces = 0
         self._missed = 0
@@ -139,19 +146,19 @@ class LearntIds:
         """Implements :meth:`IdPlan.guess`. The first batch has no plan; the second one waits until there is a plan."""
         if number > 0:
             self._known.wait()
-        sources = self._sources
-        if sources is None or sources.plan.size == 0:
+        plan = self._plan
+        if plan is None or not plan.parts:
             return None, None
-        tensors = sources.tensors(batch)
-        return (sources.plan, descriptions(tensors)), tensors
+        tensors = plan.tensors(batch)
+        return (plan.native, descriptions(tensors)), tensors
 
     def begin(self, batch: Any) -> None:
         """Traces the forward of this batch when there is no plan, or lookups have missed with the present one."""
         self._missed = self._native.lookups_missed
-        if (self._sources is None or self._is_wrong) and self._traces < _MAX_TRACES:
+        if (self._plan is None or self._is_wrong) and self._traces < _MAX_TRACES:
             self._traced = batch
             self._trace = self._native.start_trace()
-            self._forwards = self._requests.ask()
+            self._forwards = self._requests.add()
 
     def end(self) -> None:
         """Learns from the trace, if there was one. After a miss, the next batch is traced."""
@@ -168,14 +175,14 @@ class LearntIds:
         forwards, self._forwards = self._forwards, None
         traced = [] if forwards is None else in_batch(forwards.traced, batch)
         of_batch = ((Root(path), tensor) for path, tensor in id_tensors(batch))
-        sources = IdSources(trace, [*of_batch, *traced, *self._fixed])
-        unmatched = sources.plan.unmatched
-        if sources.plan.size == 0 and not unmatched:
+        known = [(expression, memory_of(ids)) for expression, ids in (*of_batch, *traced, *self._fixed)]
+        ids, unknown = ids_of(trace, known)
+        if not ids and not unknown:
             return
-        self._sources, self._is_wrong = sources, False
-        if unmatched and self._traces == 1:
+        self._plan, self._is_wrong = LookupPlan([], ids), False
+        if unknown and self._traces == 1:
             _log.warning(
                 "prefetch: lookups of %s use ids that are no views, casts or arithmetic of a tensor of the batch; "
                 "their rows are pulled when they are used; name them with ids=fn(batch)",
-                ", ".join(sorted(set(unmatched))),
+                ", ".join(sorted(set(unknown))),
             )

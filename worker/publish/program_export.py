@@ -82,7 +82,7 @@ def _exportable(model: torch.nn.Module) -> torch.nn.Module:
     from ..checkpoint.every_rank import is_in_parts
     from ..layers.embedding import copy_sharing_rows
     from ..layers.gather_tables import layers_on_devices
-    from ..layers.handed_rows import without_group
+    from ..lookups.makers.tensor_group import without_group
 
     there = layers_on_devices(model)
     if there:

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.distributed.algorithms.join import Join, Joinable
@@ -17,7 +18,6 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import FeaturesPolicy
 from ...proto.worker_identity import WorkerIdentity
-from ..id_trace.forward_trace import TraceRequests
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
 from .dense_step import check_gradients
@@ -30,6 +30,7 @@ from .session_stats import SessionStats
 from .session_tables import SessionTables
 from .step_watch import StepWatch
 from .tensor_group import TensorGroup
+from .trace_requests import TraceRequests
 from .tracing import NoTrace, Trace
 from .transaction import end_step
 
@@ -100,7 +101,7 @@ class SessionCore(SessionTables):
         self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self._dense_rows: DenseSide | None = None
         self._watch = StepWatch(native)
-        self.trace_requests = TraceRequests()
+        self.trace_requests: TraceRequests[Any] = TraceRequests()
         self.tensor_group: TensorGroup | None = None
         self.batches_aside = self.batches_unhinted = 0
         close_at_exit(self, is_connected=on_close is not None)

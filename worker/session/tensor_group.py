@@ -46,8 +46,8 @@ class TensorGroup:
     Attributes:
         leads: whether this rank has the session with the servers.
         leader: the leader's rank in the default process group.
-        hand: returns the rows of a layer's lookup, given the layer and its arguments; ``worker/layers/handed_rows.py``
-            sets it.
+        hand: returns the rows of a layer's lookup, given the layer and its arguments;
+            ``worker/lookups/makers/tensor_group.py`` sets it.
         on_backward: called for each backward through a lookup's rows; by default it does nothing.
     """
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..layers.embedding import copy_sharing_rows
-from ..layers.handed_rows import without_group
+from ..lookups.makers.tensor_group import without_group
 from ..models import Tower
 from .parallel_group import DATA, TENSOR, ParallelGroup
 from .process_group import WorkerGroup

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import sparserow as sr
 from sparserow.cpp_ext import torch_ops as ops
-from sparserow.worker.layers import forward_pull, rows_ahead
+from sparserow.worker.lookups.made_rows import MadeRows
+from sparserow.worker.lookups.makers import own_rank
 
 ROWS, DIM = 60, 3
 Look = Callable[["Net", Tensor, Tensor, Tensor], list[Tensor]]
@@ -61,17 +62,17 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows were handed out by each forward whose rows were made ahead."""
     counts: list[int] = []
 
-    class Counted(rows_ahead.MadeRows):
+    class Counted(MadeRows):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             counts.append(0)
 
-        def rows(self, *arguments: Any, **options: Any) -> Tensor | None:
-            rows = super().rows(*arguments, **options)
+        def take(self, *arguments: Any) -> Tensor | None:
+            rows = super().take(*arguments)
             counts[-1] += rows is not None
             return rows
 
-    monkeypatch.setattr(rows_ahead, "MadeRows", Counted)
+    monkeypatch.setattr(own_rank, "MadeRows", Counted)
     return counts
 
 
@@ -289,13 +290,13 @@ def columns(net: Net, ids: Tensor, flat: Tensor, offsets: Tensor) -> list[Tensor
 def pulled_before(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One number for each forward that pulls before it makes its rows."""
     calls: list[int] = []
-    describe = forward_pull.descriptions
+    describe = own_rank.descriptions
 
     def counted(tensors: Any) -> Any:
         calls.append(len(tensors))
         return describe(tensors)
 
-    monkeypatch.setattr(forward_pull, "descriptions", counted)
+    monkeypatch.setattr(own_rank, "descriptions", counted)
     return calls
 
 
@@ -359,7 +360,7 @@ def test_shards_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.Monke
             asked.append("rows")
             raise RuntimeError("Unavailable: shard 0 cannot be reached")
 
-        monkeypatch.setattr(rows_ahead.ops, "gather_all", fails)
+        monkeypatch.setattr(own_rank.ops, "gather_all", fails)
         with pytest.raises(sr.Unavailable, match="shard 0 cannot be reached"):
             model(*batch(4))
         assert (asked, session.stats().pulls_merged) == (["rows"], 2)
@@ -390,6 +391,6 @@ def test_the_op_alone_refuses_ids_that_were_changed(session: sr.Session) -> None
 def test_ids_on_another_device_than_expected_are_looked_up_by_the_layer(session: sr.Session) -> None:
     model, _ = pair(session, all_of_them)
     ids = batch(0)[0][:, 0]
-    made = rows_ahead.MadeRows({model.one: [0]}, [ids], None, [torch.zeros(6, DIM)], lambda: 0)
-    assert made.rows(model.one, torch.empty(6, dtype=torch.int64, device="meta"), None, has_weights=False) is None
-    assert made.rows(model.one, ids.clone(), None, has_weights=False) is not None
+    made = MadeRows({model.one: [0]}, [ids], None, [torch.zeros(6, DIM)], lambda: 0)
+    assert made.take(model.one, torch.empty(6, dtype=torch.int64, device="meta"), None, None) is None
+    assert made.take(model.one, ids.clone(), None, None) is not None

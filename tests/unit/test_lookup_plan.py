@@ -114,15 +114,33 @@ def test_a_wrong_guess_costs_a_pull_and_is_learnt_anew(session: sr.Session) -> N
     assert session.stats().lookups_missed == missed
 
 
-def test_batches_of_another_shape_are_survived(session: sr.Session) -> None:
-    model = Columns(lambda _, x: [x[:, i % x.shape[1]] for i in range(TABLES)])
-    sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+def test_batches_of_another_shape_train_as_in_plain_torch(session: sr.Session) -> None:
+    def look(_: Columns, ids: Tensor) -> list[Tensor]:
+        return [ids[:, i % ids.shape[1]] for i in range(TABLES)]
+
+    torch.manual_seed(1)
+    reference = Columns(look)
+    torch.manual_seed(1)
+    model = sr.distribute(Columns(look), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    torch_optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    draw = torch.Generator().manual_seed(5)
+
+    def train(shape: tuple[int, int], **others: Any) -> None:
+        ids = torch.randint(0, ROWS, shape, generator=draw)
+        torch_optimizer.zero_grad()
+        out, wanted = model(ids, **others), reference(ids)
+        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
+        out.square().sum().backward()
+        wanted.square().sum().backward()
+        session.step(allow_empty=shape[0] == 0)
+        torch_optimizer.step()
+
     for shape in ((7, 4), (7, 4), (5, 2), (1, 1), (0, 4), (9, 4)):
-        out = model(torch.randint(0, ROWS, shape))
-        out.sum().backward()
-        session.step()
-    model(torch.randint(0, ROWS, (3, 4)), other=[1, "text"]).sum().backward()
-    session.step()
+        train(shape)
+    train((3, 4), other=[1, "text"])
+    for t, table in enumerate(reference.tables):
+        rows = session.table(f"tables.{t}").pull(np.arange(ROWS))
+        torch.testing.assert_close(torch.from_numpy(rows), table.weight.detach(), rtol=0, atol=1e-5)
 
 
 def test_micro_batches_in_the_same_memory_are_each_pulled_ahead(session: sr.Session) -> None:

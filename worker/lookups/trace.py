@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..data.batch_tensors import can_hold_ids, tensors_of
-from .id_expressions import Derived, Expression, Operation, Root, TracedIds
+from .expressions import Derived, Expression, Operation, Root, TracedIds
 
 # Operations whose result has the values of their first argument; only the dtype or the memory may differ.
 _CASTS = frozenset(("_to_copy", "to", "clone", "contiguous", "alias", "detach", "lift_fresh", "view_as"))
@@ -242,37 +241,3 @@ def _id_arguments(arguments: Sequence[Any]) -> Iterator[Tensor]:
 def _version(tensor: Tensor) -> int:
     """Returns how often the tensor was changed in place; 0 for an inference tensor, for which torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-class TracedForwards:
-    """The traces of forwards for one requester, which must keep this object alive as long as it wants traces.
-
-    Attributes:
-        traced: the traced ids of all lookups so far.
-    """
-
-    def __init__(self) -> None:
-        self.traced: list[TracedIds] = []
-
-
-class TraceRequests:
-    """The pending requests to trace the forwards of a session's models; only the training thread uses them."""
-
-    def __init__(self) -> None:
-        self._asking: weakref.WeakSet[TracedForwards] = weakref.WeakSet()
-
-    def ask(self) -> TracedForwards:
-        """Requests that forwards are traced as long as the returned object lives."""
-        forwards = TracedForwards()
-        self._asking.add(forwards)
-        return forwards
-
-    @property
-    def is_any(self) -> bool:
-        """Whether there is a request, so that the next forward must be traced."""
-        return len(self._asking) > 0
-
-    def tell(self, traced: list[TracedIds]) -> None:
-        """Adds the traced ids of a forward to every request."""
-        for forwards in self._asking:
-            forwards.traced.extend(traced)

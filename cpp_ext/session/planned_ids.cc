@@ -1,4 +1,4 @@
-#include "session/merge.h"
+#include "session/planned_ids.h"
 
 #include <algorithm>
 #include <optional>
@@ -11,14 +11,6 @@ struct Shape {
   std::vector<std::int64_t> strides;
   std::int64_t offset = 0;  // elements from the root's first
 
-  [[nodiscard]] bool matches(const TracedLookup& lookup, std::int64_t at) const {
-    if (sizes != lookup.sizes || offset != at) return false;
-    for (std::size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] > 1 && strides[d] != lookup.strides[d]) return false;
-    }
-    return true;
-  }
-
   [[nodiscard]] bool is_contiguous() const {
     std::int64_t stride = 1;
     for (std::size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) {
@@ -28,49 +20,20 @@ struct Shape {
   }
 };
 
-std::optional<Shape> shape_of(const MergeEntry& entry, const TensorView& root) {
+std::optional<Shape> shape_of(const IdPart& entry, const TensorView& root) {
   Shape shape{{root.sizes.begin(), root.sizes.end()}, {root.strides.begin(), root.strides.end()}, 0};
-  if (entry.kind == MergeEntry::Kind::kWhole) return shape;
+  if (entry.kind == IdPart::Kind::kWhole) return shape;
   if (entry.dim >= shape.sizes.size()) return std::nullopt;
-  const std::int64_t length = entry.kind == MergeEntry::Kind::kSelect ? 1 : entry.length;
+  const std::int64_t length = entry.kind == IdPart::Kind::kSelect ? 1 : entry.length;
   if (entry.start + length > shape.sizes[entry.dim]) return std::nullopt;
   shape.offset = entry.start * shape.strides[entry.dim];
-  if (entry.kind == MergeEntry::Kind::kNarrow) {
+  if (entry.kind == IdPart::Kind::kNarrow) {
     shape.sizes[entry.dim] = entry.length;
   } else {
     shape.sizes.erase(shape.sizes.begin() + entry.dim);
     shape.strides.erase(shape.strides.begin() + entry.dim);
   }
   return shape;
-}
-
-// The part of dimension `dim` that starts `offset` elements into the root, or null when none does.
-std::optional<MergeEntry> part_at(MergeEntry entry, std::uint32_t dim, const TensorView& root, std::int64_t offset) {
-  const std::int64_t stride = root.strides[dim];
-  if (stride <= 0 ? offset != 0 : offset % stride != 0) return std::nullopt;
-  entry.dim = dim;
-  entry.start = stride <= 0 ? 0 : offset / stride;
-  return entry.start < root.sizes[dim] ? std::optional(entry) : std::nullopt;
-}
-
-std::optional<MergeEntry> match(const TracedLookup& lookup, std::uint32_t index, const TensorView& root) {
-  if (lookup.item_bytes != root.item_bytes || root.data == nullptr) return std::nullopt;
-  const std::int64_t bytes = static_cast<const std::byte*>(lookup.data) - static_cast<const std::byte*>(root.data);
-  if (bytes < 0 || bytes % lookup.item_bytes != 0) return std::nullopt;
-  const std::int64_t offset = bytes / lookup.item_bytes;
-  MergeEntry whole{lookup.binding, index, MergeEntry::Kind::kWhole, 0, 0, 0};
-  if (shape_of(whole, root)->matches(lookup, offset)) return whole;
-  for (std::uint32_t dim = 0; dim < root.sizes.size(); ++dim) {
-    auto entry = part_at(whole, dim, root, offset);
-    if (!entry) continue;
-    for (const auto kind : {MergeEntry::Kind::kSelect, MergeEntry::Kind::kNarrow}) {
-      entry->kind = kind;
-      entry->length = kind == MergeEntry::Kind::kNarrow && dim < lookup.sizes.size() ? lookup.sizes[dim] : 0;
-      const auto shape = shape_of(*entry, root);
-      if (shape && shape->matches(lookup, offset)) return entry;
-    }
-  }
-  return std::nullopt;
 }
 
 // Copies a strided view of int32 or int64 to contiguous int64.
@@ -98,25 +61,7 @@ void copy_ids(const BatchTensor& root, const Shape& shape, std::vector<std::int6
   }
 }
 
-}  // namespace
-
-MergePlan learn_merge(std::span<const TracedLookup> lookups, std::span<const BatchTensor> roots) {
-  MergePlan plan;
-  for (const TracedLookup& lookup : lookups) {
-    std::optional<MergeEntry> entry;
-    for (std::uint32_t r = 0; r < roots.size() && !entry; ++r) entry = match(lookup, r, roots[r].view);
-    if (!entry) {
-      plan.unmatched.push_back(lookup.binding);
-    } else if (std::find(plan.entries.begin(), plan.entries.end(), *entry) == plan.entries.end()) {
-      plan.entries.push_back(*std::move(entry));
-    }
-  }
-  return plan;
-}
-
-namespace {
-
-// The entry's lookup without its ids; nullopt when the batch has no such part.
+// A part's lookup without its ids; nullopt when the batch has no such part.
 struct Part {
   const BatchTensor* root;
   Shape shape;
@@ -124,7 +69,7 @@ struct Part {
   std::size_t n;
 };
 
-std::optional<Part> part_of(const MergeEntry& entry, std::span<const BatchTensor> roots) {
+std::optional<Part> part_of(const IdPart& entry, std::span<const BatchTensor> roots) {
   if (entry.root >= roots.size()) return std::nullopt;
   const BatchTensor& root = roots[entry.root];
   auto shape = shape_of(entry, root.view);
@@ -149,27 +94,27 @@ void add_ids(Part& part, MergedIds& out) {
 
 }  // namespace
 
-MergedIds ids_of(const MergePlan& plan, std::span<const BatchTensor> roots) {
+MergedIds ids_of(const PlannedIds& plan, std::span<const BatchTensor> roots) {
   MergedIds out;
-  for (const MergeEntry& entry : plan.entries) {
-    if (auto part = part_of(entry, roots)) add_ids(*part, out);
+  for (const IdPart& planned : plan.parts) {
+    if (auto part = part_of(planned, roots)) add_ids(*part, out);
   }
   return out;
 }
 
-Status pull_merged(Session& session, const MergePlan& plan, std::span<const BatchTensor> roots, bool train) {
+Status pull_merged(Session& session, const PlannedIds& plan, std::span<const BatchTensor> roots, bool train) {
   MergedIds wanted;
-  for (const MergeEntry& entry : plan.entries) {
-    auto part = part_of(entry, roots);
+  for (const IdPart& planned : plan.parts) {
+    auto part = part_of(planned, roots);
     if (!part) continue;
     add_ids(*part, wanted);
-    if (train && session.remembers(entry.binding, part->lookup.ids)) wanted.lookups.pop_back();
+    if (train && session.remembers(planned.binding, part->lookup.ids)) wanted.lookups.pop_back();
   }
   if (wanted.lookups.empty()) return session.state().check_usable();
   return session.pull_ahead(wanted.lookups, train);
 }
 
-std::unique_ptr<LookupPack> pack_merged(const MergePlan& plan, std::span<const BatchTensor> roots, bool train) {
+std::unique_ptr<LookupPack> pack_merged(const PlannedIds& plan, std::span<const BatchTensor> roots, bool train) {
   auto pack = std::make_unique<LookupPack>();
   const MergedIds wanted = ids_of(plan, roots);
   for (const AheadLookup& lookup : wanted.lookups) {
