@@ -95,7 +95,7 @@ from .worker.session.row_cache import RowCache as RowCache
 from .worker.session.session import Session as Session
 from .worker.session.session_metrics import SessionMetrics as SessionMetrics
 from .worker.session.session_stats import SessionStats as SessionStats
+from .worker.session.step import NonFiniteGradient as NonFiniteGradient
 from .worker.session.table import TableRows as TableRows
-from .worker.session.transaction import NonFiniteGradient as NonFiniteGradient
 
 __version__: str

@@ -1,4 +1,4 @@
-"""The rooms of lookups: no circle, no maker in the plan, small files, and few files between a forward and the op."""
+"""Rooms of lookups and of the session: no circle, no maker in the plan, few files between a forward and the op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOKUPS = ROOT / "worker" / "lookups"
 FEW_LINES = 250
 
 
-@pytest.mark.parametrize("room", ["worker/layers", "worker/lookups", "worker/lookups/makers"])
+@pytest.mark.parametrize("room", ["worker/layers", "worker/lookups", "worker/lookups/makers", "worker/session"])
 def test_files_of_a_room_have_no_circle(room: str) -> None:
     rooms, arrows = arrows_of(room)
     assert floors_of(rooms, arrows) > 0, sorted(arrows)

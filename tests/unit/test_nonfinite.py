@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparserow.worker.session.transaction import has_nonfinite
+from sparserow.worker.session.dense_optimizer import has_nonfinite
 
 SIZES = ((3, 5), (7,), ())
 

@@ -20,7 +20,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Spars
 from ..layers.table_handle import renamed, restoring_rows
 from ..session.compiled_module import bare
 from ..session.session import Session
-from ..session.tensor_group import leads, on_leader
+from ..session.tensor_group import on_leader
 from .asked_states import AskedStates, check_count, no_state
 from .dense_state import check_state, load_state, plain_state
 from .device_parts import Wanted, read_parts
@@ -107,7 +107,7 @@ def restore(
         DataLoss: a file is missing or damaged; the text names it.
     """
     group = session.core.tensor_group
-    if leads(session):
+    if session.core.leads:
         cluster_of(session, "restore")
     session.core.restores_begun += 1  # first of all, so that ranks count alike whatever is wrong on one of them
     session.flush()

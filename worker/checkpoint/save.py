@@ -28,7 +28,7 @@ from ...proto.errors import (
 from ...proto.worker_identity import WorkerIdentity
 from ..session.compiled_module import bare
 from ..session.session import Session
-from ..session.tensor_group import leads, on_leader
+from ..session.tensor_group import on_leader
 from .dense_state import state_of
 from .device_parts import TREE_KEY, parts_of
 from .every_rank import is_in_parts, on_every_rank, part_again
@@ -213,7 +213,7 @@ def save(
 
 def _control_of(session: Session) -> ControlClient | None:
     """Returns the client of the coordinator; None on a follower of a tensor group."""
-    return cluster_of(session, "save")[0] if leads(session) else None
+    return cluster_of(session, "save")[0] if session.core.leads else None
 
 
 def _begun(session: Session, url: str, deadline_sec: float, *, has_parts: bool) -> str:

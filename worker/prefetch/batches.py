@@ -19,7 +19,6 @@ from ...cpp_ext import _client
 from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ..session.session import Session
-from ..session.tensor_group import leads
 from .device_batches import DeviceBatches
 from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds, NoIds
 from .pass_work import PassItem, PassProgress, PassSource, PassWork, PrefetchSettings, StatefulLoader
@@ -104,7 +103,7 @@ def prefetch(
     if not session.core.bound_tables():
         raise FailedPrecondition("prefetch: the session has no table yet; call distribute(model, session) first")
     plan: IdPlan = LearntIds(session.core.native, session.core.trace_requests, session.core.dense_ids)
-    if not leads(session):
+    if not session.core.leads:
         plan = NoIds()  # the leader of the tensor group pulls
     elif ids is not None:
         plan = NamedIds(ids, session.namespace, frozenset(session.core.bound_tables()))
@@ -122,7 +121,7 @@ def prefetch(
     ahead_trial, hint_trial, options = None, None, (exact, torch.is_grad_enabled())
     if not always and hints > 0:
         hint_trial = hint_trial_of(session, depth, hints, *options)
-    elif not always and batches is None and leads(session):
+    elif not always and batches is None and session.core.leads:
         ahead_trial = ahead_trial_of(session, depth, *options)
     return Prefetch(loader, session, PrefetchSettings(depth, exact, plan, batches, hints, ahead_trial, hint_trial))
 

@@ -21,13 +21,13 @@ from ..membership.shard_client import shard_client
 from .follower_core import FollowerCore
 from .mesh_place import place_in_mesh
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
+from .participant import NonFinitePolicy
 from .quorum import check_quorum
 from .row_cache import RowCache, cache_arguments, check_cache
 from .session import Session
 from .session_core import SessionCore
 from .session_parts import Placement
 from .tensor_group import TensorGroup
-from .transaction import NonFinitePolicy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

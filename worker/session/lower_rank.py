@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from .session_core import SessionCore
+from .session_parts import NamespaceCore
 
 Value = TypeVar("Value")
 
@@ -17,7 +16,7 @@ _POLL_SEC = 0.2
 _TELL_SEC = 60.0
 
 
-def from_lower_rank(core: SessionCore, found: Callable[[], Value | None], what: str) -> Value | None:
+def from_lower_rank(core: NamespaceCore, found: Callable[[], Value | None], what: str) -> Value | None:
     """Returns what a lower rank has made; None: no worker of a lower rank is about to, so this one is to make it.
 
     It is waited for as long as such a worker is in the job and has not taken its first step: the document that it wrote

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch.distributed as dist
 
@@ -16,9 +16,7 @@ from ...proto.names import FEATURES_TABLE
 from .lower_rank import from_lower_rank
 from .namespace_file import NamespaceFile
 from .rank_beats import give_signs, meet
-
-if TYPE_CHECKING:
-    from .session_core import SessionCore
+from .session_parts import NamespaceCore
 
 Fit: TypeAlias = Callable[[FeatureSet], FeatureSet]
 
@@ -26,7 +24,7 @@ _log = logging.getLogger(__name__)
 _MOST_NAMED = 5
 
 
-def kept_features(core: SessionCore) -> KeptFeatures:
+def kept_features(core: NamespaceCore) -> KeptFeatures:
     """Returns the features that the namespace of a session keeps.
 
     Raises:
@@ -38,7 +36,7 @@ def kept_features(core: SessionCore) -> KeptFeatures:
 
 
 def agreed_features(
-    core: SessionCore, features: FeatureSet, fit: Fit, *, policy: FeaturesPolicy = "keep"
+    core: NamespaceCore, features: FeatureSet, fit: Fit, *, policy: FeaturesPolicy = "keep"
 ) -> FeatureSet:
     """Returns features with the statistics that their namespace keeps, on every worker of a job, which all call it.
 
@@ -68,7 +66,7 @@ def agreed_features(
     return features.with_statistics(kept.statistics_for(features, core.namespace))
 
 
-def check_kept(core: SessionCore, features: FeatureSet) -> None:
+def check_kept(core: NamespaceCore, features: FeatureSet) -> None:
     """Checks that features have the statistics and vocabularies that their namespace keeps, if it keeps any.
 
     Raises:
@@ -78,7 +76,7 @@ def check_kept(core: SessionCore, features: FeatureSet) -> None:
     kept_features(core).statistics_for(features, core.namespace)
 
 
-def _tell_of_earlier(core: SessionCore, features: FeatureSet) -> None:
+def _tell_of_earlier(core: NamespaceCore, features: FeatureSet) -> None:
     """Logs one line where the namespace had statistics before the job, unless a ``namespace_policy`` was given."""
     if core.placement.rank == 0 and FEATURES_TABLE in (core.found_tables or {}):
         names = [feature.name for feature in features.features if is_kept(features, feature)]
@@ -117,7 +115,7 @@ def _of_first_rank(made: Callable[[], KeptFeatures]) -> KeptFeatures:
 class _Agreement:
     """What :func:`agreed_features` does on one worker."""
 
-    def __init__(self, core: SessionCore, features: FeatureSet, fit: Fit, *, is_refit: bool) -> None:
+    def __init__(self, core: NamespaceCore, features: FeatureSet, fit: Fit, *, is_refit: bool) -> None:
         self._core, self._features, self._fit, self._is_refit = core, features, fit, is_refit
         who = core.identity
         core.refits_begun += is_refit

@@ -11,7 +11,7 @@ import math
 import struct
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,8 @@ from ...proto.errors import DataLoss, InvalidArgument, NotFound
 from ...proto.optimizers import SGD
 from ...proto.row_keys import KeyArray
 from ...proto.schema import Constant, TableSchema
+from .session_parts import NamespaceCore
 from .table import TableRows
-
-if TYPE_CHECKING:
-    from .session_core import SessionCore
 
 Pull: TypeAlias = Callable[[KeyArray], npt.NDArray[np.float32]]
 
@@ -50,7 +48,7 @@ class NamespaceFile:
         where: the place of the file, for error texts.
     """
 
-    def __init__(self, core: SessionCore, name: str) -> None:
+    def __init__(self, core: NamespaceCore, name: str) -> None:
         self._core, self._name = core, name
         self._rows: TableRows | None = None  # of the writer
         self._schema = TableSchema(core.namespace, name, ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))

@@ -180,7 +180,7 @@ class Session(Closing, Joinable):
         """
         scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
         return self.core.step(
-            self, unwrapped(self, dense, scaler), scale, allow_empty=allow_empty, clip_row_norm=clip_row_norm
+            self, unwrapped(self.core, dense, scaler), scale, allow_empty=allow_empty, clip_row_norm=clip_row_norm
         )
 
     def wrap(
@@ -200,7 +200,9 @@ class Session(Closing, Joinable):
         Raises:
             InvalidArgument: ``dense`` is no optimizer, is wrapped already, or needs a closure, as LBFGS does.
         """
-        return WrappedOptimizer(self, checked_dense(self, dense), scaler=scaler, clip_row_norm=clip_row_norm)
+        return WrappedOptimizer(
+            self.core, self, checked_dense(self.core, dense), scaler=scaler, clip_row_norm=clip_row_norm
+        )
 
     def flush(self) -> None:
         """Waits until the shards have applied every step taken. At staleness 0 this is so when ``step`` returns.

@@ -20,19 +20,25 @@ from ...proto.features.kept import FeaturesPolicy
 from ...proto.worker_identity import WorkerIdentity
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
+from .dense_on_servers import DenseOnServers
+from .dense_optimizer import DenseOptimizer
 from .dense_step import check_gradients
+from .group_vote import GroupVote
 from .join import check_place_in_join
 from .loss_scale import LossScale
 from .namespace_features import Fit, agreed_features
+from .participant import Participant, Step
 from .quorum import check_step
+from .rank_rows import RowsOnRanks
+from .server_rows import ServerRows
 from .session_parts import Catalog, Closeable, DenseSide, Placement
 from .session_stats import SessionStats
 from .session_tables import SessionTables
+from .step import discard_step, end_step, is_voting
 from .step_watch import StepWatch
 from .tensor_group import TensorGroup
 from .trace_requests import TraceRequests
 from .tracing import NoTrace, Trace
-from .transaction import end_step
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +106,8 @@ class SessionCore(SessionTables):
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
         self._followers: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self._dense_rows: DenseSide | None = None
+        self._server_rows = ServerRows(native, self._pushes)
+        self._dense_optimizer = DenseOptimizer(self.on_device)
         self._watch = StepWatch(native)
         self.trace_requests: TraceRequests[Any] = TraceRequests()
         self.tensor_group: TensorGroup | None = None
@@ -110,6 +118,11 @@ class SessionCore(SessionTables):
     def is_distributed(self) -> bool:
         """Whether other ranks vote over a step."""
         return self.placement.world_size > 1 or self.tensor_group is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank has the session with the servers, as every rank has that is in no tensor group."""
+        return self.tensor_group is None or self.tensor_group.leads
 
     @property
     def trace(self) -> Trace:
@@ -157,42 +170,48 @@ class SessionCore(SessionTables):
         Join.notify_join_context(joinable)
         check_step(self.placement, dense)
         self.send_learning_rates()
+        if self._dense_rows is not None and (dense is not None or clip_row_norm is not None):
+            raise InvalidArgument(
+                "session.step: the dense tensors are on the servers; call it without dense and clip_row_norm"
+            )
+        has_ranks, votes = self.device_tables is not None, is_voting(is_distributed=self.is_distributed)
+        step = Step(
+            self.native.step,
+            self.trace,
+            dense=dense,
+            scale=scale,
+            sparse=self._optimizer,
+            allow_empty=allow_empty,
+            most_norm=math.inf if clip_row_norm is None else clip_row_norm,
+            is_voting=votes,
+            is_shared=votes or has_ranks,
+            raises_nonfinite=scale is None and self.placement.on_nonfinite == "raise",
+            note_empty=self._watch.note_empty if self._warns_of_empty and not has_ranks else None,
+        )
         try:
-            if self._dense_rows is not None:
-                if dense is not None or clip_row_norm is not None:
-                    raise InvalidArgument(
-                        "session.step: the dense tensors are on the servers; call it without dense and clip_row_norm"
-                    )
-                self._dense_rows.stage()
-            with self._watch.stepping(dense), self.trace.span("session.step", step=self.native.step):
-                is_taken = end_step(
-                    self.native,
-                    self._optimizer,
-                    dense=dense,
-                    scale=scale,
-                    allow_empty=allow_empty,
-                    is_distributed=self.is_distributed,
-                    on_nonfinite=self.placement.on_nonfinite,
-                    clip_row_norm=clip_row_norm,
-                    pushes=self._pushes,
-                    trace=self.trace,
-                    on_device=self.on_device,
-                    refusal=None if self.tensor_group is None else self.tensor_group.disagreement(),
-                    on_ranks=self.device_tables,
-                    note_empty=self._watch.note_empty if self._warns_of_empty else None,
-                )
+            with self._watch.stepping(dense), self.trace.span("session.step", step=step.number):
+                is_taken = end_step(self._participants(), step)
             self._watch.warn_of_empty(stacklevel=3)
             return is_taken
         finally:
-            self.on_device.forget()
-            self._end_dense_step()
             self.trace.end_step(self.native.step)
+
+    def _participants(self) -> list[Participant]:
+        """Returns what takes part in a step, in the order of commits."""
+        parts: list[Participant] = [self._server_rows]
+        if self.device_tables is not None:
+            parts.append(RowsOnRanks(self.device_tables))
+        parts.append(self._dense_optimizer)
+        if self._dense_rows is not None:
+            parts.append(DenseOnServers(self._dense_rows))
+        if self.tensor_group is not None:
+            parts.append(GroupVote(self.tensor_group))
+        return parts
 
     @property
     def _warns_of_empty(self) -> bool:
         """Whether a step that moves no row of a table is a mistake here."""
-        has_rows = self.tensor_group is None or self.tensor_group.leads
-        return has_rows and self._dense_rows is None and self._optimizer is not None and self._optimizer.trains_rows
+        return self.leads and self._dense_rows is None and self._optimizer is not None and self._optimizer.trains_rows
 
     def watch_model(self, model: torch.nn.Module) -> None:
         """Watches optimizers of this model's parameters for steps that bypass the session; ``distribute`` calls it."""
@@ -207,18 +226,16 @@ class SessionCore(SessionTables):
         self.flush()
         if self.native.staged_calls > 0:
             raise FailedPrecondition("Join: the data ended within a step; call session.step after the last backward")
-        end_step(
-            self.native,
-            None,
-            dense=None,
-            scale=None,
+        votes = is_voting(is_distributed=self.is_distributed)
+        step = Step(
+            self.native.step,
+            self.trace,
             allow_empty=True,
-            is_distributed=self.is_distributed,
-            on_nonfinite="skip",
-            pushes=self._pushes,
-            trace=self.trace,
-            on_device=self.on_device,
+            is_voting=votes,
+            is_shared=votes,
+            raises_nonfinite=False,
         )
+        end_step([self._server_rows, self._dense_optimizer], step)
 
     def flush(self) -> None:
         """Waits until the shards have applied every step taken; see :meth:`Session.flush`."""
@@ -228,13 +245,7 @@ class SessionCore(SessionTables):
     def discard(self) -> None:
         """Ends the step without a commit; see :meth:`Session.discard`."""
         self.native.check_usable()
-        self.on_device.forget()
-        if self.device_tables is not None:
-            self.device_tables.forget()
-        if self.tensor_group is not None:
-            self.tensor_group.forget()
-        self.native.abort()
-        self._end_dense_step()
+        discard_step(self._participants(), Step(self.native.step, self.trace))
 
     def drop_gradients(self) -> None:
         """Drops the staged gradients; rows that a forward has read stay."""
@@ -331,10 +342,11 @@ class SessionCore(SessionTables):
 
     def stats(self) -> SessionStats:
         """Returns the counters since the session was made."""
-        counted = {**dict.fromkeys(SessionStats.of_python(), 0), **self.native.stats()}
+        counted = dict.fromkeys(SessionStats.of_python(), 0)
         counted.update(batches_aside=self.batches_aside, batches_unhinted=self.batches_unhinted)
-        for name, more in ({} if self.device_tables is None else self.device_tables.stats()).items():
-            counted[name] += more
+        for part in self._participants():
+            for name, more in part.stats().items():
+                counted[name] = counted.get(name, 0) + more
         return SessionStats(**counted)
 
     def close(self) -> None:
@@ -405,7 +417,3 @@ class SessionCore(SessionTables):
     def follow(self, follower: Closeable) -> None:
         """Closes ``follower`` before the session is closed. The session holds it weakly."""
         self._followers.add(follower)
-
-    def _end_dense_step(self) -> None:
-        if self._dense_rows is not None:
-            self._dense_rows.end_step()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...proto.schema import TableSchema
+from ...proto.worker_identity import WorkerIdentity
+from .participant import NonFinitePolicy
 from .row_cache import RowCache
-from .transaction import NonFinitePolicy
+from .table import TableRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,3 +70,28 @@ class Closeable(Protocol):
     """An object that uses a session in the background, and that the session closes before itself."""
 
     def close(self) -> None: ...
+
+
+class NamespaceCore(Protocol):
+    """What a session's use of its namespace's own documents needs of :class:`SessionCore`.
+
+    Attributes:
+        placement: the worker's place in its job.
+        catalog: where tables are registered.
+        identity: of the worker; None: it is in no job of a cluster.
+        found_tables: the tables that there were before, by name; None: that is not known.
+        refits_begun: how often the workers of the job have begun to learn features anew.
+    """
+
+    placement: Placement
+    catalog: Catalog
+    identity: WorkerIdentity | None
+    found_tables: Mapping[str, int | None] | None
+    refits_begun: int
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def is_distributed(self) -> bool: ...
+    def create_table(self, schema: TableSchema) -> TableRows: ...
+    def lower_rank_begins(self) -> bool: ...

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,6 @@ from torch import Tensor
 from ...proto.errors import FailedPrecondition, Internal, SparserowError, error_of
 from .collective_wait import waited
 from .join import collective_device
-
-if TYPE_CHECKING:
-    from .session import Session
 
 Result = TypeVar("Result")
 
@@ -180,9 +177,3 @@ def _no_group() -> None:
 def on_leader(group: TensorGroup | None, call: Callable[[], Result]) -> Result:
     """Returns the result of ``call``, which the leader alone makes where there is a tensor group."""
     return call() if group is None else group.from_leader(call)
-
-
-def leads(session: Session) -> bool:
-    """Returns whether this rank has the session with the servers, as every rank has that is in no tensor group."""
-    group = session.core.tensor_group
-    return group is None or group.leads

@@ -17,7 +17,9 @@ from .dense_step import check_optimizer
 from .loss_scale import LossScale, ScaleOfLoop
 
 if TYPE_CHECKING:
-    from .session import Session
+    from torch.distributed.algorithms.join import Joinable
+
+    from .session_core import SessionCore
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
@@ -26,7 +28,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
     :meth:`Session.wrap` makes it.
 
     Args:
-        session: the session whose step it ends.
+        core: the session whose step it ends.
+        joinable: the session, as torch's Join knows it.
         dense: the optimizer to wrap.
         scaler: the scaler whose ``step`` the loop calls; None: there is no scaler.
         clip_row_norm: the largest norm of a row's gradient; None: no limit.
@@ -37,14 +40,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        session: Session,
+        core: SessionCore,
+        joinable: Joinable,
         dense: torch.optim.Optimizer,
         *,
         scaler: GradScaler | None,
         clip_row_norm: float | None,
     ) -> None:
         # torch's constructor would make groups and state of its own; __setstate__ sets up only the hooks.
-        self._session, self._dense, self._scaler, self._clip_row_norm = session, dense, scaler, clip_row_norm
+        self._core, self._joinable, self._dense = core, joinable, dense
+        self._scaler, self._clip_row_norm = scaler, clip_row_norm
         super().__setstate__({})
 
     @property
@@ -84,7 +89,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        self._session.core.step(self._session, self._dense, self._loss_scale(), clip_row_norm=self._clip_row_norm)
+        self._core.step(self._joinable, self._dense, self._loss_scale(), clip_row_norm=self._clip_row_norm)
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -94,8 +99,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
             set_to_none: whether dense gradients are set to None; False sets them to zeros.
         """
         self._dense.zero_grad(set_to_none)
-        if self._session.core.native.staged_calls > 0:
-            self._session.core.drop_gradients()
+        if self._core.native.staged_calls > 0:
+            self._core.drop_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group to the dense optimizer."""
@@ -135,14 +140,14 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return ScaleOfLoop(scaler, self, self.__dict__["grad_scale"])
 
 
-def checked_dense(session: Session, dense: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def checked_dense(core: SessionCore, dense: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Returns ``dense`` if a session can wrap it.
 
     Raises:
         InvalidArgument: ``dense`` is not an optimizer, is wrapped already, or calls its closure several times a step.
     """
     check_optimizer(dense, "session.wrap")
-    if isinstance(dense, WrappedOptimizer) or session.core.is_optimizer(dense):
+    if isinstance(dense, WrappedOptimizer) or core.is_optimizer(dense):
         raise InvalidArgument(
             "session.wrap: dense is wrapped already, or is session.optimizer; allowed: the optimizer of the dense side"
         )
@@ -150,7 +155,7 @@ def checked_dense(session: Session, dense: torch.optim.Optimizer) -> torch.optim
 
 
 def unwrapped(
-    session: Session, dense: torch.optim.Optimizer | None, scaler: GradScaler | None
+    core: SessionCore, dense: torch.optim.Optimizer | None, scaler: GradScaler | None
 ) -> torch.optim.Optimizer | None:
     """Returns the optimizer that ``session.step`` steps: ``dense`` itself, or the optimizer that ``dense`` wraps.
 
@@ -162,13 +167,13 @@ def unwrapped(
         return None
     if not isinstance(dense, WrappedOptimizer):
         check_optimizer(dense, "session.step")
-        if session.core.is_optimizer(dense):
+        if core.is_optimizer(dense):
             raise InvalidArgument(
                 "session.step: dense is session.optimizer, which the session steps itself; allowed: the optimizer of "
                 "the dense side, or None"
             )
         return dense
-    if dense._session is not session:
+    if dense._core is not core:
         raise InvalidArgument("session.step: dense is wrapped by another session")
     if scaler is not None:
         raise InvalidArgument(

@@ -14,9 +14,10 @@ from ...proto.config.job import TrainConfig
 from ...proto.config.optimizer_config import AdagradConfig, SgdConfig
 from ...proto.errors import FailedPrecondition
 from ..data import StepBatch
+from ..session.dense_optimizer import has_nonfinite
 from ..session.loss_scale import LossScale
+from ..session.step import NonFiniteGradient
 from ..session.tracing import NoTrace, Trace
-from ..session.transaction import NonFiniteGradient, has_nonfinite
 from .local_row_optimizer import LocalRowOptimizer
 from .table_average import average_gradients, leave_to_average
 from .training_backend import clip_dense, dense_optimizer

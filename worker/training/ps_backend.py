@@ -23,7 +23,6 @@ from ..layers.distribute import distribute
 from ..models import HashedEmbeddings
 from ..prefetch import prefetch
 from ..session.session import Session
-from ..session.tensor_group import leads
 from ..session.tracing import Trace
 from .job_tables import ChoosePlacements, JobTables
 from .training_backend import clip_dense, dense_optimizer, stays_on_host
@@ -162,7 +161,7 @@ class PsBackend:
             batch: with its keys on the host.
             train: whether the forwards are those of a step, or else of an evaluation.
         """
-        if not leads(self._session) or not self._holders:
+        if not self._session.core.leads or not self._holders:
             return None
         prefix = f"{self._session.namespace}/"
         named = [

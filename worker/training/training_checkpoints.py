@@ -22,7 +22,6 @@ from ..checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore
 from ..checkpoint.restore import check_reader
 from ..checkpoint.save import Stateful, absolute
 from ..session.session import Session
-from ..session.tensor_group import leads
 from .learning_rates import LearningRates
 from .model_order import KEY as ORDER, check_order
 from .parallel_group import ParallelGroup
@@ -144,7 +143,7 @@ def _told_to_jobs() -> Iterator[None]:
 
 def _tell(session: Session, words: str) -> None:
     """Prints to stderr, once in a job, where the run begins."""
-    if session.rank == 0 and leads(session):
+    if session.rank == 0 and session.core.leads:
         print(f"sparserow: {words}", file=sys.stderr, flush=True)
 
 

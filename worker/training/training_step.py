@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..data import Batch, NamedPart, StepBatch
-from ..session.transaction import NonFiniteGradient
+from ..session.step import NonFiniteGradient
 from .learning_rates import LearningRates
 from .parallel_towers import check_reduced
 from .process_group import WorkerGroup

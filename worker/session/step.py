@@ -1,0 +1,114 @@
+"""Ends a step: all ranks vote over it, and then every participant changes what it holds, or none does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+import torch.distributed as dist
+
+from ...proto.errors import FailedPrecondition, OutsideQuorum, SparserowError
+from .join import collective_device
+from .participant import Participant, Step
+
+# Votes; the highest vote of all ranks decides.
+_COMMIT, _NOT_FINITE, _REFUSED = 0, 1, 2
+_OUTSIDE = 3  # the step has its quorum without this worker; workers of a job with a quorum do not vote
+
+
+class NonFiniteGradient(FailedPrecondition, FloatingPointError):  # noqa: N818 - names are the taxonomy's
+    """A gradient has NaN or Inf; the step was refused and nothing was applied."""
+
+
+def end_step(participants: Sequence[Participant], step: Step) -> bool:
+    """Ends a step by the contract of participant.py; every rank that reaches the vote takes part in it.
+
+    Args:
+        participants: in the order of their commits.
+        step: the step.
+
+    Returns:
+        Whether the step was taken; False when it was skipped.
+
+    Raises:
+        NonFiniteGradient: a gradient of a rank has NaN or Inf, and the step raises that.
+        SparserowError: a rank has refused the step, or its outcome is not known.
+    """
+    has_failed = True
+    try:
+        vote, refusal, nonfinite = _prepared(participants, step)
+        with step.trace.span("vote", step=step.number):
+            verdict = _highest_vote(vote) if step.is_voting else vote
+        if verdict == _COMMIT:
+            try:
+                for each in participants:
+                    each.commit(step)
+            except OutsideQuorum:
+                verdict = _OUTSIDE
+        is_skipped = verdict in (_NOT_FINITE, _OUTSIDE)
+        if verdict != _COMMIT:
+            _abort(participants, step, is_skipped=is_skipped)
+        if verdict == _REFUSED:
+            raise refusal or FailedPrecondition("session.step: another rank's commit was refused; nothing was applied")
+        if verdict == _NOT_FINITE and step.raises_nonfinite:
+            raise NonFiniteGradient(
+                f"{nonfinite or 'a gradient of another rank is not finite'}; the step was refused and nothing was "
+                "applied (lower the learning rate, or set on_nonfinite='skip')"
+            )
+        has_failed = False
+        return not is_skipped
+    finally:
+        _forget(participants, step, has_failed=has_failed)
+
+
+def discard_step(participants: Sequence[Participant], step: Step) -> None:
+    """Ends a step that is not to be taken."""
+    has_failed = True
+    try:
+        _abort(participants, step, is_skipped=False)
+        has_failed = False
+    finally:
+        _forget(participants, step, has_failed=has_failed)
+
+
+def _prepared(participants: Sequence[Participant], step: Step) -> tuple[int, SparserowError | None, str]:
+    """Seals and prepares a step; returns this rank's vote, why it refuses, and which gradient is not finite."""
+    sealed = [each.seal(step) for each in reversed(participants)]
+    refusal = next((seal.refusal for seal in sealed if seal.refusal is not None), None)
+    nonfinite = next((seal.nonfinite for seal in reversed(sealed) if seal.nonfinite), "")
+    if refusal is not None:
+        return _REFUSED, refusal, nonfinite
+    if nonfinite:
+        return _NOT_FINITE, None, nonfinite
+    try:
+        for each in reversed(participants):
+            each.prepare(step)
+    except OutsideQuorum:
+        return _OUTSIDE, None, ""
+    except SparserowError as error:
+        return _REFUSED, error, ""
+    return _COMMIT, None, ""
+
+
+def _abort(participants: Sequence[Participant], step: Step, *, is_skipped: bool) -> None:
+    with ExitStack() as stack:  # because an error of one must not keep the others from it; the last pushed runs first
+        for each in participants:
+            stack.callback(each.abort, step, is_skipped=is_skipped)
+
+
+def _forget(participants: Sequence[Participant], step: Step, *, has_failed: bool) -> None:
+    with ExitStack() as stack:
+        for each in reversed(participants):
+            stack.callback(each.forget, step, has_failed=has_failed)
+
+
+def is_voting(*, is_distributed: bool) -> bool:
+    """Returns whether ranks vote over each step: the job has several, and a process group of torch.distributed."""
+    return is_distributed and dist.is_available() and dist.is_initialized()
+
+
+def _highest_vote(vote: int) -> int:
+    ballot = torch.tensor([vote], dtype=torch.int32, device=collective_device())
+    dist.all_reduce(ballot, op=dist.ReduceOp.MAX)
+    return int(ballot.item())
