@@ -76,7 +76,7 @@ def run_worker(
     from .training_metrics import TrainingMetrics
 
     identity = identity or RunIdentity.new(resume=resume)
-    process, group = group.rank, in_groups(job.train.parallel, group)
+    process, group = group.rank, in_groups(job.train.parts, group)
     _check_folders(job, group, identity)
     threads = max(1, available_cores() // local_world)
     torch.set_num_threads(job.train.threads or threads)

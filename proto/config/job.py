@@ -107,7 +107,8 @@ class TrainConfig(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
         description="Device of the model. cuda: each worker has a CUDA device of its own, and rows cross to it. auto: "
-        "cuda where every worker of a machine has one, train.dense is ddp and train.parallel is null, else cpu.",
+        "cuda where every worker of a machine has one, train.dense is ddp and no process has a part of the tower, else "
+        "cpu.",
     )
     node_check: NodeCheckConfig | None = Field(
         None,
@@ -116,8 +117,9 @@ class TrainConfig(StrictModel):
     )
     parallel: ParallelConfig | None = Field(
         None,
-        description="For a dense tower that processes have in parts; null: each process has it whole (DDP).",
-        json_schema_extra={"allowed": "a section with fsdp or tensor"},
+        description="For a dense tower that processes share, or its optimizer's state; null: each process has it whole "
+        "(DDP).",
+        json_schema_extra={"allowed": "a section with shard or tensor"},
     )
     timeout: Seconds = Field(
         1800.0,
@@ -139,10 +141,9 @@ class TrainConfig(StrictModel):
         description="Port of the Prometheus page of rank 0; the page of rank r is r ports further. null: no page.",
     )
     metrics_host: str = Field("127.0.0.1", description="Address that the Prometheus pages listen on.")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="Factor that multiplies both learning rates after each epoch.")
     schedule: ScheduleConfig = Field(
         ConstantSchedule(),
-        description="Schedule of the learning rates of the dense tower and the tables, by step.",
+        description="Schedule of the learning rates of the dense tower and the tables, by step or by epoch.",
         json_schema_extra={"allowed": "a section with kind: constant, step, cosine or linear"},
     )
     amp: Literal["none", "bfloat16", "float16"] = Field(
@@ -151,10 +152,6 @@ class TrainConfig(StrictModel):
     )
     activation_checkpointing: bool = Field(
         False, description="Whether the MLPs keep only their inputs and compute their activations again in backward."
-    )
-    zero: bool = Field(
-        False,
-        description="Whether the state of the dense optimizer is spread over the workers (ZeRO-1); it needs 2 workers.",
     )
     find_unused_parameters: bool = Field(
         False,
@@ -209,12 +206,17 @@ class TrainConfig(StrictModel):
         return self.row_optimizer if own is None else own
 
     @property
+    def parts(self) -> ParallelConfig | None:
+        """The section ``parallel`` where processes have the tower in parts; None where each has it whole."""
+        return self.parallel if self.parallel is not None and self.parallel.has_parts else None
+
+    @property
     def is_on_host(self) -> bool:
         """Whether no worker's model is on a CUDA device, whatever devices there are.
 
         Towers in parts were not run on CUDA yet, so ``auto`` does not take them there.
         """
-        return self.device == "cpu" or self.dense == "ps" or (self.parallel is not None and self.device != "cuda")
+        return self.device == "cpu" or self.dense == "ps" or (self.parts is not None and self.device != "cuda")
 
 
 class JobConfig(StrictModel):
@@ -358,7 +360,6 @@ class JobConfig(StrictModel):
             return self
         for name, is_set in (
             ("device", train.device == "cuda"),
-            ("zero", train.zero),
             ("timeout", "timeout" in train.model_fields_set),
             ("find_unused_parameters", train.find_unused_parameters),
             ("clip_norm", train.clip_norm is not None),

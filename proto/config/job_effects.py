@@ -47,7 +47,7 @@ def _of_servers(job: JobConfig) -> Iterator[str]:
         ("checkpoint", train.checkpoint is not None),
         ("clip_row_norm", train.clip_row_norm is not None),
         ("dense", train.dense == "ps"),
-        ("parallel", train.parallel is not None),
+        ("parallel", train.parts is not None),
     ):
         if is_given:
             yield f"train.{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class ParallelConfig(StrictModel):
     """How processes share one dense tower. Processes that share a batch are one worker, and are called a group."""
 
-    fsdp: bool = Field(
-        False,
-        description="Whether the dense tower, its gradients and its optimizer's state are sharded over the groups "
-        "(FSDP2).",
+    shard: Literal["optimizer", "all"] | None = Field(
+        None,
+        description="What of the dense tower is sharded over the groups. optimizer: its optimizer's state (ZeRO-1), of "
+        "any model. all: its weights and gradients as well (FSDP2). null: nothing.",
     )
     tensor: int = Field(
         1,
@@ -37,17 +37,24 @@ class ParallelConfig(StrictModel):
         if isinstance(value, Mapping) and "pipeline" in value:
             raise InvalidArgument(
                 "pipeline: pipeline parallelism is not possible, as its stages read different layers of one batch at "
-                "different times, while a step pulls and commits the rows of all layers at once; allowed: fsdp, tensor"
+                "different times, while a step pulls and commits the rows of all layers at once; allowed: shard, tensor"
             )
         return value
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> ParallelConfig:
-        if not self.fsdp and self.tensor == 1:
+        if self.shard is None and self.tensor == 1:
             raise InvalidArgument(
-                "has no effect with fsdp false and tensor 1; allowed: fsdp true, tensor >= 2, or null"
+                "has no effect with shard null and tensor 1; allowed: shard optimizer or all, tensor >= 2, or null"
             )
+        if self.shard == "optimizer" and self.tensor > 1:
+            raise InvalidArgument("shard: optimizer is not possible with tensor; allowed: all, or null")
         return self
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether no process has the whole tower."""
+        return self.shard == "all" or self.tensor > 1
 
 
 def check_parallel(job: JobConfig) -> None:
@@ -55,12 +62,13 @@ def check_parallel(job: JobConfig) -> None:
     train, parallel = job.train, job.train.parallel
     if parallel is None:
         return
+    has_parts = parallel.has_parts
+    own = has_parts and isinstance(job.model, OwnModelConfig)
     for option, reason in (
-        ("model.class, whose tower is not known; allowed: model.kind", isinstance(job.model, OwnModelConfig)),
+        ("model.class, whose tower is not known; allowed: model.kind, or shard optimizer", own),
         ("train.dense ps, whose tower is on the servers", train.dense == "ps"),
         ("train.elastic, where processes come and go", train.elastic is not None),
-        ("train.zero, as fsdp shards the optimizer's state", train.zero),
-        ("train.find_unused_parameters, which is an option of DDP", train.find_unused_parameters),
+        ("train.find_unused_parameters, which is an option of DDP", has_parts and train.find_unused_parameters),
     ):
         if reason:
             raise InvalidArgument(f"train.parallel: is not possible with {option}")
@@ -85,10 +93,10 @@ def check_ranks(parallel: ParallelConfig | None, ranks: int) -> None:
         raise not_allowed(
             "train.parallel.tensor", parallel.tensor, f"divisors of {ranks} processes: {', '.join(divisors)}"
         )
-    if parallel.fsdp and ranks == parallel.tensor:
+    if parallel.shard is not None and ranks == parallel.tensor:
         raise InvalidArgument(
-            f"train.parallel.fsdp: has no effect with one group of {ranks} processes, as it shards over the groups; "
-            "allowed: false"
+            f"train.parallel.shard: has no effect with one group of {ranks} processes, as it shards over the groups; "
+            "allowed: null"
         )
 
 

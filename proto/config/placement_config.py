@@ -34,7 +34,7 @@ def refusal_of_devices(job: JobConfig, table: TableConfig) -> str | None:
         (train.staleness != 0, f"train.staleness {'null' if train.staleness is None else train.staleness}"),
         (train.dense == "ps", "train.dense ps"),
         (train.elastic is not None, "train.elastic"),
-        (train.parallel is not None, "train.parallel"),
+        (train.parts is not None, "train.parallel"),
         (train.row_optimizer_of(table).kind == "ftrl", "optimizer ftrl"),
         (policy != usual, "rules of admission, eviction or memory"),
     )

@@ -1,11 +1,13 @@
-"""Schedules of learning rates, as a job file names them. A schedule counts committed steps, and no skipped steps."""
+"""Schedules of learning rates, as a job file names them. A schedule counts committed steps, and no skipped steps; one
+that falls by epochs counts epochs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ..errors import InvalidArgument
 from .config import StrictModel
 
 
@@ -26,11 +28,25 @@ class ConstantSchedule(_ScheduleBase):
 
 
 class StepSchedule(_ScheduleBase):
-    """Learning rates that fall by a factor every so many steps."""
+    """Learning rates that fall by a factor every so many steps or epochs."""
 
     kind: Literal["step"] = Field(description="Kind of schedule.")
-    every_steps: int = Field(ge=1, le=1 << 40, description="Steps between two falls.")
+    every_steps: int | None = Field(
+        None, ge=1, le=1 << 40, description="Steps between two falls; null: every_epochs says when."
+    )
+    every_epochs: int | None = Field(
+        None, ge=1, le=1 << 20, description="Epochs between two falls; null: every_steps says when."
+    )
     factor: float = Field(0.1, gt=0, le=1, description="Factor that multiplies the rates at each fall.")
+
+    @model_validator(mode="after")
+    def _falls_by_steps_or_epochs(self) -> StepSchedule:
+        if (self.every_steps is None) == (self.every_epochs is None):
+            raise InvalidArgument(
+                "train.schedule: kind step falls every so many steps or epochs; allowed: one of every_steps and "
+                "every_epochs"
+            )
+        return self
 
 
 class CosineSchedule(_ScheduleBase):

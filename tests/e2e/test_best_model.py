@@ -46,7 +46,7 @@ train:
   workers: 2
   prefetch: 1
   threads: 1
-  lr_decay: 0.9
+  schedule: {kind: step, every_epochs: 1, factor: 0.9}
   dense_optimizer: {kind: adam, lr: 0.01}
   row_optimizer: {kind: adagrad, lr: 0.5}
   checkpoint: {url: FOLDER/ckpt, every_steps: 3, keep: 1}

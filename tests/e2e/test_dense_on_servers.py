@@ -132,7 +132,7 @@ def train_and_test_slowly(address: str, train: str, test: str, rank: str) -> Non
     ("setting", "message"),
     [
         ("model.backend=local", "train.dense: needs model.backend ps, as local has no servers"),
-        ("train.zero=true", "train.zero: is not possible with train.dense ps"),
+        ("train.parallel={shard: optimizer}", "train.parallel: is not possible with train.dense ps"),
         ("train.clip_norm=1", "train.clip_norm: is not possible with train.dense ps"),
         ("train.clip_row_norm=1", "train.clip_row_norm: is not possible with train.dense ps"),
         ("train.dense_optimizer.kind=lion", "train.dense_optimizer.kind: 'lion' is not allowed; allowed: adam, adamw"),

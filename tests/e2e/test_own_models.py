@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets:
         (["tables.brand.optimizer={kind: sgd}"], "tables.brand: optimizer: has no effect with frozen"),
         (["tables.brand.max_rows=5"], "tables.brand: frozen: excludes options of admission"),
         (["train.dense=ps", "train.staleness=2"], "tables.brand.weights: is not possible with train.dense ps"),
-        (["train.parallel={fsdp: true}"], "train.parallel: is not possible with model.class"),
+        (["train.parallel={shard: all}"], "train.parallel: is not possible with model.class"),
     ],
 )
 def test_sections_that_do_not_fit_together_are_named(folder: Path, sets: list[str], message: str) -> None:

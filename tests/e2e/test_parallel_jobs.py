@@ -46,7 +46,7 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
         launcher,
         log,
         tmp_path / "parts.json",
-        *(*same, "train.workers=4", "train.parallel={fsdp: true, tensor: 2}", saved),
+        *(*same, "train.workers=4", "train.parallel={shard: all, tensor: 2}", saved),
         f"keep={tmp_path / 'kept'}",
         keeps=True,
     )
@@ -60,7 +60,7 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
         launcher,
         log,
         tmp_path / "gone_on.json",
-        *(*same, "train.workers=2", "train.parallel={fsdp: true}", "metrics.best=label.log_loss", saved),
+        *(*same, "train.workers=2", "train.parallel={shard: all}", "metrics.best=label.log_loss", saved),
         resume=names[0],
     )
     assert_same(gone_on, wanted)
@@ -71,7 +71,7 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
 def test_the_best_model_comes_back_where_ranks_have_it_in_parts(launcher: Launcher, log: Any, tmp_path: Path) -> None:
     rates = ["train.row_optimizer.lr=1.0", "train.dense_optimizer.lr=0.05", "train.epochs=4"]
     best = [f"train.checkpoint={{url: {tmp_path / 'saved'}, every_steps: 7}}", "metrics.best=label.log_loss"]
-    parts = ["train.workers=2", "train.parallel={fsdp: true}"]
+    parts = ["train.workers=2", "train.parallel={shard: all}"]
     figures = train(launcher, log, tmp_path / "parts.json", *rates, *best, *parts)
     losses = [epoch["test_log_loss"] for epoch in figures["history"]]
     assert figures["best_epoch"] - 1 == losses.index(min(losses)) < len(losses) - 1
@@ -99,7 +99,7 @@ def test_one_group_trains_as_one_process(launcher: Launcher, log: Any, tmp_path:
 
 @pytest.mark.full
 def test_a_killed_follower_sends_all_back_to_the_checkpoint(launcher: Launcher, log: Any, tmp_path: Path) -> None:
-    sets = ["train.epochs=8", "train.workers=4", "train.parallel={fsdp: true, tensor: 2}"]
+    sets = ["train.epochs=8", "train.workers=4", "train.parallel={shard: all, tensor: 2}"]
     wanted = train(launcher, log, tmp_path / "whole.json", *sets)
     sets.append(f"train.checkpoint={{url: {tmp_path / 'saved'}, every_steps: 20}}")
     result = tmp_path / "killed.json"

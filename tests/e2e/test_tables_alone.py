@@ -65,9 +65,9 @@ def test_so_it_does_in_plain_torch_and_zero_is_refused(job: Path) -> None:
     config = load_config(JobConfig, job, sets)
     backend = LocalBackend(config.train, config.model.min_rows)
     assert Trainer(config, group=WorkerGroup(), backend=backend, observer=Silence()).run().test_auc > 0.9
-    config = load_config(JobConfig, job, [*sets, "train.zero=true"])
+    config = load_config(JobConfig, job, [*sets, "train.parallel={shard: optimizer}"])
     backend = LocalBackend(config.train, config.model.min_rows)
-    with pytest.raises(InvalidArgument, match=r"train\.zero: true"):
+    with pytest.raises(InvalidArgument, match=r"train\.parallel\.shard: optimizer"):
         Trainer(config, group=WorkerGroup(), backend=backend, observer=Silence())
 
 

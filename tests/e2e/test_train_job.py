@@ -69,7 +69,13 @@ def test_a_job_trains(launcher, log, tmp_path, backend, workers):
 @pytest.mark.full("test_elastic.py and test_dense_on_servers.py have such workers")
 def test_two_epochs_of_two_asynchronous_workers(launcher, log, tmp_path):
     result = tmp_path / "result.json"
-    sets = ("train.staleness=null", "train.epochs=2", "train.lr_decay=0.5", "train.workers=2", "cluster.shards=1")
+    sets = (
+        "train.staleness=null",
+        "train.epochs=2",
+        "train.schedule={kind: step, every_epochs: 1}",
+        "train.workers=2",
+        "cluster.shards=1",
+    )
     run = launcher.start(*arguments(log, result, *sets))
     finish(run)
     figures = json.loads(result.read_text())

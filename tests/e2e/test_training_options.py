@@ -181,7 +181,12 @@ ROW_OPTIMIZERS = (
 
 @pytest.mark.parametrize("options", ROW_OPTIMIZERS)
 def test_every_row_optimizer_trains_alike_without_servers(cluster: sr.LocalCluster, log: Path, options: str) -> None:
-    sets = [f"train.row_optimizer={{{options}}}", "train.epochs=3", "train.lr_decay=0.9", "train.batch_size=32"]
+    sets = [
+        f"train.row_optimizer={{{options}}}",
+        "train.epochs=3",
+        "train.schedule={kind: step, every_epochs: 1, factor: 0.9}",
+        "train.batch_size=32",
+    ]
     served = train_served(cluster.address, log, f"rows{ROW_OPTIMIZERS.index(options)}", *sets)
     assert served.result is not None, served.error
     served.assert_close(train_plainly(log, *sets), tolerance=1e-5)
@@ -248,15 +253,15 @@ def test_every_step_refused_is_an_error(log: Path, tmp_path: Path) -> None:
 
 
 def test_zero_needs_two_workers(log: Path) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"train\.zero: true needs at least 2 workers"):
-        train_plainly(log, "train.zero=true")
+    with pytest.raises(sr.InvalidArgument, match=r"train\.parallel\.shard: optimizer needs at least 2 workers"):
+        train_plainly(log, "train.parallel={shard: optimizer}")
 
 
 PAIRS = {  # job -> (options, the plain job that it equals)
     "accumulate": (["train.batch_size=32", "train.accumulate=4"], []),
-    "zero": (["train.zero=true"], []),
+    "zero": (["train.parallel={shard: optimizer}"], []),
     "all": (
-        ["train.zero=true", "train.batch_size=16", "train.accumulate=8", "train.clip_norm=0.02"],
+        ["train.parallel={shard: optimizer}", "train.batch_size=16", "train.accumulate=8", "train.clip_norm=0.02"],
         ["train.clip_norm=0.02"],
     ),
 }

@@ -142,7 +142,7 @@ def test_towers_in_parts_train_on_cuda_as_on_the_host(tmp_path: Path, world: int
 
 
 @TWO
-@pytest.mark.parametrize("parallel", ["{tensor: 2}", "{fsdp: true}"])
+@pytest.mark.parametrize("parallel", ["{tensor: 2}", "{shard: all}"])
 def test_a_job_has_its_towers_in_parts_on_cuda(tmp_path: Path, parallel: str) -> None:
     log = write_click_log(tmp_path, rows=3_000, test_rows=701, seed=3)
     figures = {}

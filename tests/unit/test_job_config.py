@@ -71,10 +71,13 @@ def test_a_run_begins_again_as_often_as_its_section_says():
         ("train.epochs=1.5", "train.epochs: 1.5 is not allowed; allowed: an integer"),
         ("train.staleness=-1", "train.staleness: -1 is not allowed"),
         ("train.workers=0", "train.workers: 0 is not allowed"),
-        ("train.lr_decay=0", "train.lr_decay: 0 is not allowed"),
+        ("train.schedule={kind: step, every_epochs: 0}", "every_epochs: 0 is not allowed"),
+        ("train.schedule={kind: step}", "allowed: one of every_steps and every_epochs"),
+        ("train.schedule={kind: step, every_steps: 9, every_epochs: 1}", "one of every_steps and every_epochs"),
+        ("train.lr_decay=0.5", "train.lr_decay"),
         ("train.accumulate=0", "train.accumulate: 0 is not allowed"),
         ("train.amp=float8", "train.amp: 'float8' is not allowed; allowed: none, bfloat16, float16"),
-        ("train.zero=1", "train.zero: 1 is not allowed"),
+        ("train.parallel={shard: 1}", "train.parallel.shard: 1 is not allowed"),
         ("train.clip_norm=0", "train.clip_norm: 0 is not allowed"),
         ("train.clip_row_norm=-1", "train.clip_row_norm: -1 is not allowed"),
         ("train.on_nonfinite=ignore", "train.on_nonfinite: 'ignore' is not allowed; allowed: raise, skip"),
@@ -226,7 +229,10 @@ TENSOR = "train.parallel={tensor: 2}"
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (("train.parallel={}",), r"train\.parallel: has no effect with fsdp false and tensor 1; allowed: fsdp true"),
+        (
+            ("train.parallel={}",),
+            r"train\.parallel: has no effect with shard null and tensor 1; allowed: shard optimizer or all",
+        ),
         (("train.parallel={pipeline: 2}",), r"train\.parallel: pipeline: pipeline parallelism is not possible, as its"),
         (("train.parallel={tensor: 0}",), r"train\.parallel\.tensor: 0 is not allowed"),
         ((TENSOR, "model.backend=local"), r"train\.parallel: needs model\.backend ps"),
@@ -236,12 +242,15 @@ TENSOR = "train.parallel={tensor: 2}"
             r"train\.parallel: is not possible with train\.dense ps",
         ),
         ((TENSOR, "train.elastic={}"), r"train\.parallel: is not possible with train\.elastic"),
-        ((TENSOR, "train.zero=true"), r"train\.parallel: is not possible with train\.zero, as fsdp shards"),
+        (
+            ("train.parallel={tensor: 2, shard: optimizer}",),
+            r"train\.parallel: shard: optimizer is not possible with tensor",
+        ),
         ((TENSOR, "train.workers=1"), r"train\.parallel: needs at least 2 processes; this job has 1"),
         ((TENSOR, "train.workers=5"), r"train\.parallel\.tensor: 2 is not allowed; allowed: divisors of 5 .*: 1, 5"),
         (
-            ("train.parallel={tensor: 2, fsdp: true}", "train.workers=2"),
-            r"train\.parallel\.fsdp: has no effect with one group of 2 processes",
+            ("train.parallel={tensor: 2, shard: all}", "train.workers=2"),
+            r"train\.parallel\.shard: has no effect with one group of 2 processes",
         ),
         ((TENSOR, "model.top=[64, 3, 9]"), r"model\.top: 9 is not allowed; allowed: multiples of train\.parallel"),
         ((TENSOR, "model.top=[]", "model.bottom=[]"), r"train\.parallel\.tensor: has no effect, .* no hidden layer"),
@@ -253,7 +262,7 @@ def test_towers_in_parts_that_are_refused(assignments, message):
 
 
 @pytest.mark.parametrize(
-    ("parallel", "workers"), [("{fsdp: true}", 3), ("{tensor: 2}", 2), ("{fsdp: true, tensor: 2}", 4)]
+    ("parallel", "workers"), [("{shard: all}", 3), ("{tensor: 2}", 2), ("{shard: all, tensor: 2}", 4)]
 )
 def test_towers_in_parts_that_are_allowed(parallel, workers):
     sets = [f"train.parallel={parallel}", "model.top=[64, 3]", f"train.workers={workers}", "train.amp=bfloat16"]
@@ -261,6 +270,15 @@ def test_towers_in_parts_that_are_allowed(parallel, workers):
         train = load_config(JobConfig, None, [*BASE, *sets, f"train.device={device}"]).train
         assert train.parallel is not None
         assert train.is_on_host == is_on_host
+
+
+def test_an_optimizer_whose_state_is_spread_is_for_every_model_on_any_device() -> None:
+    own = ["model={class: 'models:Net'}", "train.find_unused_parameters=true"]
+    for sets in ([], own):
+        train = load_config(
+            JobConfig, None, [*BASE, *sets, "train.parallel={shard: optimizer}", "train.workers=2"]
+        ).train
+        assert (train.parts, train.is_on_host) == (None, False)
 
 
 def test_a_single_process_is_refused_before_anything_is_started():
@@ -330,7 +348,7 @@ PLACED = "tables={a: {placement: device}}"
         (("train.staleness=null",), "servers with train.staleness null"),
         (("train.dense=ps",), "servers with train.dense ps"),
         (("train.dense=ps", "train.staleness=2", "train.elastic={}"), "servers with train.staleness 2"),
-        (("train.parallel={fsdp: true}", "train.workers=2"), "servers with train.parallel"),
+        (("train.parallel={shard: all}", "train.workers=2"), "servers with train.parallel"),
         (("tables.a.admit_after=3",), "servers with rules of admission, eviction or memory"),
         (("tables.a.max_rows=9",), "servers with rules of admission, eviction or memory"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -63,16 +64,46 @@ def test_every_commit_is_applied_with_its_own_rate(name: str) -> None:
             rates.step()
 
 
-def test_a_factor_stays_under_a_schedule() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    section, form = FORMS["cosine-warmup"]
-    rates = LearningRates(schedule_of(section), (optimizer,))
-    for step in range(6):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(form(step) * (1.0 if step < 3 else 0.1))
+def test_a_schedule_by_epochs_falls_under_a_warmup_and_goes_on_from_its_state() -> None:
+    section = {"kind": "step", "every_epochs": 2, "factor": 0.1, "warmup_steps": 3}
+
+    def made() -> tuple[torch.optim.Optimizer, LearningRates]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        return optimizer, LearningRates(schedule_of(section), (optimizer,))
+
+    def rate_of(epoch: int, step: int) -> float:
+        return 0.1 ** ((epoch - 1) // 2) * min(1.0, (step + 1) / 3)
+
+    optimizer, rates = made()
+    state: tuple[dict, dict] | None = None
+    for step in range(10):
+        epoch = 1 + step // 2
+        rates.begin_epoch(epoch)
+        rates.begin_epoch(epoch)  # as after a restart within the epoch
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate_of(epoch, step))
         optimizer.step()
         rates.step()
-        if step == 2:
-            rates.scale(0.1)
+        if step == 5:
+            state = copy.deepcopy((optimizer.state_dict(), rates.state_dict()))
+    assert state is not None
+    optimizer, rates = made()
+    optimizer.load_state_dict(state[0])
+    rates.load_state_dict(state[1])
+    rates.take_given()
+    for step in range(6, 10):
+        rates.begin_epoch(1 + step // 2)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate_of(1 + step // 2, step))
+        rates.step()
+
+
+def test_a_worker_that_joins_in_a_later_epoch_has_the_rates_of_that_epoch() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    rates = LearningRates(schedule_of({"kind": "step", "every_epochs": 1, "factor": 0.5}), (optimizer,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rates.begin_at(40)
+        rates.begin_epoch(4)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.125)
 
 
 def test_a_rate_of_the_job_file_takes_the_place_of_the_checkpoints_at_the_same_share() -> None:

@@ -84,7 +84,7 @@ def test_the_seed_decides(log):
 
 
 def test_learning_rates_decay(log):
-    job = job_of(log, "train.lr_decay=0.5")
+    job = job_of(log, "train.schedule={kind: step, every_epochs: 1, factor: 0.5}")
     backend = LocalBackend(job.train)
     Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence()).run()
     rates = [group["lr"] for optimizer in backend.optimizers for group in optimizer.param_groups]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -13,12 +14,12 @@ from ...proto.config.schedule import CosineSchedule, LinearSchedule, ScheduleCon
 from ...proto.errors import InvalidArgument
 
 # A scheduler, and the number of steps after which it stops (None: never). All of torch's schedulers that are used here
-# multiply the present rate, so they and ``scale`` can be combined.
+# multiply the present rate, so they can be combined.
 _Part = tuple[LRScheduler, int | None]
 
 
 class LearningRates:
-    """Sets ``lr`` of every parameter group, step by step.
+    """Sets ``lr`` of every parameter group, step by step, and epoch by epoch where the schedule counts those.
 
     Args:
         schedule: the schedule of the rates; a warmup multiplies it.
@@ -30,12 +31,17 @@ class LearningRates:
         self._given = tuple({name: _options(group) for name, group in _groups(each)} for each in self._optimizers)
         self._saved: list[dict[str, float]] | None = None  # the rates of the job that saved the state, if it is known
         self._done = 0
+        self._epoch = 1
         makers: list[Callable[[Optimizer], _Part]] = []
         if schedule.warmup_steps > 1:
             makers.append(lambda optimizer: _warmup(optimizer, schedule.warmup_steps))
-        if schedule.kind != "constant":
+        by_epoch = schedule.every_epochs if isinstance(schedule, StepSchedule) else None
+        if schedule.kind != "constant" and by_epoch is None:
             makers.append(lambda optimizer: _main(optimizer, schedule))
         self._parts = [make(optimizer) for make in makers for optimizer in self._optimizers]
+        self._by_epoch: list[LRScheduler] = []
+        if isinstance(schedule, StepSchedule) and by_epoch is not None:
+            self._by_epoch = [StepLR(optimizer, by_epoch, schedule.factor) for optimizer in self._optimizers]
 
     def step(self) -> None:
         """Moves the schedules on by one step. It is called after each step that was taken."""
@@ -51,11 +57,18 @@ class LearningRates:
 
     def begin_at(self, steps: int) -> None:
         """Moves the schedules on to where they are after so many steps, for a worker that joins a running job."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        with _no_warning_of_order():
             while self._done < steps and any(rests is None or self._done < rests for _, rests in self._parts):
                 self.step()
         self._done = max(self._done, steps)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Moves a schedule that counts epochs on to where it is in an epoch, from 1."""
+        with _no_warning_of_order():  # because a worker that joins has made no step of the epochs before
+            while self._epoch < epoch:
+                for scheduler in self._by_epoch:
+                    scheduler.step()
+                self._epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the schedules, and the rates that the job gives.
@@ -64,7 +77,8 @@ class LearningRates:
         """
         return {
             "done": self._done,
-            "schedulers": [scheduler.state_dict() for scheduler, _ in self._parts],
+            "epoch": self._epoch,
+            "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
             "rates": [{name: options["lr"] for name, options in given.items()} for given in self._given],
         }
 
@@ -74,16 +88,20 @@ class LearningRates:
         Raises:
             InvalidArgument: the state is of another schedule.
         """
-        if len(state["schedulers"]) != len(self._parts):
+        if len(state["schedulers"]) != len(self._schedulers):
             raise InvalidArgument("train.schedule: the schedule differs from the one in the checkpoint")
-        self._done, self._saved = state["done"], state.get("rates")
-        for (scheduler, _), saved in zip(self._parts, state["schedulers"], strict=True):
+        self._done, self._epoch, self._saved = state["done"], state["epoch"], state.get("rates")
+        for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
+
+    @property
+    def _schedulers(self) -> list[LRScheduler]:
+        return [*(scheduler for scheduler, _ in self._parts), *self._by_epoch]
 
     def take_given(self) -> None:
         """Puts the options that the job gives in place of those that optimizers got from a checkpoint.
 
-        A rate keeps its share, to which the schedule and the decays have brought it. It is called after all states
+        A rate keeps its share, to which the schedule has brought it. It is called after all states
         were loaded. Rates of a checkpoint that does not say what its job gave stay as they are.
         """
         share = self._share()
@@ -103,12 +121,6 @@ class LearningRates:
                     return float(group["lr"]) / saved[name]
         return 1.0
 
-    def scale(self, factor: float) -> None:
-        """Multiplies all learning rates by ``factor`` from now on."""
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] *= factor
-
 
 def _groups(optimizer: Optimizer) -> list[tuple[str, dict[str, Any]]]:
     """Returns the parameter groups by the name of their table, or by their number."""
@@ -119,12 +131,20 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
+@contextmanager
+def _no_warning_of_order() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        yield
+
+
 def _warmup(optimizer: Optimizer, steps: int) -> _Part:
     return LinearLR(optimizer, start_factor=1 / steps, total_iters=steps - 1), steps - 1
 
 
 def _main(optimizer: Optimizer, schedule: ScheduleConfig) -> _Part:
     if isinstance(schedule, StepSchedule):
+        assert schedule.every_steps is not None
         return StepLR(optimizer, schedule.every_steps, schedule.factor), None
     if isinstance(schedule, CosineSchedule):
         return CosineAnnealingLR(optimizer, schedule.total_steps), schedule.total_steps

@@ -65,7 +65,7 @@ def wrapped(model: nn.Module, train: TrainConfig, group: WorkerGroup) -> nn.Modu
         InvalidArgument: ``parallel.tensor`` finds no pair of layers that it can split, or
             ``find_unused_parameters`` is true where DDP is not used.
     """
-    parallel, finds = train.parallel, train.find_unused_parameters
+    parallel, finds = train.parts, train.find_unused_parameters
     if not isinstance(group, ParallelGroup) or parallel is None:
         if _has_dense_gradients(model) and not group.is_alone:
             return DistributedDataParallel(model, find_unused_parameters=finds)
@@ -78,7 +78,7 @@ def wrapped(model: nn.Module, train: TrainConfig, group: WorkerGroup) -> nn.Modu
     assert group.mesh is not None
     if parallel.tensor > 1:
         split_towers(model, group.mesh[TENSOR])
-    if parallel.fsdp:
+    if parallel.shard == "all":
         from torch.distributed.fsdp import fully_shard  # slow to import
 
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # no step changes logits in place

@@ -196,7 +196,7 @@ class PsBackend:
     @property
     def forwards_meet(self) -> bool:
         """Whether the towers are in parts, or a table is on the devices of the ranks."""
-        return self._job.train.parallel is not None or self._session.core.has_device_tables
+        return self._job.train.parts is not None or self._session.core.has_device_tables
 
     @property
     def dense(self) -> torch.optim.Optimizer | None:

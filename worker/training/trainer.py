@@ -95,7 +95,7 @@ class Trainer:
         self._bare = backend.build(lambda sparse: build_model(job.model, readers.spec, sparse=sparse))
         self._set_activation_checkpointing()
         is_kept = job.publish is not None or job.keep is not None
-        self._whole = WholeModel(self._bare, group) if job.train.parallel is not None and is_kept else None
+        self._whole = WholeModel(self._bare, group) if job.train.parts is not None and is_kept else None
         self._bare.to(group.device)
         self._placement = BatchPlacement(group.device, backend)
         self._model: nn.Module = wrapped(self._bare, job.train, group)
@@ -228,6 +228,7 @@ class Trainer:
                 if self._checkpoints is not None:
                     self._checkpoints.at_end(progress)
                 break
+            self._step.rates.begin_epoch(epoch)
             if not progress.is_trained:
                 self._train(epoch)
                 progress.is_trained = True
@@ -241,8 +242,6 @@ class Trainer:
                 stop.add(history[-1])
             progress.history = [asdict(result) for result in history]
             progress.begin_epoch(epoch + 1)
-            if epoch < train.epochs:
-                self._step.rates.scale(train.lr_decay)
             if best is not None:
                 best.add(history[-1], progress)
         if best is not None:

@@ -28,29 +28,32 @@ _DENSE_OPTIMIZERS: dict[str, Any] = {
 
 
 def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Makes torch's optimizer of the dense tower. With ``train.zero``, its state is spread over the workers.
+    """Makes torch's optimizer of the dense tower. With ``train.parallel.shard``
+    "optimizer", its state is spread over the workers.
 
     Args:
         train: the options of the job's optimizers.
         parameters: the parameters of the dense tower; a model of tables alone has none.
 
     Raises:
-        InvalidArgument: ``train.zero`` is true with one worker, or without parameters.
+        InvalidArgument: the state is to be spread, with one worker or without parameters.
     """
     config = train.dense_optimizer
     kind = _DENSE_OPTIMIZERS[config.kind]
     made: torch.optim.Optimizer
-    if not train.zero:
+    if train.parallel is None or train.parallel.shard != "optimizer":
         groups = [{"params": parameters}]  # torch refuses no parameters, and takes a group without any
         made = kind(groups, lr=config.lr, weight_decay=config.weight_decay)
     elif not parameters:
-        raise InvalidArgument("train.zero: true has no effect, as the model has no parameters besides its tables")
+        raise InvalidArgument(
+            "train.parallel.shard: optimizer has no effect, as the model has no parameters besides its tables"
+        )
     elif dist.is_initialized():
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import
 
         made = ZeroRedundancyOptimizer(parameters, kind, lr=config.lr, weight_decay=config.weight_decay)
     else:
-        raise InvalidArgument("train.zero: true needs at least 2 workers; this job has 1")
+        raise InvalidArgument("train.parallel.shard: optimizer needs at least 2 workers; this job has 1")
     return made
 
 
