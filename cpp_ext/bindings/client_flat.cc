@@ -19,8 +19,8 @@ namespace py = pybind11;
 
 using Blocks = std::vector<std::pair<py::array, py::array>>;
 
-std::vector<rpc::GradBlock> blocks_of(const Blocks& blocks, std::uint32_t dim) {
-  std::vector<rpc::GradBlock> out;
+std::vector<GradBlock> blocks_of(const Blocks& blocks, std::uint32_t dim) {
+  std::vector<GradBlock> out;
   for (const auto& [rows, grads] : blocks) {
     const auto keys = keys_of(rows);
     out.push_back({.dim = dim, .keys = keys, .grads = matrix_of(grads, "grads", keys.size(), dim)});
@@ -38,7 +38,7 @@ T* memory_of(py::array& array, const char* name, std::size_t rows, std::size_t c
   return static_cast<T*>(array.mutable_data());
 }
 
-rpc::FlatArrays arrays_of(const rpc::FlatRows& self, py::array& weights, py::array& state, py::array& counts) {
+FlatArrays arrays_of(const FlatRows& self, py::array& weights, py::array& state, py::array& counts) {
   const auto rows = static_cast<std::size_t>(counts.size());
   return {memory_of<float>(weights, "weights", rows, self.dim()),
           memory_of<float>(state, "state", rows, self.state_floats()),
@@ -71,18 +71,18 @@ std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> seal_rows(py::array& gra
 }  // namespace
 
 void bind_flat_rows(py::module_& module) {
-  py::class_<rpc::FlatRows>(module, "FlatRows")
+  py::class_<FlatRows>(module, "FlatRows")
       .def(py::init([](std::uint32_t id, std::uint32_t version, std::string name, std::uint32_t dim, int dtype,
                        std::uint64_t seed, const py::tuple& init, const py::dict& optimizer, const py::dict& policy) {
-             return value_or_raise(rpc::FlatRows::create(
-                 schema_of(id, version, std::move(name), dim, dtype, seed, init, optimizer, policy)));
+             return value_or_raise(
+                 FlatRows::create(schema_of(id, version, std::move(name), dim, dtype, seed, init, optimizer, policy)));
            }),
            py::kw_only(), py::arg("id"), py::arg("version"), py::arg("name"), py::arg("dim"), py::arg("dtype"),
            py::arg("seed"), py::arg("init"), py::arg("optimizer"), py::arg("policy"))
-      .def_property_readonly("state_floats", &rpc::FlatRows::state_floats)
+      .def_property_readonly("state_floats", &FlatRows::state_floats)
       .def(
           "initial",
-          [](const rpc::FlatRows& self, const py::array& keys) {
+          [](const FlatRows& self, const py::array& keys) {
             const auto wanted = keys_of(keys);
             std::vector<float> rows(wanted.size() * self.dim());
             {
@@ -94,7 +94,7 @@ void bind_flat_rows(py::module_& module) {
           py::arg("keys"))
       .def(
           "initial_state",
-          [](const rpc::FlatRows& self, const py::array& weights) {
+          [](const FlatRows& self, const py::array& weights) {
             const auto rows = static_cast<std::size_t>(weights.ndim() == 2 ? weights.shape(0) : 0);
             const float* given = matrix_of(weights, "weights", rows, self.dim());
             std::vector<float> state(rows * self.state_floats());
@@ -107,10 +107,10 @@ void bind_flat_rows(py::module_& module) {
           py::arg("weights"))
       .def(
           "apply",
-          [](const rpc::FlatRows& self, const Blocks& blocks, std::uint32_t workers, bool grad_sum, float lr,
+          [](const FlatRows& self, const Blocks& blocks, std::uint32_t workers, bool grad_sum, float lr,
              py::array weights, py::array state, py::array update_counts) {
             const auto wanted = blocks_of(blocks, self.dim());
-            const rpc::FlatArrays arrays = arrays_of(self, weights, state, update_counts);
+            const FlatArrays arrays = arrays_of(self, weights, state, update_counts);
             Status status = Status::ok();
             {
               const py::gil_scoped_release unlocked;

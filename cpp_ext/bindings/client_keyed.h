@@ -23,9 +23,9 @@ struct TableRef {
 
 // Scratch of one call; used again by the next.
 struct Workspace {
-  explicit Workspace(const rpc::RowReader& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
-  rpc::Partitioner partitioner;
-  rpc::Partition partition;
+  explicit Workspace(const RowReader& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
+  Partitioner partitioner;
+  Partition partition;
   std::vector<float> rows;
   std::vector<std::uint64_t> versions;
   std::vector<std::uint8_t> found;
@@ -38,17 +38,17 @@ class KeyedClient {
   [[nodiscard]] const std::shared_ptr<rpc::Client>& shards() const { return client_; }
 
   Status pull(const TableRef& table, std::span<const std::uint64_t> keys, float* rows, std::uint64_t* versions,
-              std::uint8_t* found, const rpc::CallOptions& options) {
+              std::uint8_t* found, const CallOptions& options) {
     Lease lease(*this);
     Workspace& work = *lease.workspace;
     work.partitioner.partition(table.table_id, keys, work.partition);
     const std::size_t uniques = work.partition.keys.size();
-    rpc::TablePull pull{.table_id = table.table_id,
-                        .schema_version = table.schema_version,
-                        .dim = table.dim,
-                        .keys = work.partition.keys,
-                        .shard_begin = work.partition.shard_begin,
-                        .rows = {rows, uniques * table.dim}};
+    TablePull pull{.table_id = table.table_id,
+                   .schema_version = table.schema_version,
+                   .dim = table.dim,
+                   .keys = work.partition.keys,
+                   .shard_begin = work.partition.shard_begin,
+                   .rows = {rows, uniques * table.dim}};
     if (versions != nullptr) pull.versions = {versions, uniques};
     if (found != nullptr) pull.found = {found, uniques};
     if (in_order(work, keys)) return client_->pull(std::span(&pull, 1), options);
@@ -80,13 +80,13 @@ class KeyedClient {
     Lease lease(*this);
     Workspace& work = *lease.workspace;
     work.partitioner.partition(table.table_id, keys, work.partition);
-    rpc::TablePush push{.table_id = table.table_id,
-                        .schema_version = table.schema_version,
-                        .dim = table.dim,
-                        .lr = lr,
-                        .keys = work.partition.keys,
-                        .shard_begin = work.partition.shard_begin,
-                        .grads = {values, work.partition.keys.size() * table.dim}};
+    TablePush push{.table_id = table.table_id,
+                   .schema_version = table.schema_version,
+                   .dim = table.dim,
+                   .lr = lr,
+                   .keys = work.partition.keys,
+                   .shard_begin = work.partition.shard_begin,
+                   .grads = {values, work.partition.keys.size() * table.dim}};
     if (!in_order(work, keys)) {
       gather(work, table.dim, keys.size(), values, sums);
       push.grads = work.rows;

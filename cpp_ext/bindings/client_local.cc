@@ -24,7 +24,7 @@ class LocalCluster {
       raise_if_error(store.status());
       stores_.push_back(std::move(store).value());
     }
-    auto shards_over_stores = rpc::LocalShards::create(stores_);
+    auto shards_over_stores = LocalShards::create(stores_);
     raise_if_error(shards_over_stores.status());
     shards_ = std::move(shards_over_stores).value();
   }
@@ -43,17 +43,17 @@ class LocalCluster {
     return rows;
   }
   // Shards for one session: each session is a worker with sequences of its own.
-  [[nodiscard]] std::shared_ptr<rpc::LocalShards> shards() const { return shards_->for_another_worker(); }
+  [[nodiscard]] std::shared_ptr<LocalShards> shards() const { return shards_->for_another_worker(); }
 
  private:
   std::vector<std::shared_ptr<Store>> stores_;
-  std::shared_ptr<rpc::LocalShards> shards_;
+  std::shared_ptr<LocalShards> shards_;
 };
 
 }  // namespace
 
 void bind_local_shards(py::module_& module) {
-  py::class_<rpc::LocalShards, rpc::RowReader, std::shared_ptr<rpc::LocalShards>>(module, "LocalShards");
+  py::class_<LocalShards, RowReader, std::shared_ptr<LocalShards>>(module, "LocalShards");
   py::class_<LocalCluster>(module, "LocalCluster")
       .def(py::init<std::uint32_t, std::uint32_t, std::uint64_t>(), py::kw_only(), py::arg("shards"),
            py::arg("slot_count"), py::arg("memory_budget_bytes"))

@@ -39,7 +39,7 @@ std::span<const std::uint64_t> lookup_keys(const py::array& keys) {
 struct LookupPart {
   std::uint32_t dim = 0;
   std::span<const std::uint64_t> keys;
-  rpc::Partition partition;
+  Partition partition;
   std::vector<float> rows;
   std::vector<std::uint64_t> versions;
   std::vector<std::uint8_t> found;
@@ -122,8 +122,8 @@ class LookupClient {
  private:
   Status ask(const std::vector<TableLookup>& tables, std::vector<LookupPart>& parts, const rpc::LookupOptions& options,
              std::vector<rpc::ShardAnswer>& answers) const {
-    std::vector<rpc::TablePull> pulls;
-    rpc::Partitioner partitioner(client_->slot_owner(), client_->shard_count());
+    std::vector<TablePull> pulls;
+    Partitioner partitioner(client_->slot_owner(), client_->shard_count());
     for (std::size_t t = 0; t < parts.size(); ++t) {
       LookupPart& part = parts[t];
       partitioner.partition(std::get<0>(tables[t]), part.keys, part.partition);
@@ -172,8 +172,8 @@ std::unique_ptr<LookupClient> make_lookup_client(const std::vector<std::pair<std
 }  // namespace
 
 void bind_lookup(py::module_& module) {
-  py::class_<rpc::LookupShards, rpc::RowReader, std::shared_ptr<rpc::LookupShards>>(module, "LookupShards");
-  py::class_<CachedLookups, rpc::RowReader, std::shared_ptr<CachedLookups>>(module, "CachedLookups")
+  py::class_<rpc::LookupShards, RowReader, std::shared_ptr<rpc::LookupShards>>(module, "LookupShards");
+  py::class_<CachedLookups, RowReader, std::shared_ptr<CachedLookups>>(module, "CachedLookups")
       .def(py::init([](std::shared_ptr<rpc::LookupShards> shards,
                        const std::vector<std::pair<std::uint32_t, std::uint32_t>>& tables, std::uint64_t capacity_bytes,
                        std::int64_t ttl_ms) {

@@ -68,7 +68,7 @@ py::dict stats_of(const Session& session) {
   return out;
 }
 
-std::shared_ptr<Session> make_session(std::shared_ptr<rpc::RowReader> shards, std::int64_t first_step,
+std::shared_ptr<Session> make_session(std::shared_ptr<RowReader> shards, std::int64_t first_step,
                                       std::uint64_t first_sequence, bool clocked, bool grad_sum,
                                       std::int64_t deadline_ms, std::uint64_t cache_bytes, std::int64_t cache_staleness,
                                       bool cache_exact, const std::string& cache_dtype, std::uint64_t no_grad_bytes,

@@ -94,12 +94,12 @@ std::shared_ptr<KeyedClient> connect(const std::vector<std::pair<std::string, st
   return std::make_shared<KeyedClient>(value_or_raise(std::move(client)));
 }
 
-rpc::CallOptions call_options(std::int64_t step, std::int64_t deadline_ms) {
+CallOptions call_options(std::int64_t step, std::int64_t deadline_ms) {
   if (deadline_ms < 1) refuse(not_allowed("deadline_ms", deadline_ms, ">= 1"));
   return {.deadline = std::chrono::milliseconds(deadline_ms), .step = step};
 }
 
-rpc::CommitOptions commit_options(std::uint64_t sequence, std::int64_t step, bool grad_sum, std::int64_t deadline_ms) {
+CommitOptions commit_options(std::uint64_t sequence, std::int64_t step, bool grad_sum, std::int64_t deadline_ms) {
   const auto call = call_options(step, deadline_ms);
   return {.deadline = call.deadline, .sequence = sequence, .step = step, .grad_sum = grad_sum};
 }
@@ -141,7 +141,7 @@ bool refuses_nonfinite(const std::string& on_nonfinite) {
   refuse(not_allowed("on_nonfinite", on_nonfinite, "raise, send"));
 }
 
-template <Status (rpc::Client::*kSend)(std::span<const rpc::TablePush>, const rpc::CommitOptions&)>
+template <Status (rpc::Client::*kSend)(std::span<const TablePush>, const CommitOptions&)>
 void push(KeyedClient& client, std::uint32_t table_id, const py::array& keys, const py::array& grads, std::uint32_t dim,
           float lr, std::uint64_t sequence, std::uint32_t schema_version, std::int64_t step, bool grad_sum,
           std::int64_t deadline_ms, const std::string& on_nonfinite) {
@@ -155,7 +155,7 @@ void push(KeyedClient& client, std::uint32_t table_id, const py::array& keys, co
     const py::gil_scoped_release unlocked;
     if (checks) status = check_finite(ids, values, dim);
     if (status.is_ok()) {
-      status = client.push({table_id, schema_version, dim}, ids, values, lr, true, [&](const rpc::TablePush& push) {
+      status = client.push({table_id, schema_version, dim}, ids, values, lr, true, [&](const TablePush& push) {
         return ((*client.shards()).*kSend)(std::span(&push, 1), options);
       });
     }
@@ -163,7 +163,7 @@ void push(KeyedClient& client, std::uint32_t table_id, const py::array& keys, co
   raise_if_error(status);
 }
 
-template <Status (rpc::Client::*kSignal)(const rpc::CommitOptions&)>
+template <Status (rpc::Client::*kSignal)(const CommitOptions&)>
 void signal(KeyedClient& client, std::uint64_t sequence, std::int64_t step, bool grad_sum, std::int64_t deadline_ms) {
   const auto options = commit_options(sequence, step, grad_sum, deadline_ms);
   Status status;
@@ -184,9 +184,8 @@ void assign(KeyedClient& client, std::uint32_t table_id, const py::array& keys, 
   Status status;
   {
     const py::gil_scoped_release unlocked;
-    status = client.push({table_id, schema_version, dim}, ids, values, 0.0f, false, [&](const rpc::TablePush& push) {
-      return client.shards()->assign(std::span(&push, 1), options);
-    });
+    status = client.push({table_id, schema_version, dim}, ids, values, 0.0f, false,
+                         [&](const TablePush& push) { return client.shards()->assign(std::span(&push, 1), options); });
   }
   raise_if_error(status);
 }
@@ -199,8 +198,8 @@ std::uint64_t erase(KeyedClient& client, std::uint32_t table_id, const py::array
   Result<std::uint64_t> erased = std::uint64_t{0};
   {
     const py::gil_scoped_release unlocked;
-    rpc::Partition partition;
-    rpc::Partitioner(client.shards()->slot_owner(), client.shards()->shard_count()).partition(table_id, ids, partition);
+    Partition partition;
+    Partitioner(client.shards()->slot_owner(), client.shards()->shard_count()).partition(table_id, ids, partition);
     erased = client.shards()->erase(table_id, partition.keys, partition.shard_begin, options);
   }
   return value_or_raise(std::move(erased));
@@ -210,7 +209,7 @@ std::uint64_t erase(KeyedClient& client, std::uint32_t table_id, const py::array
 class Scan {
  public:
   Scan(std::shared_ptr<KeyedClient> client, std::uint32_t table_id, std::uint32_t shard, std::uint32_t max_rows,
-       bool with_state, rpc::CallOptions options)
+       bool with_state, CallOptions options)
       : client_(std::move(client)),
         table_id_(table_id),
         shard_(shard),
@@ -246,7 +245,7 @@ class Scan {
   std::uint32_t shard_;
   std::uint32_t max_rows_;
   bool with_state_;
-  rpc::CallOptions options_;
+  CallOptions options_;
   std::uint64_t cursor_ = 0;
   bool ended_ = false;
 };
@@ -282,9 +281,9 @@ void set_trace(const py::bytes& trace_id, const py::bytes& span_id) {
 
 void bind_shards(py::module_& module) {
   module.def("set_trace", &set_trace, py::arg("trace_id") = py::bytes(), py::arg("span_id") = py::bytes());
-  py::class_<rpc::RowReader, std::shared_ptr<rpc::RowReader>>(module, "RowReader")
-      .def_property_readonly("shard_count", &rpc::RowReader::shard_count);
-  py::class_<rpc::Client, rpc::RowReader, std::shared_ptr<rpc::Client>>(module, "ClientShards");
+  py::class_<RowReader, std::shared_ptr<RowReader>>(module, "RowReader")
+      .def_property_readonly("shard_count", &RowReader::shard_count);
+  py::class_<rpc::Client, RowReader, std::shared_ptr<rpc::Client>>(module, "ClientShards");
   py::class_<Scan>(module, "Scan").def("__iter__", [](py::object self) { return self; }).def("__next__", &Scan::next);
   constexpr std::int64_t kDeadline = 30'000;
   py::class_<KeyedClient, std::shared_ptr<KeyedClient>>(module, "Client")

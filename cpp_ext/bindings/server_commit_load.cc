@@ -20,14 +20,14 @@ constexpr std::uint32_t kStride = 7919;  // a prime: workers commit in another o
 using Clock = std::chrono::steady_clock;
 
 // A step of all workers: each asks whether it may read, then each commits. Adds what the commits took.
-Status take_step(rpc::CommitLog& log, std::uint32_t workers, std::int64_t step, Clock::duration& commits) {
+Status take_step(CommitLog& log, std::uint32_t workers, std::int64_t step, Clock::duration& commits) {
   for (std::uint32_t worker = 1; worker <= workers; ++worker) {
     log.when_readable(1, worker, 1, step, Clock::now() + std::chrono::seconds(60), [](const Status&) {});
     static_cast<void>(log.steps_behind(1, step));
   }
   const Clock::time_point begin = Clock::now();
   for (std::uint32_t i = 0; i < workers; ++i) {
-    rpc::Commit commit;
+    Commit commit;
     commit.job_id = 1;
     commit.worker_id = 1 + static_cast<std::uint32_t>(std::uint64_t{i} * kStride % workers);
     commit.worker_epoch = 1;
@@ -46,8 +46,8 @@ double empty_commit_seconds(std::uint32_t workers, std::int64_t steps, std::opti
   }
   const py::gil_scoped_release released;
   const auto store = value_or_raise(Store::create({}));
-  rpc::CommitLog log(*store);
-  rpc::JobSpec spec;
+  CommitLog log(*store);
+  JobSpec spec;
   spec.job_id = 1;
   spec.name = "bench/scale";
   spec.staleness = staleness;

@@ -84,21 +84,21 @@ using SpanTuple = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::i
 void set_job(rpc::Server& server, std::uint32_t job_id, std::string name, std::optional<std::uint32_t> staleness,
              const std::vector<std::variant<SpanTuple, MemberTuple>>& members, std::int64_t first_step,
              std::uint32_t generation, std::uint64_t operation, std::uint32_t quorum) {
-  rpc::JobSpec spec{.job_id = job_id,
-                    .name = std::move(name),
-                    .staleness = staleness,
-                    .members = {},
-                    .first_step = first_step,
-                    .generation = generation,
-                    .operation = operation,
-                    .quorum = quorum};
+  JobSpec spec{.job_id = job_id,
+               .name = std::move(name),
+               .staleness = staleness,
+               .members = {},
+               .first_step = first_step,
+               .generation = generation,
+               .operation = operation,
+               .quorum = quorum};
   for (const auto& member : members) {
     if (const auto* plain = std::get_if<MemberTuple>(&member)) {
       const auto& [worker_id, epoch, rank] = *plain;
       spec.members.push_back({.worker_id = worker_id, .epoch = epoch, .rank = rank});
     } else {
       const auto& [worker_id, epoch, rank, first, until, final_sequence, proof] = std::get<SpanTuple>(member);
-      spec.members.push_back({worker_id, epoch, rank, first, until.value_or(rpc::kForever), final_sequence,
+      spec.members.push_back({worker_id, epoch, rank, first, until.value_or(kForever), final_sequence,
                               bytes_of_proof<32>(std::string(proof))});
     }
   }
@@ -114,7 +114,7 @@ using ReportTuple =
     std::tuple<std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t>;
 
 std::vector<ReportTuple> freeze_job(rpc::Server& server, std::uint32_t job_id, std::uint64_t operation,
-                                    const std::vector<rpc::WorkerKey>& fence, std::uint32_t lease_ms) {
+                                    const std::vector<WorkerKey>& fence, std::uint32_t lease_ms) {
   std::optional<std::chrono::milliseconds> lease;
   if (lease_ms != 0) lease = std::chrono::milliseconds(lease_ms);
   const auto reports = [&] {
@@ -123,7 +123,7 @@ std::vector<ReportTuple> freeze_job(rpc::Server& server, std::uint32_t job_id, s
   }();
   raise_if_error(reports.status());
   std::vector<ReportTuple> out;
-  for (const rpc::WorkerReport& report : reports.value()) {
+  for (const WorkerReport& report : reports.value()) {
     out.emplace_back(report.worker_id, report.epoch, report.committed_sequence, report.committed_step,
                      report.prepared_sequence, report.steps_taken, report.writes_taken);
   }
@@ -201,7 +201,7 @@ py::dict stats(const rpc::Server& server) {
 std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint64_t, std::uint64_t>> lost_commits(
     const rpc::Server& server) {
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint64_t, std::uint64_t>> out;
-  for (const rpc::LostRange& range : server.lost_commits()) {
+  for (const LostRange& range : server.lost_commits()) {
     out.emplace_back(range.job_id, range.worker_id, range.epoch, range.is_steps, range.first, range.last);
   }
   return out;

@@ -188,10 +188,10 @@ void set_sequences(Store& store, const py::array& slots, const py::array& sequen
   }
 }
 
-py::dict dict_of(const rpc::JobImage& job) {
+py::dict dict_of(const JobImage& job) {
   py::list workers;
-  for (const rpc::WorkerImage& worker : job.workers) {
-    const rpc::WindowImage& window = worker.window;
+  for (const WorkerImage& worker : job.workers) {
+    const WindowImage& window = worker.window;
     py::dict out;
     out["worker_id"] = worker.worker_id;
     out["epoch"] = worker.epoch;
@@ -214,12 +214,12 @@ py::dict dict_of(const rpc::JobImage& job) {
   return out;
 }
 
-rpc::JobImage image_of(const py::dict& job) {
-  rpc::JobImage image{.job_id = job["job_id"].cast<std::uint32_t>(),
-                      .generation = job["generation"].cast<std::uint32_t>(),
-                      .completed = job["completed"].cast<std::int64_t>(),
-                      .lossy = job.contains("lossy") && job["lossy"].cast<bool>(),
-                      .workers = {}};
+JobImage image_of(const py::dict& job) {
+  JobImage image{.job_id = job["job_id"].cast<std::uint32_t>(),
+                 .generation = job["generation"].cast<std::uint32_t>(),
+                 .completed = job["completed"].cast<std::int64_t>(),
+                 .lossy = job.contains("lossy") && job["lossy"].cast<bool>(),
+                 .workers = {}};
   for (const py::handle worker : job["workers"]) {
     image.workers.push_back({worker["worker_id"].cast<std::uint32_t>(),
                              worker["epoch"].cast<std::uint32_t>(),
@@ -242,9 +242,9 @@ using TargetTuple = std::tuple<std::uint32_t, std::uint64_t, std::int64_t,
 py::tuple cut(rpc::Server& server, std::shared_ptr<Store> store, const std::vector<TargetTuple>& jobs,
               std::uint32_t deadline_ms, std::uint64_t side_budget_bytes, std::uint32_t longest_stall_ms,
               const std::optional<py::array>& since) {
-  std::vector<rpc::CutTarget> targets;
+  std::vector<CutTarget> targets;
   for (const auto& [job_id, operation, step, workers] : jobs) {
-    rpc::CutTarget target{.job_id = job_id, .operation = operation, .step = step, .workers = {}};
+    CutTarget target{.job_id = job_id, .operation = operation, .step = step, .workers = {}};
     for (const auto& [worker_id, epoch, sequence] : workers) target.workers.push_back({worker_id, epoch, sequence});
     targets.push_back(std::move(target));
   }
@@ -255,7 +255,7 @@ py::tuple cut(rpc::Server& server, std::shared_ptr<Store> store, const std::vect
   }();
   rpc::Server::Cut taken = value_or_raise(std::move(made));
   py::list images;
-  for (const rpc::JobImage& job : taken.jobs) images.append(dict_of(job));
+  for (const JobImage& job : taken.jobs) images.append(dict_of(job));
   return py::make_tuple(std::make_unique<SnapshotBox>(std::move(store), std::move(taken.rows)), images);
 }
 
@@ -330,7 +330,7 @@ void bind_snapshot(py::module_& module) {
       .def(
           "install_jobs",
           [](rpc::Server& server, const std::vector<py::dict>& jobs) {
-            std::vector<rpc::JobImage> images;
+            std::vector<JobImage> images;
             for (const py::dict& job : jobs) images.push_back(image_of(job));
             server.install_jobs(images);
           },

@@ -5,7 +5,7 @@
 #include <map>
 #include <new>
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 // A store that throws has failed; the changes that it reported before stay known.
@@ -147,4 +147,4 @@ void CommitApplier::reduce_and_apply(std::span<Kept> commits, std::uint32_t work
   }
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -12,7 +12,7 @@
 #include "store/store.h"
 #include "util/status.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 // A commit that is accepted but not applied, with the memory that it was promised.
 struct Kept {
@@ -56,4 +56,4 @@ class CommitApplier {
   const ParallelFor parallel_for_;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

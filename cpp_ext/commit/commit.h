@@ -8,7 +8,7 @@
 
 #include "schema/schema.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 // One table's gradients within a commit, owned (the body of a received frame) or borrowed.
 struct GradBlock {
@@ -49,4 +49,4 @@ struct CommitResult {
   bool aborted = false;  // ABORT has finished this sequence
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

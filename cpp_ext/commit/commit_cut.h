@@ -9,7 +9,7 @@
 
 #include "commit/commit.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 // Where a held job is cut, as the coordinator named it from all shards' reports. Commits up to it are still taken.
 struct CutTarget {
@@ -51,4 +51,4 @@ struct JobImage {
   std::vector<WorkerImage> workers;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -4,7 +4,7 @@
 
 #include "util/not_allowed.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 Status step_taken(const Commit& commit) {
@@ -388,4 +388,4 @@ std::map<std::uint32_t, std::int64_t> CommitLog::highest_steps() const {
   return steps;
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -59,7 +59,7 @@
 #include "store/store.h"
 #include "util/status.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 struct Member {
   std::uint32_t worker_id = 0;
@@ -261,4 +261,4 @@ class CommitLog {
   CommitLogStats stats_;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

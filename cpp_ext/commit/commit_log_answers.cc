@@ -1,7 +1,7 @@
 // The shard's memory of commits: the answers to repeats, and which commits are lost.
 #include "commit/commit_log.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 // Returns a sequence's answer, once the thread that applies it is done; nullopt when the sequence is new.
 Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& job, const Commit& commit) {
@@ -94,4 +94,4 @@ std::vector<LostRange> CommitLog::lost() const {
   return lost_.ranges();
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -3,7 +3,7 @@
 
 #include "commit/commit_log.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 CommitLog::JobPtr CommitLog::frozen_job(const CutTarget& target) const {
   const auto found = jobs_.find(target.job_id);
@@ -174,4 +174,4 @@ JobWindow::JobWindow(const WindowImage& image)
   for (const std::uint64_t sequence : image.aborted) answers_[sequence] = {End::kAborted, 0};
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

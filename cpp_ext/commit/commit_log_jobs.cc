@@ -5,7 +5,7 @@
 #include "commit/commit_log.h"
 #include "util/not_allowed.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 Status check_members(const JobSpec& spec) {
@@ -280,4 +280,4 @@ Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   return Status::ok();
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

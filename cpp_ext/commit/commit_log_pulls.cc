@@ -5,7 +5,7 @@
 #include "commit/commit_log.h"
 #include "util/not_allowed.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 void CommitLog::note_staleness(const Job& job, std::int64_t step) {
   const std::uint64_t behind = job.steps_behind(step);
@@ -105,4 +105,4 @@ void CommitLog::fail_parked(const Status& status) {
   deliver(outcomes);
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

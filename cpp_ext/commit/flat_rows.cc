@@ -7,7 +7,7 @@
 
 #include "util/not_allowed.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 Result<std::unique_ptr<FlatRows>> FlatRows::create(const TableSchema& schema) {
   SR_RETURN_IF_ERROR(validate(schema));
@@ -62,4 +62,4 @@ void FlatRows::apply_rows(std::span<const std::uint64_t> rows, const float* grad
   }
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

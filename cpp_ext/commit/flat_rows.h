@@ -14,7 +14,7 @@
 #include "schema/schema.h"
 #include "store/table/initial_rows.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 // Row i of each array belongs to the same key.
 struct FlatArrays {
@@ -54,4 +54,4 @@ class FlatRows {
   std::unique_ptr<const Optimizer> optimizer_;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

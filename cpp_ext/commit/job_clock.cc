@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <utility>
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 std::vector<JobWindow::Range> JobWorker::name_step(std::int64_t step) {
   if (named_a_step) return {};
@@ -164,4 +164,4 @@ std::uint64_t Job::drop(const WorkerKey& key) {
   return bytes;
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

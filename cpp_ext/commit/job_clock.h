@@ -23,7 +23,7 @@
 #include "commit/worker_clocks.h"
 #include "util/status.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 using WorkerKey = std::pair<std::uint32_t, std::uint32_t>;  // (worker id, epoch)
 using ProofDigest = std::array<std::byte, 32>;              // SHA-256 of a worker's proof
@@ -147,4 +147,4 @@ struct Job {
   std::uint64_t drop(const WorkerKey& key);
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -4,7 +4,7 @@
 
 #include "commit/job_clock.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 std::uint32_t Job::needed(std::int64_t step) const {
   const std::uint32_t all = counted(step);
@@ -44,4 +44,4 @@ std::vector<std::uint32_t> Job::absent_from(std::int64_t step) const {
   return absent;
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

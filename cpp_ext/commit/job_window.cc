@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 JobWindow::Answers JobWindow::answers() const {
   Answers answers;
@@ -125,4 +125,4 @@ std::uint64_t JobWindow::drop_prepared() {
   return bytes;
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -20,7 +20,7 @@
 #include "commit/apply_commits.h"
 #include "commit/commit_cut.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 class JobWindow {
  public:
@@ -108,4 +108,4 @@ class JobWindow {
   std::optional<Kept> prepared_;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

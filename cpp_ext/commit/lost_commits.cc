@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 std::uint64_t LostCommits::add(const LostRange& range) {
   if (range.last < range.first) return 0;
@@ -41,4 +41,4 @@ std::vector<LostRange> LostCommits::ranges() const {
   return all;
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

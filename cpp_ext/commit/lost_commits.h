@@ -15,7 +15,7 @@
 
 #include "commit/job_clock.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 struct LostRange {
   std::uint32_t job_id = 0;
@@ -49,4 +49,4 @@ class LostCommits {
   std::uint64_t count_ = 0;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

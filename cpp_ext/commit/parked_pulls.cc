@@ -1,6 +1,6 @@
 #include "commit/parked_pulls.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 void ParkedPulls::add(ParkedPull pull) {
   const std::uint64_t number = next_++;
@@ -42,4 +42,4 @@ ParkedPull ParkedPulls::take(std::uint64_t number) {
   return pull;
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -15,7 +15,7 @@
 
 #include "util/status.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 struct ParkedPull {
   std::uint32_t worker_id = 0;
@@ -46,4 +46,4 @@ class ParkedPulls {
   std::set<std::pair<std::chrono::steady_clock::time_point, std::uint64_t>> by_deadline_;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -5,7 +5,7 @@
 
 #include "util/partition.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 constexpr std::array<std::uint16_t, 2> kOneShard{0, 0};
@@ -84,4 +84,4 @@ void reduce(std::uint32_t table_id, std::uint32_t dim, std::span<const ReduceInp
   }
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

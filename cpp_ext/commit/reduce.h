@@ -8,7 +8,7 @@
 
 #include "commit/commit.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 // Runs `work(part)` for part in [0, parts) and returns when all are done.
 using ParallelFor = std::function<void(std::uint32_t parts, const std::function<void(std::uint32_t)>& work)>;
@@ -32,4 +32,4 @@ struct Reduced {
 void reduce(std::uint32_t table_id, std::uint32_t dim, std::span<const ReduceInput> inputs, std::uint32_t parts,
             const ParallelFor& parallel_for, Reduced& out);
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

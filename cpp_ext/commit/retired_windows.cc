@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 void RetiredWindows::add(std::uint32_t job_id, const WorkerKey& worker, const JobWindow& window,
                          Clock::time_point now) {
@@ -74,4 +74,4 @@ void RetiredWindows::clear() {
   order_.clear();
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -18,7 +18,7 @@
 
 #include "commit/job_clock.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 class RetiredWindows {
  public:
@@ -53,4 +53,4 @@ class RetiredWindows {
   std::deque<Key> order_;  // oldest first; may name windows that were forgotten
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

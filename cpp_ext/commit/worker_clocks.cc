@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 void count(std::map<std::int64_t, std::uint32_t>& steps, std::int64_t step) { ++steps[step]; }
@@ -86,4 +86,4 @@ bool WorkerClocks::is_done(std::int64_t step) const {
                       [step](const auto& interval) { return step <= interval.second; });
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 inline constexpr std::int64_t kForever = INT64_MAX;
 
@@ -53,4 +53,4 @@ class WorkerClocks {
   std::multimap<std::int64_t, std::int64_t> unfinished_;
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

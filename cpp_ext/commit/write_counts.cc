@@ -2,7 +2,7 @@
 
 #include <random>
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 std::uint64_t random_number() {
@@ -40,4 +40,4 @@ void WriteCounts::forget(const Writer& writer) {
   for (auto& [table_id, table] : tables_) table.own.erase(writer);
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

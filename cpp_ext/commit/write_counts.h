@@ -14,7 +14,7 @@
 
 #include "util/gone_entries.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 class WriteCounts {
  public:
@@ -66,4 +66,4 @@ class WriteCounts {
   std::unordered_map<std::uint32_t, Table> tables_;  // guarded by mutex_
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

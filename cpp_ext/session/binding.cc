@@ -91,9 +91,9 @@ Status Binding::complete(TableStep& part, TableStep& other) {
     return Status::ok();
   }
   if (state_->merged_this_step.load(std::memory_order_relaxed)) ++state_->counters.lookups_missed;
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   part.pending(pulls);
-  const rpc::CallOptions options = state_->pull_options(/*train=*/true);
+  const CallOptions options = state_->pull_options(/*train=*/true);
   const bool is_past_cache = &part == &no_grad_ && is_no_grad_aged_;
   const Status status = is_past_cache ? state_->pull_past_cache(pulls, options)
                                       : state_->pull_step(pulls, options, /*before_asking=*/true);
@@ -142,7 +142,7 @@ void Binding::keep_rows_of_step(bool is_without_gradient) {
   part.fill_pending(is_without_gradient ? step_ : no_grad_);
 }
 
-void Binding::take_ahead(TableStep& ahead, rpc::Partitioner& partitioner) {
+void Binding::take_ahead(TableStep& ahead, Partitioner& partitioner) {
   if (NoGradScope::is_active()) {
     no_grad_ahead().take(ahead, partitioner);
     return count_no_grad_bytes();
@@ -177,7 +177,7 @@ Result<Lookup> Binding::read(const IdsRef& ids) {
 }
 
 Status Binding::pull_pending(TableStep& step, bool train) {
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   step.pending(pulls);
   const Status status = state_->pull_step(pulls, state_->pull_options(train), /*before_asking=*/true);
   if (!status.is_ok()) {

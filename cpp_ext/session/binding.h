@@ -102,7 +102,7 @@ class Binding {
   // After a pull of pending keys: rows of this step that were read before stay as they were.
   void keep_rows_of_step(bool is_without_gradient);
   // Moves rows that were prefetched in. Those of batches that no lookup with gradient came for are bounded, too.
-  void take_ahead(TableStep& ahead, rpc::Partitioner& partitioner);
+  void take_ahead(TableStep& ahead, Partitioner& partitioner);
   void end_step();
   [[nodiscard]] Status not_looked_up(std::int64_t id) const;
 

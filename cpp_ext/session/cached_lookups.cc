@@ -8,7 +8,7 @@
 
 namespace sparserow {
 
-Result<std::shared_ptr<CachedLookups>> CachedLookups::create(std::shared_ptr<rpc::RowReader> shards,
+Result<std::shared_ptr<CachedLookups>> CachedLookups::create(std::shared_ptr<RowReader> shards,
                                                              std::span<const CachedTable> tables,
                                                              const CachedLookupsOptions& options) {
   if (options.ttl.count() < 1) {
@@ -35,13 +35,13 @@ std::int64_t CachedLookups::now_ms() const {
 }
 
 // Requests that ask for more than rows go by.
-bool CachedLookups::is_cached(const rpc::TablePull& table) const {
+bool CachedLookups::is_cached(const TablePull& table) const {
   const auto found = tables_.find(table.table_id);
   return found != tables_.end() && found->second.first == table.dim && table.versions.empty() && table.found.empty() &&
          table.known.empty();
 }
 
-void CachedLookups::probe(const rpc::TablePull& table, std::int64_t asked_at, Rest& rest) {
+void CachedLookups::probe(const TablePull& table, std::int64_t asked_at, Rest& rest) {
   std::vector<Cached> found(table.keys.size());
   std::vector<std::int64_t> kept_since(table.keys.size());
   rest.versions.resize(table.keys.size());
@@ -72,7 +72,7 @@ void CachedLookups::probe(const rpc::TablePull& table, std::int64_t asked_at, Re
   hit_age_ms_ += static_cast<std::uint64_t>(age_ms);
 }
 
-void CachedLookups::take(const rpc::TablePull& table, const Rest& rest, std::int64_t asked_at) {
+void CachedLookups::take(const TablePull& table, const Rest& rest, std::int64_t asked_at) {
   for (std::size_t i = 0; i < rest.places.size(); ++i) {
     std::memcpy(table.rows.data() + rest.places[i] * table.dim, rest.rows.data() + i * table.dim,
                 table.dim * sizeof(float));
@@ -82,12 +82,12 @@ void CachedLookups::take(const rpc::TablePull& table, const Rest& rest, std::int
   cache.put(table.table_id, rest.keys, rest.versions.data(), rest.rows.data(), asked_at);
 }
 
-Status CachedLookups::pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {
+Status CachedLookups::pull(std::span<const TablePull> tables, const CallOptions& options) {
   const std::int64_t asked_at = now_ms();
   std::vector<Rest> rests(tables.size());
-  std::vector<rpc::TablePull> asked;
+  std::vector<TablePull> asked;
   for (std::size_t t = 0; t < tables.size(); ++t) {
-    rpc::TablePull request = tables[t];
+    TablePull request = tables[t];
     if (is_cached(request)) {
       probe(request, asked_at, rests[t]);
       if (rests[t].keys.empty()) continue;

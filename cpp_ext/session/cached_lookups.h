@@ -35,15 +35,15 @@ struct CachedTable {
   std::uint32_t dim = 0;
 };
 
-class CachedLookups final : public rpc::RowReader {
+class CachedLookups final : public RowReader {
  public:
   // InvalidArgument names the least that capacity_bytes must be, or the ttl. Tables that
   // are not named are not cached.
-  static Result<std::shared_ptr<CachedLookups>> create(std::shared_ptr<rpc::RowReader> shards,
+  static Result<std::shared_ptr<CachedLookups>> create(std::shared_ptr<RowReader> shards,
                                                        std::span<const CachedTable> tables,
                                                        const CachedLookupsOptions& options);
 
-  Status pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) override;
+  Status pull(std::span<const TablePull> tables, const CallOptions& options) override;
 
   struct Stats {
     std::uint64_t hits = 0;        // rows
@@ -57,7 +57,7 @@ class CachedLookups final : public rpc::RowReader {
   [[nodiscard]] std::span<const std::uint16_t> slot_owner() const noexcept override { return shards_->slot_owner(); }
 
  private:
-  CachedLookups(std::shared_ptr<rpc::RowReader> shards, const CachedLookupsOptions& options)
+  CachedLookups(std::shared_ptr<RowReader> shards, const CachedLookupsOptions& options)
       : shards_(std::move(shards)), options_(options) {}
 
   // What of one request is not here: some of its keys, with their places in it.
@@ -69,11 +69,11 @@ class CachedLookups final : public rpc::RowReader {
     std::vector<float> rows;
   };
   [[nodiscard]] std::int64_t now_ms() const;
-  [[nodiscard]] bool is_cached(const rpc::TablePull& table) const;
-  void probe(const rpc::TablePull& table, std::int64_t asked_at, Rest& rest);
-  void take(const rpc::TablePull& table, const Rest& rest, std::int64_t asked_at);
+  [[nodiscard]] bool is_cached(const TablePull& table) const;
+  void probe(const TablePull& table, std::int64_t asked_at, Rest& rest);
+  void take(const TablePull& table, const Rest& rest, std::int64_t asked_at);
 
-  const std::shared_ptr<rpc::RowReader> shards_;
+  const std::shared_ptr<RowReader> shards_;
   const CachedLookupsOptions options_;
   std::mutex mutex_;
   std::map<std::uint32_t, std::pair<std::uint32_t, RowCache>> tables_;  // by id, with their dim; the caches are guarded

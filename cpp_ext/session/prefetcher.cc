@@ -15,7 +15,7 @@ std::uint64_t next_id() {
 class RowSelection {
  public:
   // Leaves the keys whose mark is `wanted`; what the marks and the pull point to must outlive the object.
-  void narrow(rpc::TablePull& pull, const std::vector<std::uint8_t>& marks, std::uint8_t wanted) {
+  void narrow(TablePull& pull, const std::vector<std::uint8_t>& marks, std::uint8_t wanted) {
     if (std::all_of(marks.begin(), marks.end(), [wanted](std::uint8_t mark) { return mark == wanted; })) return;
     whole_ = pull;
     shard_begin_.assign(1, 0);
@@ -45,7 +45,7 @@ class RowSelection {
   }
 
  private:
-  rpc::TablePull whole_;
+  TablePull whole_;
   std::vector<std::uint64_t> keys_;
   std::vector<std::uint32_t> shard_begin_;
   std::vector<std::uint32_t> places_;
@@ -113,7 +113,7 @@ Status Prefetcher::hint(PrefetchedBatch& batch) {
   constexpr std::chrono::milliseconds kDeadline{10'000};
   SessionState& state = session_->state();
   SR_RETURN_IF_ERROR(state.check_usable());
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.requests(pulls);
   if (!pulls.empty()) state.counters.rows_hinted += state.shards().hint(pulls, kDeadline);
   return Status::ok();
@@ -127,10 +127,10 @@ Status Prefetcher::pull(PrefetchedBatch& batch, std::int64_t step) {
 Status Prefetcher::pull_rows(PrefetchedBatch& batch, std::int64_t step) {
   SessionState& state = session_->state();
   batch.step_ = step;
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.requests(pulls);
   if (pulls.empty()) return Status::ok();
-  rpc::CallOptions options = state.pull_options(/*train=*/true);
+  CallOptions options = state.pull_options(/*train=*/true);
   if (options.step != kNoStep) options.step = step;
   SR_RETURN_IF_ERROR(state.pull_step(pulls, options, /*before_asking=*/false));
   for (PrefetchedBatch::Part& part : batch.parts_) part.step.confirm();
@@ -164,7 +164,7 @@ Status Prefetcher::pull_ahead(PrefetchedBatch& batch) {
   defer(batch);
   for (PrefetchedBatch::Part& part : batch.parts_) part.versions.clear();
   batch.writes_of_others_.assign(state.shards().shard_count(), 0);
-  rpc::CallOptions options = state.pull_options(/*train=*/true);
+  CallOptions options = state.pull_options(/*train=*/true);
   options.step = kNoStep;
   options.writes_of_others = batch.writes_of_others_.data();
   SR_RETURN_IF_ERROR(pull_some(batch, 0, looks_again_.load(), options));
@@ -173,9 +173,9 @@ Status Prefetcher::pull_ahead(PrefetchedBatch& batch) {
 }
 
 Status Prefetcher::pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool with_versions,
-                             const rpc::CallOptions& options) {
+                             const CallOptions& options) {
   SessionState& state = session_->state();
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   std::vector<RowSelection> selections(batch.parts_.size());
   std::size_t rows = 0;
   for (std::size_t b = 0; b < batch.parts_.size(); ++b) {
@@ -183,7 +183,7 @@ Status Prefetcher::pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool
     const std::size_t first = pulls.size();
     part.step.requests(pulls);
     if (pulls.size() == first) continue;
-    rpc::TablePull& pull = pulls.back();  // one batch of ids a table: index() added them at once
+    TablePull& pull = pulls.back();  // one batch of ids a table: index() added them at once
     if (with_versions) {
       part.versions.resize(pull.keys.size());
       pull.versions = part.versions;
@@ -205,7 +205,7 @@ Result<Prefetcher::Refreshed> Prefetcher::pull_exactly(PrefetchedBatch& batch) {
   SessionState& state = session_->state();
   SR_RETURN_IF_ERROR(state.wait_for_commit());
   std::vector<std::uint64_t> writes_of_others(state.shards().shard_count(), 0);
-  rpc::CallOptions options = state.pull_options(/*train=*/true);
+  CallOptions options = state.pull_options(/*train=*/true);
   options.writes_of_others = writes_of_others.data();
   const bool knows = knows_what_was_written(batch);
   if (knows && !looks_again_.load()) {
@@ -250,7 +250,7 @@ void Prefetcher::note_fresh(PrefetchedBatch& batch, Refreshed which, LookupPack&
       if (which == Refreshed::kAll || part.deferred[index] != 0) return true;
       return which == Refreshed::kChanged && part.changed[index] != 0;
     };
-    std::vector<rpc::TablePull> rows;
+    std::vector<TablePull> rows;
     part.step.requests(rows);
     LookupPack::Fresh fresh{g, {}, {}};
     for (std::size_t i = 0; i < group.indexes.size(); ++i) {
@@ -330,14 +330,14 @@ void Prefetcher::note_hand_over(std::uint32_t number) {
 }
 
 // Asks for the rows that differ from those that the batch has; for all when it has no versions.
-Status Prefetcher::revalidate(PrefetchedBatch& batch, const rpc::CallOptions& options) {
+Status Prefetcher::revalidate(PrefetchedBatch& batch, const CallOptions& options) {
   SessionState& state = session_->state();
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   for (PrefetchedBatch::Part& part : batch.parts_) {
     const std::size_t first = pulls.size();
     part.step.requests(pulls);
     if (pulls.size() == first) continue;
-    rpc::TablePull& pull = pulls.back();
+    TablePull& pull = pulls.back();
     const std::size_t keys = pull.keys.size();
     const bool has_versions = !part.versions.empty();
     part.versions.resize(keys, kNoVersion);

@@ -86,8 +86,8 @@ class Prefetcher {
   Result<Refreshed> pull_exactly(PrefetchedBatch& batch);
   void defer(PrefetchedBatch& batch);
   // The rows whose `deferred` is `deferred`, by these options.
-  Status pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool with_versions, const rpc::CallOptions& options);
-  Status revalidate(PrefetchedBatch& batch, const rpc::CallOptions& options);
+  Status pull_some(PrefetchedBatch& batch, std::uint8_t deferred, bool with_versions, const CallOptions& options);
+  Status revalidate(PrefetchedBatch& batch, const CallOptions& options);
   // Notes the rows of the batch that were pulled or refreshed after its pack was made.
   void note_fresh(PrefetchedBatch& batch, Refreshed which, LookupPack& pack) const;
   [[nodiscard]] bool is_overtaken(const PrefetchedBatch& batch);
@@ -99,7 +99,7 @@ class Prefetcher {
   const bool exact_;
   const std::uint64_t id_;  // of this object in Binding's notes
   std::mutex index_mutex_;  // guards what follows
-  rpc::Partitioner partitioner_;
+  Partitioner partitioner_;
   std::vector<KeyAges> ages_;  // by binding
   std::uint32_t indexed_ = 0;  // number of the last batch
 

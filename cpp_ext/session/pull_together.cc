@@ -37,7 +37,7 @@ Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookup
   std::vector<std::unique_lock<std::mutex>> locks;
   std::vector<TableStep*> tables;
   std::vector<Binding*> pulled;  // for the step
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   for (auto& [binding, wanted] : by_binding(lookups)) {
     const Binding& one = *binding;
     std::erase_if(wanted, [&one](const IdsRef& ids) { return !one.check_ids(ids.ids).is_ok(); });

@@ -42,7 +42,7 @@ Result<std::vector<Lookup>> read_together(std::span<const BoundIds> wanted) {
     table_of.push_back(&*table);
   }
   for (SessionState* session : sessions) {
-    std::vector<rpc::TablePull> pulls;
+    std::vector<TablePull> pulls;
     for (TableRead& table : tables) {
       if (table.binding->state_.get() != session) continue;
       const auto locked = session->partitioner();

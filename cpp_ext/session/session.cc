@@ -25,9 +25,8 @@ std::chrono::milliseconds left_until(WriteTurns::Clock::time_point deadline) {
 
 }  // namespace
 
-Result<std::shared_ptr<Session>> Session::create(std::shared_ptr<rpc::RowReader> shards,
-                                                 const SessionOptions& options) {
-  SR_RETURN_IF_ERROR(rpc::check_slot_owner(shards->slot_owner(), shards->shard_count()));
+Result<std::shared_ptr<Session>> Session::create(std::shared_ptr<RowReader> shards, const SessionOptions& options) {
+  SR_RETURN_IF_ERROR(check_slot_owner(shards->slot_owner(), shards->shard_count()));
   return std::shared_ptr<Session>(new Session(std::make_shared<SessionState>(std::move(shards), options)));
 }
 
@@ -260,7 +259,7 @@ void Session::reopen() noexcept {
   if (state_->phase.load() != Phase::kOpen) static_cast<void>(abort());
 }
 
-PushOutcome Session::push_now(const rpc::TablePush& push) {
+PushOutcome Session::push_now(const TablePush& push) {
   if (Status status = state_->check_usable(); !status.is_ok()) return {std::move(status)};
   const bool is_ending_step = state_->phase.load() != Phase::kOpen && sealed_by_.load() == std::this_thread::get_id();
   if (is_ending_step) return {expect(Phase::kOpen, "push")};
@@ -272,11 +271,11 @@ PushOutcome Session::push_now(const rpc::TablePush& push) {
   return outcome;
 }
 
-PushOutcome Session::push_in_one_phase(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline) {
+PushOutcome Session::push_in_one_phase(const TablePush& push, WriteTurns::Clock::time_point deadline) {
   auto numbered = number_commit(kNoStep, deadline);
   if (!numbered.is_ok()) return {numbered.status()};
   PushOutcome outcome;
-  rpc::CommitOptions& options = numbered.value().options;
+  CommitOptions& options = numbered.value().options;
   options.deadline = left_until(deadline);
   options.may_be_applied = &outcome.may_be_applied;
   outcome.status = state_->writer().commit({&push, 1}, options);
@@ -284,14 +283,14 @@ PushOutcome Session::push_in_one_phase(const rpc::TablePush& push, WriteTurns::C
 }
 
 // Both phases end by the deadline. What ABORT cannot tell a shard, the next PREPARE does.
-PushOutcome Session::push_in_two_phases(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline) {
+PushOutcome Session::push_in_two_phases(const TablePush& push, WriteTurns::Clock::time_point deadline) {
   if (Status status = take_turn(deadline); !status.is_ok()) return {std::move(status)};
   auto numbered = number_commit(kNoStep, deadline);
   if (!numbered.is_ok()) {
     turns_.give_back();
     return {numbered.status()};
   }
-  rpc::CommitOptions& options = numbered.value().options;
+  CommitOptions& options = numbered.value().options;
   options.deadline = left_until(deadline);
   Status status = state_->writer().prepare({&push, 1}, options);
   options.deadline = left_until(deadline);
@@ -320,7 +319,7 @@ Status Session::take_turn(WriteTurns::Clock::time_point deadline) {
 // A shard that refuses for good has the push applied or has lost it, and counts that; so it is in doubt no more.
 Status Session::finish_in_doubt(WriteTurns::Clock::time_point deadline) {
   if (!in_doubt_) return Status::ok();
-  rpc::CommitOptions options = in_doubt_->options;
+  CommitOptions options = in_doubt_->options;
   options.deadline = left_until(deadline);
   const Status status = state_->writer().commit_prepared(options);
   if (is_in_doubt(status.code())) {

@@ -67,7 +67,7 @@ struct AheadLookup {
 class Session {
  public:
   // InvalidArgument when the shards' slot map is not valid.
-  static Result<std::shared_ptr<Session>> create(std::shared_ptr<rpc::RowReader> shards, const SessionOptions& options);
+  static Result<std::shared_ptr<Session>> create(std::shared_ptr<RowReader> shards, const SessionOptions& options);
   ~Session();  // close()
 
   // Makes a table known to the ops. FailedPrecondition when its name is taken in this process.
@@ -108,7 +108,7 @@ class Session {
   Status drop_gradients();
   // Changes made outside of steps: one commit without clock. Keys must be unique and grouped by shard. Within the end
   // of a step the thread that ends it gets FailedPrecondition; other threads wait for the step.
-  PushOutcome push_now(const rpc::TablePush& push);
+  PushOutcome push_now(const TablePush& push);
   // Ends a push whose COMMIT had no certain answer; Ok when there is none. Unavailable or DeadlineExceeded while it has
   // none still.
   Status settle();
@@ -135,12 +135,12 @@ class Session {
   // A commit and its number, which is the commit's until this object ends.
   struct NumberedCommit {
     SequenceNumbers::Number number;
-    rpc::CommitOptions options;
+    CommitOptions options;
   };
   Result<NumberedCommit> number_commit(std::int64_t step, WriteTurns::Clock::time_point deadline);
   void end_turn() noexcept;
-  PushOutcome push_in_one_phase(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline);
-  PushOutcome push_in_two_phases(const rpc::TablePush& push, WriteTurns::Clock::time_point deadline);
+  PushOutcome push_in_one_phase(const TablePush& push, WriteTurns::Clock::time_point deadline);
+  PushOutcome push_in_two_phases(const TablePush& push, WriteTurns::Clock::time_point deadline);
   Status take_turn(WriteTurns::Clock::time_point deadline);
   Status finish_in_doubt(WriteTurns::Clock::time_point deadline);
   Status end_commit(const Status& status);
@@ -150,7 +150,7 @@ class Session {
 
   std::shared_ptr<SessionState> state_;
   std::vector<std::shared_ptr<Binding>> bindings_;  // in order of bind: the lock order
-  std::vector<rpc::TablePush> pushes_;
+  std::vector<TablePush> pushes_;
   std::uint64_t rows_sealed_ = 0;
   std::atomic<std::thread::id> sealed_by_;  // the thread that ends the step; set by seal()
   WriteTurns turns_;

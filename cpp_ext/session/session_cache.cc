@@ -54,7 +54,7 @@ RowCache* SessionCache::pool_of(std::uint32_t dim) noexcept {
   return nullptr;
 }
 
-void SessionCache::probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts,
+void SessionCache::probe(std::span<const TablePull> tables, std::int64_t step, std::vector<Part>& parts,
                          std::uint64_t& drops) {
   const std::int64_t oldest = options_.staleness == 0 ? INT64_MAX : step - options_.staleness;
   const std::lock_guard lock(mutex_);
@@ -65,7 +65,7 @@ void SessionCache::probe(std::span<const rpc::TablePull> tables, std::int64_t st
   }
   parts.resize(tables.size());
   for (std::size_t p = 0; p < tables.size(); ++p) {
-    const rpc::TablePull& table = tables[p];
+    const TablePull& table = tables[p];
     Part& part = parts[p];
     part.hits = part.stale = 0;
     part.dim = table_of(table.table_id) == nullptr ? 0 : table.dim;
@@ -83,7 +83,7 @@ void SessionCache::probe(std::span<const rpc::TablePull> tables, std::int64_t st
 }
 
 // Keys keep their order, so they stay grouped by shard.
-void SessionCache::gather(const rpc::TablePull& table, const Part& part, Cached what, Ask& ask) {
+void SessionCache::gather(const TablePull& table, const Part& part, Cached what, Ask& ask) {
   ask.keys.clear();
   ask.positions.clear();
   ask.versions.clear();
@@ -107,17 +107,16 @@ void SessionCache::gather(const rpc::TablePull& table, const Part& part, Cached 
   }
 }
 
-void SessionCache::ask_for_rest(rpc::TablePull table, Part& part, std::vector<rpc::TablePull>& asked) {
+void SessionCache::ask_for_rest(TablePull table, Part& part, std::vector<TablePull>& asked) {
   const std::size_t misses = table.keys.size() - part.hits - part.stale;
-  const auto add = [&asked](rpc::TablePull request, std::vector<std::uint64_t>& versions,
-                            std::span<std::uint8_t> changed) {
+  const auto add = [&asked](TablePull request, std::vector<std::uint64_t>& versions, std::span<std::uint8_t> changed) {
     request.versions = versions;
     if (!changed.empty()) request.known = versions;
     request.changed = changed;
     asked.push_back(request);
   };
   const auto part_of = [&table](Ask& ask) {
-    rpc::TablePull request = table;
+    TablePull request = table;
     request.keys = ask.keys;
     request.shard_begin = ask.shard_begin;
     request.rows = ask.rows;
@@ -140,12 +139,12 @@ void SessionCache::ask_for_rest(rpc::TablePull table, Part& part, std::vector<rp
   }
 }
 
-Status SessionCache::pull(SessionState& state, std::span<const rpc::TablePull> tables, rpc::CallOptions options,
+Status SessionCache::pull(SessionState& state, std::span<const TablePull> tables, CallOptions options,
                           bool before_asking) {
   std::vector<Part> parts;
   std::uint64_t drops = 0;
   probe(tables, options.step, parts, drops);
-  std::vector<rpc::TablePull> asked;
+  std::vector<TablePull> asked;
   std::uint64_t plain = 0;
   for (std::size_t p = 0; p < tables.size(); ++p) {
     if (parts[p].dim != 0) {
@@ -171,7 +170,7 @@ Status SessionCache::pull(SessionState& state, std::span<const rpc::TablePull> t
   return Status::ok();
 }
 
-void SessionCache::put(RowCache& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated) {
+void SessionCache::put(RowCache& pool, const TablePull& table, const Ask& ask, std::int64_t validated) {
   for (std::size_t i = 0; i < ask.positions.size(); ++i) {
     std::memcpy(table.rows.data() + std::size_t{ask.positions[i]} * table.dim, ask.rows.data() + i * table.dim,
                 table.dim * sizeof(float));
@@ -179,14 +178,14 @@ void SessionCache::put(RowCache& pool, const rpc::TablePull& table, const Ask& a
   pool.put(table.table_id, ask.keys, ask.versions.data(), ask.rows.data(), validated);
 }
 
-void SessionCache::take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts,
+void SessionCache::take(SessionState& state, std::span<const TablePull> tables, std::span<Part> parts,
                         std::int64_t validated, std::uint64_t drops) {
   const std::lock_guard lock(mutex_);
   make_pools();
   if (drops != drops_) validated = RowCache::kNever;
   auto& counters = state.counters;
   for (std::size_t p = 0; p < tables.size(); ++p) {
-    const rpc::TablePull& table = tables[p];
+    const TablePull& table = tables[p];
     const Part& part = parts[p];
     if (part.dim == 0) continue;
     RowCache& pool = *pool_of(table.dim);
@@ -208,9 +207,9 @@ void SessionCache::take(SessionState& state, std::span<const rpc::TablePull> tab
   }
 }
 
-void SessionCache::committed(std::span<const rpc::TablePush> tables) {
+void SessionCache::committed(std::span<const TablePush> tables) {
   if (options_.own_commits == OwnCommits::kBounded) return;
-  for (const rpc::TablePush& table : tables) changed(table.table_id, table.keys);
+  for (const TablePush& table : tables) changed(table.table_id, table.keys);
 }
 
 void SessionCache::changed(std::uint32_t table_id, std::span<const std::uint64_t> keys) {

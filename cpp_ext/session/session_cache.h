@@ -54,11 +54,10 @@ class SessionCache {
 
   // For lookups of step options.step, which must not be kNoStep. Rows of tables that were not added are pulled as they
   // are asked for. before_asking: waits for the commit in flight. Counts pulls and rows in the state's counters.
-  Status pull(SessionState& state, std::span<const rpc::TablePull> tables, rpc::CallOptions options,
-              bool before_asking);
+  Status pull(SessionState& state, std::span<const TablePull> tables, CallOptions options, bool before_asking);
 
   // Keys of a step that this session commits, or changed by key.
-  void committed(std::span<const rpc::TablePush> tables);
+  void committed(std::span<const TablePush> tables);
   void changed(std::uint32_t table_id, std::span<const std::uint64_t> keys);
 
  private:
@@ -95,14 +94,14 @@ class SessionCache {
   [[nodiscard]] std::size_t bytes_per_row(std::uint32_t dim) const noexcept {
     return RowCache::bytes_per_row(dim, options_.dtype);
   }
-  static void gather(const rpc::TablePull& table, const Part& part, Cached what, Ask& ask);
-  static void ask_for_rest(rpc::TablePull table, Part& part, std::vector<rpc::TablePull>& asked);
-  static void put(RowCache& pool, const rpc::TablePull& table, const Ask& ask, std::int64_t validated);
+  static void gather(const TablePull& table, const Part& part, Cached what, Ask& ask);
+  static void ask_for_rest(TablePull table, Part& part, std::vector<TablePull>& asked);
+  static void put(RowCache& pool, const TablePull& table, const Ask& ask, std::int64_t validated);
   [[nodiscard]] const Table* table_of(std::uint32_t table_id) const noexcept;
   void make_pools();
   RowCache* pool_of(std::uint32_t dim) noexcept;
-  void probe(std::span<const rpc::TablePull> tables, std::int64_t step, std::vector<Part>& parts, std::uint64_t& drops);
-  void take(SessionState& state, std::span<const rpc::TablePull> tables, std::span<Part> parts, std::int64_t validated,
+  void probe(std::span<const TablePull> tables, std::int64_t step, std::vector<Part>& parts, std::uint64_t& drops);
+  void take(SessionState& state, std::span<const TablePull> tables, std::span<Part> parts, std::int64_t validated,
             std::uint64_t drops);
 
   const CacheOptions options_;

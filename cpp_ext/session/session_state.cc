@@ -24,22 +24,15 @@ std::uint64_t fork_generation() {
 }
 
 // The writer of a session whose rows are read only.
-class NoWriter final : public rpc::RowWriter {
+class NoWriter final : public RowWriter {
  public:
-  Status prepare(std::span<const rpc::TablePush> /*tables*/, const rpc::CommitOptions& /*options*/) override {
-    return refusal();
-  }
-  Status commit_prepared(const rpc::CommitOptions& /*options*/) override { return refusal(); }
-  Status abort(const rpc::CommitOptions& /*options*/) override { return Status::ok(); }
-  Status commit(std::span<const rpc::TablePush> /*tables*/, const rpc::CommitOptions& /*options*/) override {
-    return refusal();
-  }
-  Status assign(std::span<const rpc::TablePush> /*tables*/, const rpc::CallOptions& /*options*/) override {
-    return refusal();
-  }
+  Status prepare(std::span<const TablePush> /*tables*/, const CommitOptions& /*options*/) override { return refusal(); }
+  Status commit_prepared(const CommitOptions& /*options*/) override { return refusal(); }
+  Status abort(const CommitOptions& /*options*/) override { return Status::ok(); }
+  Status commit(std::span<const TablePush> /*tables*/, const CommitOptions& /*options*/) override { return refusal(); }
+  Status assign(std::span<const TablePush> /*tables*/, const CallOptions& /*options*/) override { return refusal(); }
   Result<std::uint64_t> erase(std::uint32_t /*table_id*/, std::span<const std::uint64_t> /*keys*/,
-                              std::span<const std::uint32_t> /*shard_begin*/,
-                              const rpc::CallOptions& /*options*/) override {
+                              std::span<const std::uint32_t> /*shard_begin*/, const CallOptions& /*options*/) override {
     return refusal();
   }
 
@@ -49,15 +42,15 @@ class NoWriter final : public rpc::RowWriter {
   }
 };
 
-rpc::RowWriter* writer_of(rpc::RowReader& shards) {
+RowWriter* writer_of(RowReader& shards) {
   static NoWriter none;
-  rpc::RowWriter* const writer = shards.writer();
+  RowWriter* const writer = shards.writer();
   return writer != nullptr ? writer : &none;
 }
 
 }  // namespace
 
-SessionState::SessionState(std::shared_ptr<rpc::RowReader> shards, const SessionOptions& options)
+SessionState::SessionState(std::shared_ptr<RowReader> shards, const SessionOptions& options)
     : step(options.first_step),
       numbers(options.first_sequence),
       shards_(std::move(shards)),
@@ -129,8 +122,8 @@ void SessionState::bound_no_grad_rows() {
   }
 }
 
-rpc::CallOptions SessionState::pull_options(bool train) const noexcept {
-  rpc::CallOptions call;
+CallOptions SessionState::pull_options(bool train) const noexcept {
+  CallOptions call;
   call.deadline = options_.deadline;
   call.step = train ? step.load(std::memory_order_relaxed) : kNoStep;  // async too: its staleness is measured
   return call;
@@ -160,26 +153,25 @@ std::shared_ptr<LookupTrace> SessionState::start_trace() {
   return trace;
 }
 
-Status SessionState::pull_step(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options,
-                               bool before_asking) {
+Status SessionState::pull_step(std::span<const TablePull> tables, const CallOptions& options, bool before_asking) {
   if (cache_ && options.step != kNoStep) return cache_->pull(*this, tables, options, before_asking);
   if (before_asking) SR_RETURN_IF_ERROR(wait_for_commit());
   return pull_and_count(tables, options);
 }
 
-Status SessionState::pull_past_cache(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {
+Status SessionState::pull_past_cache(std::span<const TablePull> tables, const CallOptions& options) {
   SR_RETURN_IF_ERROR(wait_for_commit());
   return pull_and_count(tables, options);
 }
 
-Status SessionState::pull_and_count(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {
+Status SessionState::pull_and_count(std::span<const TablePull> tables, const CallOptions& options) {
   SR_RETURN_IF_ERROR(pull(tables, options));
   ++counters.pulls;
-  for (const rpc::TablePull& table : tables) counters.rows_pulled += table.keys.size();
+  for (const TablePull& table : tables) counters.rows_pulled += table.keys.size();
   return Status::ok();
 }
 
-Status SessionState::pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) {
+Status SessionState::pull(std::span<const TablePull> tables, const CallOptions& options) {
   if (!recording_pulls_.load(std::memory_order_relaxed)) return shards_->pull(tables, options);
   const auto now = [] {
     const auto since = std::chrono::steady_clock::now().time_since_epoch();

@@ -76,7 +76,7 @@ enum class Phase : std::uint8_t { kOpen, kSealed, kPrepared };
 // Thread-safe. Atomics are written by the thread that owns the session's steps, or are plain counters.
 class SessionState {
  public:
-  SessionState(std::shared_ptr<rpc::RowReader> shards, const SessionOptions& options);
+  SessionState(std::shared_ptr<RowReader> shards, const SessionOptions& options);
 
   // FailedPrecondition after close(), after fork, or when a commit's outcome is unknown.
   Status check_usable() const;
@@ -84,16 +84,16 @@ class SessionState {
   void close() noexcept { closed_.store(true); }
   [[nodiscard]] bool closed() const noexcept { return closed_.load(); }
 
-  [[nodiscard]] rpc::RowReader& shards() const noexcept { return *shards_; }
+  [[nodiscard]] RowReader& shards() const noexcept { return *shards_; }
   // Where the session writes. A session that only reads gets kFailedPrecondition from every write.
-  [[nodiscard]] rpc::RowWriter& writer() const noexcept { return *writer_; }
+  [[nodiscard]] RowWriter& writer() const noexcept { return *writer_; }
   [[nodiscard]] const SessionOptions& options() const noexcept { return options_; }
-  [[nodiscard]] rpc::CallOptions pull_options(bool train) const noexcept;
+  [[nodiscard]] CallOptions pull_options(bool train) const noexcept;
 
   // The partitioner and its lock: one scratch for all tables stays in cache.
   struct LockedPartitioner {
     std::unique_lock<std::mutex> lock;
-    rpc::Partitioner& partitioner;
+    Partitioner& partitioner;
   };
   LockedPartitioner partitioner() { return {std::unique_lock(partitioner_mutex_), partitioner_}; }
 
@@ -102,9 +102,9 @@ class SessionState {
 
   // What a step's lookups need: from the cache where there is one, else from the shards. Counts pulls and rows.
   // before_asking: waits for the commit in flight before the shards are asked.
-  Status pull_step(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options, bool before_asking);
+  Status pull_step(std::span<const TablePull> tables, const CallOptions& options, bool before_asking);
   // As pull_step() where there is no cache; waits for the commit in flight.
-  Status pull_past_cache(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
+  Status pull_past_cache(std::span<const TablePull> tables, const CallOptions& options);
   [[nodiscard]] SessionCache* cache() const noexcept { return cache_.get(); }
   // Which rows the model's device keeps; null while it keeps none.
   [[nodiscard]] DeviceDirectory* device_directory() const noexcept { return device_directory_.get(); }
@@ -116,7 +116,7 @@ class SessionState {
   }
 
   // Every pull of rows from the shards goes through here. From record_pulls() on each leaves a span.
-  Status pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
+  Status pull(std::span<const TablePull> tables, const CallOptions& options);
   void record_pulls() noexcept { recording_pulls_.store(true); }
   std::vector<PullSpan> take_pull_spans();  // those since the last call
 
@@ -149,10 +149,10 @@ class SessionState {
   SessionCounters counters;
 
  private:
-  Status pull_and_count(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options);
+  Status pull_and_count(std::span<const TablePull> tables, const CallOptions& options);
 
-  std::shared_ptr<rpc::RowReader> shards_;
-  rpc::RowWriter* const writer_;
+  std::shared_ptr<RowReader> shards_;
+  RowWriter* const writer_;
   SessionOptions options_;
   std::unique_ptr<SessionCache> cache_;                // null: none
   std::unique_ptr<DeviceDirectory> device_directory_;  // null: none; written before the first lookup
@@ -176,7 +176,7 @@ class SessionState {
   mutable std::mutex commit_mutex_;
   mutable std::condition_variable commit_ended_;
   std::mutex partitioner_mutex_;
-  rpc::Partitioner partitioner_;  // guarded by partitioner_mutex_
+  Partitioner partitioner_;  // guarded by partitioner_mutex_
 };
 
 }  // namespace sparserow

@@ -4,15 +4,15 @@
 
 namespace sparserow {
 
-rpc::Partition TableAccess::partition(std::span<const std::uint64_t> keys) {
-  rpc::Partition partition;
+Partition TableAccess::partition(std::span<const std::uint64_t> keys) {
+  Partition partition;
   const auto locked = state().partitioner();
   locked.partitioner.partition(table_.id, keys, partition);
   return partition;
 }
 
-rpc::TablePush TableAccess::push_of(const rpc::Partition& partition, const std::vector<float>& values, float lr) const {
-  rpc::TablePush push;
+TablePush TableAccess::push_of(const Partition& partition, const std::vector<float>& values, float lr) const {
+  TablePush push;
   push.table_id = table_.id;
   push.schema_version = table_.schema_version;
   push.dim = table_.dim;
@@ -26,9 +26,9 @@ rpc::TablePush TableAccess::push_of(const rpc::Partition& partition, const std::
 Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
-  const rpc::Partition partition = this->partition(keys);
+  const Partition partition = this->partition(keys);
   std::vector<float> unique(partition.keys.size() * table_.dim);
-  rpc::TablePull pull;
+  TablePull pull;
   pull.name = table_.name;
   pull.table_id = table_.id;
   pull.schema_version = table_.schema_version;
@@ -47,7 +47,7 @@ Status TableAccess::pull(std::span<const std::uint64_t> keys, float* rows) {
 PushOutcome TableAccess::push(std::span<const std::uint64_t> keys, const float* grads, float lr) {
   if (Status status = state().wait_for_commit(); !status.is_ok()) return {std::move(status)};
   if (keys.empty()) return {};
-  const rpc::Partition partition = this->partition(keys);
+  const Partition partition = this->partition(keys);
   std::vector<float> sums(partition.keys.size() * table_.dim, 0.0f);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     float* sum = sums.data() + std::size_t{partition.inverse[i]} * table_.dim;
@@ -60,16 +60,16 @@ Status TableAccess::assign(std::span<const std::uint64_t> keys, const float* row
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return Status::ok();
   SR_RETURN_IF_ERROR(session_->settle());
-  const rpc::Partition partition = this->partition(keys);
+  const Partition partition = this->partition(keys);
   std::vector<float> last(partition.keys.size() * table_.dim);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     std::memcpy(last.data() + std::size_t{partition.inverse[i]} * table_.dim, rows + i * table_.dim,
                 table_.dim * sizeof(float));
   }
-  const rpc::TablePush push = push_of(partition, last, 0.0f);
+  const TablePush push = push_of(partition, last, 0.0f);
   const auto number = state().numbers.take(session_->write_deadline());
   if (!number.is_ok()) return number.status();
-  rpc::CallOptions options = state().pull_options(/*train=*/false);
+  CallOptions options = state().pull_options(/*train=*/false);
   options.sequence = number.value().value();
   const Status status = state().writer().assign({&push, 1}, options);
   state().forget_cached(table_.id, partition.keys);
@@ -80,10 +80,10 @@ Result<std::uint64_t> TableAccess::erase(std::span<const std::uint64_t> keys) {
   SR_RETURN_IF_ERROR(state().wait_for_commit());
   if (keys.empty()) return std::uint64_t{0};
   SR_RETURN_IF_ERROR(session_->settle());
-  const rpc::Partition partition = this->partition(keys);
+  const Partition partition = this->partition(keys);
   const auto number = state().numbers.take(session_->write_deadline());
   if (!number.is_ok()) return number.status();
-  rpc::CallOptions options = state().pull_options(/*train=*/false);
+  CallOptions options = state().pull_options(/*train=*/false);
   options.sequence = number.value().value();
   auto erased = state().writer().erase(table_.id, partition.keys, partition.shard_begin, options);
   state().forget_cached(table_.id, partition.keys);

@@ -41,8 +41,8 @@ class TableAccess {
   Result<ScanPage> scan(std::uint32_t shard, std::uint64_t cursor, std::uint32_t max_rows);
 
  private:
-  rpc::Partition partition(std::span<const std::uint64_t> keys);
-  rpc::TablePush push_of(const rpc::Partition& partition, const std::vector<float>& values, float lr) const;
+  Partition partition(std::span<const std::uint64_t> keys);
+  TablePush push_of(const Partition& partition, const std::vector<float>& values, float lr) const;
   SessionState& state() const noexcept { return session_->state(); }
 
   std::shared_ptr<Session> session_;

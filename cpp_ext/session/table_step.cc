@@ -68,7 +68,7 @@ std::optional<Lookup> TableStep::find(const IdsRef& ids, std::int64_t* missing) 
   return lookup_of(Memo{nullptr, 0, ids.ids.size(), indexes});
 }
 
-void TableStep::add(std::span<const IdsRef> lookups, rpc::Partitioner& partitioner) {
+void TableStep::add(std::span<const IdsRef> lookups, Partitioner& partitioner) {
   std::span<const std::int64_t> ids = lookups.front().ids;
   if (lookups.size() > 1) {
     joined_ids_.clear();
@@ -137,14 +137,14 @@ void TableStep::grow_rows(std::size_t keys) {
   row_capacity_ = capacity;
 }
 
-void TableStep::pending(std::vector<rpc::TablePull>& out) { requests_from(batches_confirmed_, out); }
+void TableStep::pending(std::vector<TablePull>& out) { requests_from(batches_confirmed_, out); }
 
-void TableStep::requests(std::vector<rpc::TablePull>& out) { requests_from(0, out); }
+void TableStep::requests(std::vector<TablePull>& out) { requests_from(0, out); }
 
-void TableStep::requests_from(std::size_t first, std::vector<rpc::TablePull>& out) {
+void TableStep::requests_from(std::size_t first, std::vector<TablePull>& out) {
   for (std::size_t b = first; b < batches_used_; ++b) {
     const Batch& batch = batches_[b];
-    rpc::TablePull pull;
+    TablePull pull;
     pull.name = name_;
     pull.table_id = table_id_;
     pull.schema_version = schema_version_;
@@ -171,7 +171,7 @@ void TableStep::rollback() {
   memos_.clear();
 }
 
-void TableStep::take(TableStep& ahead, rpc::Partitioner& partitioner) {
+void TableStep::take(TableStep& ahead, Partitioner& partitioner) {
   if (keys_.empty() && memos_.empty()) {
     std::swap(*this, ahead);
     sums_.swap(ahead.sums_);  // the buffers of the step's end stay where they are used
@@ -294,8 +294,8 @@ void TableStep::gather_pushes() {
   }
 }
 
-rpc::TablePush TableStep::push(float lr) const {
-  rpc::TablePush push;
+TablePush TableStep::push(float lr) const {
+  TablePush push;
   push.table_id = table_id_;
   push.schema_version = schema_version_;
   push.dim = dim_;

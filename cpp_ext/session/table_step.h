@@ -38,10 +38,10 @@ class TableStep {
   // The lookup of ids that are all known; nullopt and `missing` (an id) when one is not.
   [[nodiscard]] std::optional<Lookup> find(const IdsRef& ids, std::int64_t* missing);
   // Gives every id of every lookup an index. New keys are pending until confirm(). ids must be >= 0.
-  void add(std::span<const IdsRef> lookups, rpc::Partitioner& partitioner);
+  void add(std::span<const IdsRef> lookups, Partitioner& partitioner);
 
   // Requests for the keys without a row, rows pointing into this object; empty when there are none.
-  void pending(std::vector<rpc::TablePull>& out);
+  void pending(std::vector<TablePull>& out);
   void confirm();
   void rollback();
   [[nodiscard]] std::size_t pending_keys() const noexcept { return keys_.size() - confirmed_; }
@@ -51,9 +51,9 @@ class TableStep {
   [[nodiscard]] bool empty() const noexcept { return keys_.empty(); }
 
   // Requests for every key, rows pointing into this object. Only before a Lookup was given out (invariant 1).
-  void requests(std::vector<rpc::TablePull>& out);
+  void requests(std::vector<TablePull>& out);
   // Moves the confirmed keys and rows of `ahead` in; keys known here keep their rows. Leaves `ahead` empty.
-  void take(TableStep& ahead, rpc::Partitioner& partitioner);
+  void take(TableStep& ahead, Partitioner& partitioner);
 
   // Copies the rows of pending keys that `other` has confirmed. Returns how many keys it had.
   std::size_t fill_pending(TableStep& other);
@@ -87,7 +87,7 @@ class TableStep {
   // key of it has a gradient.
   Seal seal(float scale, float clip_row_norm);
   // Valid after seal() until clear(). `lr` is the caller's.
-  [[nodiscard]] rpc::TablePush push(float lr) const;
+  [[nodiscard]] TablePush push(float lr) const;
 
   void clear();
 
@@ -104,7 +104,7 @@ class TableStep {
   };
 
   [[nodiscard]] bool is_memo_of(const Memo& memo, std::span<const std::int64_t> ids) const noexcept;
-  void requests_from(std::size_t batch, std::vector<rpc::TablePull>& out);
+  void requests_from(std::size_t batch, std::vector<TablePull>& out);
   std::shared_ptr<Lookup::Indexes> fresh_indexes(std::size_t n);
   std::size_t index_known(std::span<const std::int64_t> ids, Lookup::Indexes& indexes);
   void append_fresh();
@@ -146,7 +146,7 @@ class TableStep {
   std::vector<std::uint32_t> push_shard_begin_;
   std::vector<float> push_grads_;
 
-  rpc::Partition fresh_;
+  Partition fresh_;
   std::vector<std::int64_t> joined_ids_;
   std::vector<std::uint64_t> missing_ids_;
   std::vector<std::uint32_t> missing_at_;

@@ -4,7 +4,7 @@
 
 #include "util/not_allowed.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 constexpr std::size_t kRemembered = 1024;  // of sequences, as a shard's window
@@ -272,4 +272,4 @@ Result<ScanPage> LocalShards::scan(std::uint32_t shard, std::uint32_t table_id, 
   return stores_[shard]->scan(table_id, cursor, max_rows, with_state);
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -15,7 +15,7 @@
 #include "shards/shards.h"
 #include "store/store.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 class LocalShards final : public Shards {
  public:
@@ -73,4 +73,4 @@ class LocalShards final : public Shards {
   Status half_applied_;  // of a commit whose first tables were applied, and another one not: no later commit is
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

@@ -1,6 +1,6 @@
 // The seam between a worker's session and the shards that have its rows.
 //
-// rpc::Client (the data plane, rpc/client/client.h) and rpc::LocalShards (stores of this process) read and write; both
+// rpc::Client (the data plane, rpc/client/client.h) and LocalShards (stores of this process) read and write; both
 // obey the same contract tests. rpc::LookupShards and CachedLookups read the rows of a served model.
 //
 // Keys in every request are unique per table and grouped by shard: shard s owns
@@ -17,7 +17,7 @@
 #include "store/store.h"
 #include "util/status.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 struct TablePull {
   std::uint32_t table_id = 0;
@@ -136,4 +136,4 @@ class Shards : public RowReader, public RowWriter {
   [[nodiscard]] RowWriter* writer() noexcept override { return this; }
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

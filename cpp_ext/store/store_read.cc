@@ -72,9 +72,9 @@ void finish_streaming() noexcept {
 }
 
 // Writes rows of one table as `out_dtype` into `out`; keeps the scratch that conversions need.
-class RowWriter {
+class RowOutput {
  public:
-  RowWriter(const Table& table, Dtype out_dtype, const std::byte* out, std::size_t rows) noexcept
+  RowOutput(const Table& table, Dtype out_dtype, const std::byte* out, std::size_t rows) noexcept
       : table_(table), out_dtype_(out_dtype), row_bytes_(table.schema.dim * size_of(out_dtype)) {
     const std::size_t bytes = rows * row_bytes_;
     const auto address = reinterpret_cast<std::uintptr_t>(out);
@@ -83,9 +83,9 @@ class RowWriter {
                               row_bytes_ % 16 == 0 && address % 16 == 0 && table.schema.dtype == out_dtype;
     how_ = is_streaming ? How::kStreamed : bytes >= kAheadBytes ? How::kFetched : How::kCopied;
   }
-  RowWriter(const RowWriter&) = delete;
-  RowWriter& operator=(const RowWriter&) = delete;
-  ~RowWriter() {
+  RowOutput(const RowOutput&) = delete;
+  RowOutput& operator=(const RowOutput&) = delete;
+  ~RowOutput() {
     if (how_ == How::kStreamed) finish_streaming();
   }
 
@@ -191,7 +191,7 @@ Status Store::pull(std::uint32_t table_id, std::span<const std::uint64_t> keys, 
   if (table == nullptr) return unknown_table(table_id);
   if (!is_valid(out_dtype)) return not_allowed("pull: output dtype", static_cast<int>(out_dtype), range_text(0, 2));
   SR_RETURN_IF_ERROR(table->failure());
-  RowWriter writer(*table, out_dtype, out, keys.size());
+  RowOutput writer(*table, out_dtype, out, keys.size());
   const bool is_plain = extras.versions.empty() && extras.found.empty() && !table->is_tiered;
   BatchOrder order;
   std::vector<Tiering::Miss> misses;

@@ -7,7 +7,7 @@
 #include "util/hash.h"
 #include "util/not_allowed.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 namespace {
 
 // Ids hashed and prefetched ahead of their probe; 16 misses in flight is what a core sustains.
@@ -119,4 +119,4 @@ void Partitioner::group(Partition& out) {
   for (std::uint32_t& index : out.inverse) index = target_of_[index];
 }
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

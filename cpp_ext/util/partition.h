@@ -7,7 +7,7 @@
 
 #include "util/status.h"
 
-namespace sparserow::rpc {
+namespace sparserow {
 
 struct Partition {
   std::vector<std::uint64_t> keys;         // (u) unique, grouped by shard; first-seen order within a shard
@@ -51,4 +51,4 @@ class Partitioner {
   std::vector<std::uint64_t> grouped_;    // (u)
 };
 
-}  // namespace sparserow::rpc
+}  // namespace sparserow

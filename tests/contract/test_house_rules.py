@@ -189,6 +189,26 @@ def test_core_names_no_torch() -> None:
     assert not wrong, "the core must not include torch:\n" + "\n".join(wrong)
 
 
+NAMESPACES = {"bindings": "sparserow::bindings", "ops": "sparserow::ops", "rpc": "sparserow::rpc"}
+
+
+def test_a_namespace_is_that_of_its_layer() -> None:
+    """The layers with users outside of the core have namespaces of their own; the others are `sparserow`."""
+    opened = re.compile(r"^namespace (sparserow(?:::\w+)*) \{", re.MULTILINE)
+    kernels = {"sparserow::SPARSEROW_ISA"}  # compiled once for each set of instructions
+    wrong, found = [], set()
+    for layer in CPP_LAYERS:
+        for path in sorted((ROOT / "cpp_ext" / layer).rglob("*")):
+            if path.suffix not in {".cc", ".h"}:
+                continue
+            names = set(opened.findall(path.read_text())) - kernels
+            found |= names
+            if names - {NAMESPACES.get(layer, "sparserow")}:
+                wrong.append(f"{path.relative_to(ROOT)}: {sorted(names)}")
+    assert not wrong, "\n".join(wrong)
+    assert found == {"sparserow", *NAMESPACES.values()}
+
+
 def test_no_file_without_a_concept() -> None:
     banned = {"utils", "util", "common", "helpers", "helper", "misc"}
     paths = [*python_files(), *sorted((ROOT / "cpp_ext").rglob("*.h"))]

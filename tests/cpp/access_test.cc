@@ -78,7 +78,7 @@ TEST_CASE("a reader reads, and changes nothing") {
 TEST_CASE("a token of a namespace reaches its tables and jobs only") {
   Scene scene({grant("ads only", rpc::Role::kTrain, {"ads", "news"}), grant("all", rpc::Role::kTrain)});
   const auto name_job = [&scene](const std::string& name) {
-    const rpc::JobSpec spec{.job_id = 1, .name = name, .staleness = 0u, .members = {{0, 1, 0}}, .first_step = 0};
+    const JobSpec spec{.job_id = 1, .name = name, .staleness = 0u, .members = {{0, 1, 0}}, .first_step = 0};
     REQUIRE(scene.cluster.servers[0]->set_job(spec).is_ok());
   };
   name_job("ads/train");
@@ -108,7 +108,7 @@ TEST_CASE("a hint reaches the tables of the token's namespaces alone") {
     descriptor.table_id = table.id;
     descriptor.schema_version = table.version;
     descriptor.dim = table.dim;
-    REQUIRE(peer.send(small_frame(header, rpc::SectionKind::kTableKeys, rpc::bytes_of(descriptor), {})));
+    REQUIRE(peer.send(small_frame(header, rpc::SectionKind::kTableKeys, bytes_of(descriptor), {})));
     std::vector<std::byte> body;
     REQUIRE(peer.read_frame(header, body, 5000));
     const auto expected = table.name == scene.ads.name ? rpc::FrameType::kAck : rpc::FrameType::kError;

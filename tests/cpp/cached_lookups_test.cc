@@ -15,7 +15,7 @@ constexpr std::uint32_t kDim = 4;
 
 struct Served {
   std::shared_ptr<Store> store;
-  std::shared_ptr<rpc::Shards> shards;
+  std::shared_ptr<Shards> shards;
   std::int64_t now_ms = 1000;
   std::shared_ptr<CachedLookups> cache;
 
@@ -28,7 +28,7 @@ struct Served {
           store->create_table({.id = id, .name = "n/t" + std::to_string(id), .dim = kDim, .init = {}, .optimizer = {}})
               .is_ok());
     }
-    auto local = rpc::LocalShards::create({store});
+    auto local = LocalShards::create({store});
     REQUIRE(local.is_ok());
     shards = std::move(local).value();
     const std::vector<CachedTable> tables = {{1, kDim}};
@@ -52,11 +52,11 @@ struct Served {
   std::vector<float> pull(std::uint32_t table, std::uint64_t begin, std::uint64_t end) const {
     std::vector<std::uint64_t> keys(end - begin);
     std::iota(keys.begin(), keys.end(), begin);
-    rpc::Partition partition;
-    rpc::Partitioner partitioner(shards->slot_owner(), shards->shard_count());
+    Partition partition;
+    Partitioner partitioner(shards->slot_owner(), shards->shard_count());
     partitioner.partition(table, keys, partition);
     std::vector<float> rows(keys.size() * kDim);
-    const rpc::TablePull pull{
+    const TablePull pull{
         .table_id = table, .dim = kDim, .keys = partition.keys, .shard_begin = partition.shard_begin, .rows = rows};
     REQUIRE(cache->pull({&pull, 1}, {}).is_ok());
     std::vector<float> out(keys.size());

@@ -145,10 +145,10 @@ TEST_CASE("exact: whatever else writes meanwhile, rows are those that a pull at 
           break;
         case 2: {  // a change outside of steps
           std::vector<std::uint64_t> keys{random() % 12};
-          rpc::Partition groups;
-          rpc::Partitioner(f.shards->slot_owner(), 2).partition(f.binding()->spec().table_id, keys, groups);
+          Partition groups;
+          Partitioner(f.shards->slot_owner(), 2).partition(f.binding()->spec().table_id, keys, groups);
           const std::vector<float> values(kDim, static_cast<float>(random() % 9));
-          rpc::TablePush push{f.binding()->spec().table_id, 1, kDim, 0.5f, groups.keys, groups.shard_begin, values};
+          TablePush push{f.binding()->spec().table_id, 1, kDim, 0.5f, groups.keys, groups.shard_begin, values};
           const auto kind = random() % 3;
           if (kind == 0) REQUIRE(f.session->push_now(push).status.is_ok());
           if (kind == 1) REQUIRE(f.shards->assign({&push, 1}, {}).is_ok());

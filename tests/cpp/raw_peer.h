@@ -60,8 +60,7 @@ class RawPeer {
     rpc::FrameHeader header;
     header.type = static_cast<std::uint16_t>(rpc::FrameType::kHello);
     std::vector<std::byte> body;
-    return send(rpc::small_frame(header, rpc::SectionKind::kHello, rpc::bytes_of(hello),
-                                 std::as_bytes(std::span(token)))) &&
+    return send(rpc::small_frame(header, rpc::SectionKind::kHello, bytes_of(hello), std::as_bytes(std::span(token)))) &&
            read_frame(header, body, 5000) && header.type == static_cast<std::uint16_t>(rpc::FrameType::kHelloAck);
   }
 

@@ -45,22 +45,21 @@ inline std::vector<std::uint16_t> round_robin(std::uint32_t shards) {
 }
 
 // A commit of job 1 that owns its arrays; every element of its gradients is `gradient`.
-inline rpc::Commit make_commit(const TableSchema& table, std::uint32_t worker, std::uint64_t sequence,
-                               std::int64_t step, std::vector<std::uint64_t> keys, float gradient,
-                               std::uint32_t epoch = 1) {
+inline Commit make_commit(const TableSchema& table, std::uint32_t worker, std::uint64_t sequence, std::int64_t step,
+                          std::vector<std::uint64_t> keys, float gradient, std::uint32_t epoch = 1) {
   struct Owned {
     std::vector<std::uint64_t> keys;
     std::vector<float> grads;
   };
   auto owned = std::make_shared<Owned>(Owned{std::move(keys), {}});
   owned->grads.assign(owned->keys.size() * table.dim, gradient);
-  rpc::Commit commit{.job_id = 1,
-                     .worker_id = worker,
-                     .worker_epoch = epoch,
-                     .sequence = sequence,
-                     .step = step,
-                     .blocks = {},
-                     .owner = owned};
+  Commit commit{.job_id = 1,
+                .worker_id = worker,
+                .worker_epoch = epoch,
+                .sequence = sequence,
+                .step = step,
+                .blocks = {},
+                .owner = owned};
   commit.blocks.push_back(
       {.table_id = table.id, .dim = table.dim, .lr = 1.0f, .keys = owned->keys, .grads = owned->grads.data()});
   return commit;
@@ -89,7 +88,7 @@ struct Cluster {
   }
 
   void set_job(std::optional<std::uint32_t> staleness, std::uint32_t workers, std::uint32_t epoch = 1) {
-    rpc::JobSpec spec{.job_id = 1, .name = "job", .staleness = staleness, .members = {}, .first_step = 0};
+    JobSpec spec{.job_id = 1, .name = "job", .staleness = staleness, .members = {}, .first_step = 0};
     for (std::uint32_t worker = 0; worker < workers; ++worker) spec.members.push_back({worker, epoch, worker});
     for (auto& server : servers) {
       if (const Status status = server->set_job(spec); !status.is_ok()) throw std::runtime_error(status.message());
@@ -111,12 +110,12 @@ struct Cluster {
 
 // Unique keys of one table in the order that a request wants them.
 struct Grouped {
-  rpc::Partition partition;
-  Grouped(const rpc::Shards& shards, std::uint32_t table_id, const std::vector<std::uint64_t>& ids) {
-    rpc::Partitioner(shards.slot_owner(), shards.shard_count()).partition(table_id, ids, partition);
+  Partition partition;
+  Grouped(const Shards& shards, std::uint32_t table_id, const std::vector<std::uint64_t>& ids) {
+    Partitioner(shards.slot_owner(), shards.shard_count()).partition(table_id, ids, partition);
   }
   [[nodiscard]] std::size_t size() const { return partition.keys.size(); }
-  [[nodiscard]] rpc::TablePull pull(const TableSchema& table, float* rows) const {
+  [[nodiscard]] TablePull pull(const TableSchema& table, float* rows) const {
     return {.table_id = table.id,
             .schema_version = table.version,
             .dim = table.dim,
@@ -124,7 +123,7 @@ struct Grouped {
             .shard_begin = partition.shard_begin,
             .rows = {rows, size() * table.dim}};
   }
-  [[nodiscard]] rpc::TablePush push(const TableSchema& table, const float* grads, float lr) const {
+  [[nodiscard]] TablePush push(const TableSchema& table, const float* grads, float lr) const {
     return {.table_id = table.id,
             .schema_version = table.version,
             .dim = table.dim,

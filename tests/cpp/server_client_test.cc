@@ -254,7 +254,7 @@ TEST_CASE("a reply whose reader pauses in its middle is read to its end") {
     grouped.emplace_back(*client, tables[t].id, t == 0 ? ids : few);
     rows.emplace_back(grouped.back().size() * 64);
   }
-  std::vector<rpc::TablePull> pulls;
+  std::vector<TablePull> pulls;
   for (std::size_t t = 0; t < kTables; ++t) pulls.push_back(grouped[t].pull(tables[t], rows[t].data()));
   for (std::size_t count = 10; count <= kTables; ++count) {
     for (int turn = 0; turn < 4; ++turn) {
@@ -463,7 +463,7 @@ TEST_CASE("a commit that is refused for now is sent again also when a pull is an
   });
   while (client->stats().retries < 8) std::this_thread::yield();  // the next pause is 256 ms
   REQUIRE_OK(client->pull(std::span(&pull, 1), {}));
-  rpc::JobSpec spec{.job_id = 1, .name = "job", .staleness = 2u, .members = {{0, 1, 0}}, .first_step = 0};
+  JobSpec spec{.job_id = 1, .name = "job", .staleness = 2u, .members = {{0, 1, 0}}, .first_step = 0};
   spec.operation = 1;
   REQUIRE_OK(cluster.servers[0]->set_job(spec));
   pushing.join();

@@ -34,7 +34,7 @@ struct Cached2 {
     session = Session::create(f.shards, options).value();
     REQUIRE(session->bind({"test/t", id_of_name("test/t"), 1, kDim, 1000, 1.0f}).is_ok());
     binding = find_binding("test/t").value();
-    auto same_stores = rpc::LocalShards::create({f.stores[0], f.stores[1]}).value();  // with a window of its own
+    auto same_stores = LocalShards::create({f.stores[0], f.stores[1]}).value();  // with a window of its own
     others = TableAccess(Session::create(same_stores, {}).value(), {id_of_name("test/t"), 1, kDim});
   }
 

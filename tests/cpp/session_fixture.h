@@ -15,9 +15,9 @@ namespace sparserow {
 inline constexpr std::uint32_t kDim = 3;
 
 // Shards over two stores that can be told to refuse.
-class Refusing final : public rpc::Shards {
+class Refusing final : public Shards {
  public:
-  explicit Refusing(std::shared_ptr<rpc::Shards> inner) : inner_(std::move(inner)) {}
+  explicit Refusing(std::shared_ptr<Shards> inner) : inner_(std::move(inner)) {}
   Code pull_refusal = Code::kOk;
   Code prepare_refusal = Code::kOk;
   Code commit_refusal = Code::kOk;
@@ -27,38 +27,38 @@ class Refusing final : public rpc::Shards {
 
   std::uint32_t shard_count() const noexcept override { return inner_->shard_count(); }
   std::span<const std::uint16_t> slot_owner() const noexcept override { return inner_->slot_owner(); }
-  Status pull(std::span<const rpc::TablePull> tables, const rpc::CallOptions& options) override {
+  Status pull(std::span<const TablePull> tables, const CallOptions& options) override {
     ++pulls;
     return pull_refusal == Code::kOk ? inner_->pull(tables, options) : Status(pull_refusal, "refused");
   }
-  Status prepare(std::span<const rpc::TablePush> tables, const rpc::CommitOptions& options) override {
+  Status prepare(std::span<const TablePush> tables, const CommitOptions& options) override {
     return prepare_refusal == Code::kOk ? inner_->prepare(tables, options) : Status(prepare_refusal, "refused");
   }
-  Status commit_prepared(const rpc::CommitOptions& options) override {
+  Status commit_prepared(const CommitOptions& options) override {
     if (loses_commit_reply) static_cast<void>(inner_->commit_prepared(options));
     return commit_refusal == Code::kOk ? inner_->commit_prepared(options) : Status(commit_refusal, "refused");
   }
-  Status abort(const rpc::CommitOptions& options) override {
+  Status abort(const CommitOptions& options) override {
     ++aborts;
     return inner_->abort(options);
   }
-  Status commit(std::span<const rpc::TablePush> tables, const rpc::CommitOptions& options) override {
+  Status commit(std::span<const TablePush> tables, const CommitOptions& options) override {
     return inner_->commit(tables, options);
   }
-  Status assign(std::span<const rpc::TablePush> tables, const rpc::CallOptions& options) override {
+  Status assign(std::span<const TablePush> tables, const CallOptions& options) override {
     return inner_->assign(tables, options);
   }
   Result<std::uint64_t> erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
-                              std::span<const std::uint32_t> shard_begin, const rpc::CallOptions& options) override {
+                              std::span<const std::uint32_t> shard_begin, const CallOptions& options) override {
     return inner_->erase(table_id, keys, shard_begin, options);
   }
   Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
-                        bool with_state, const rpc::CallOptions& options) override {
+                        bool with_state, const CallOptions& options) override {
     return inner_->scan(shard, table_id, cursor, max_rows, with_state, options);
   }
 
  private:
-  std::shared_ptr<rpc::Shards> inner_;
+  std::shared_ptr<Shards> inner_;
 };
 
 struct Fixture {
@@ -76,7 +76,7 @@ struct Fixture {
       store = std::move(Store::create({})).value();
       REQUIRE(store->create_table(schema).is_ok());
     }
-    shards = std::make_shared<Refusing>(rpc::LocalShards::create({stores[0], stores[1]}).value());
+    shards = std::make_shared<Refusing>(LocalShards::create({stores[0], stores[1]}).value());
     session = Session::create(shards, {}).value();
     REQUIRE(session->bind({"test/t", schema.id, 1, kDim, 100, 0.5f}).is_ok());
   }

@@ -223,7 +223,7 @@ PushOutcome push_ones(TableAccess& rows, const std::vector<std::uint64_t>& keys)
 TEST_CASE("pushes by key of several threads are each applied once") {
   for (const std::size_t shards : {std::size_t{1}, std::size_t{2}}) {
     Fixture f;
-    if (shards == 1) f.session = Session::create(rpc::LocalShards::create({f.stores[0]}).value(), {}).value();
+    if (shards == 1) f.session = Session::create(LocalShards::create({f.stores[0]}).value(), {}).value();
     constexpr int kThreads = 8, kPushes = 300;
     const std::vector<std::uint64_t> keys{3, 700, 90'000, 12'345'678};  // of both stores
     std::vector<std::thread> threads;

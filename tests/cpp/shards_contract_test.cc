@@ -1,4 +1,4 @@
-// One body over every implementation of rpc::Shards. To add one, add its maker below.
+// One body over every implementation of Shards. To add one, add its maker below.
 #include <doctest/doctest.h>
 
 #include <functional>
