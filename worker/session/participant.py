@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NonFinitePolicy: TypeAlias = Literal["raise", "skip"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """A step that ends.
 
@@ -70,7 +70,7 @@ class Step:
         return 1.0 if self.scale is None else self.scale.inverse
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Seal:
     """What a participant says of its gradients.
 

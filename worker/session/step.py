@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -92,15 +91,23 @@ def _prepared(participants: Sequence[Participant], step: Step) -> tuple[int, Spa
 
 
 def _abort(participants: Sequence[Participant], step: Step, *, is_skipped: bool) -> None:
-    with ExitStack() as stack:  # because an error of one must not keep the others from it; the last pushed runs first
-        for each in participants:
-            stack.callback(each.abort, step, is_skipped=is_skipped)
+    _each(lambda each: each.abort(step, is_skipped=is_skipped), reversed(participants))
 
 
 def _forget(participants: Sequence[Participant], step: Step, *, has_failed: bool) -> None:
-    with ExitStack() as stack:
-        for each in reversed(participants):
-            stack.callback(each.forget, step, has_failed=has_failed)
+    _each(lambda each: each.forget(step, has_failed=has_failed), participants)
+
+
+def _each(call: Callable[[Participant], None], participants: Iterable[Participant]) -> None:
+    """Makes a call of each participant, because an error of one must not keep the others from it; raises the first."""
+    first: BaseException | None = None
+    for each in participants:
+        try:
+            call(each)
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def is_voting(*, is_distributed: bool) -> bool:
