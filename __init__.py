@@ -27,7 +27,10 @@ def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(module, __name__), name)
+    owner = importlib.import_module(module, __name__)
+    value = getattr(owner, name, None)
+    if value is None:  # a public module, such as sr.models
+        value = importlib.import_module(f"{module}.{name}", __name__)
     globals()[name] = value
     return value
 

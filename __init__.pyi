@@ -1,5 +1,6 @@
 """The public names of Sparserow, by module; ``__init__.py`` imports each when it is first used."""
 
+from .deploy import ray as ray
 from .deploy.launch.local_cluster import LocalCluster as LocalCluster, local_cluster as local_cluster
 from .deploy.launch.local_serving import LocalServing as LocalServing, local_serving as local_serving
 from .proto.errors import (
@@ -64,6 +65,7 @@ from .serving.inference.served_model_stats import (
     ServedModelMetrics as ServedModelMetrics,
     ServedModelStats as ServedModelStats,
 )
+from .worker import data as data, metrics as metrics, models as models
 from .worker.checkpoint import (
     RestoredCheckpoint as RestoredCheckpoint,
     SavedCheckpoint as SavedCheckpoint,
@@ -80,6 +82,7 @@ from .worker.layers.embedding import copy_sharing_rows as copy_sharing_rows
 from .worker.layers.fuse_lookups import merge_lookups as merge_lookups
 from .worker.layers.gather_tables import gather_tables as gather_tables
 from .worker.layers.lift import lift_embeddings as lift_embeddings
+from .worker.metrics import losses as losses
 from .worker.prefetch import prefetch as prefetch
 from .worker.publish.dense_publishing import DensePublisher as DensePublisher
 from .worker.publish.publishing import Published as Published, publish as publish

@@ -2,6 +2,7 @@
 
 from .bad_line import BadLine
 from .batch import Batch
+from .candidates import CandidateSampler
 from .features import FeatureSpec, FittedFeatures
 from .named_batch import NamedBatch, NamedPart
 from .reader import ClickReader, ReadOptions, StepBatch
@@ -12,6 +13,7 @@ from .synthetic_sales import SalesLog, write_sales_log
 __all__ = [
     "BadLine",
     "Batch",
+    "CandidateSampler",
     "ClickReader",
     "FeatureSpec",
     "FittedFeatures",

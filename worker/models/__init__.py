@@ -9,6 +9,7 @@ from .feature_deepfm import FeatureDeepFM
 from .feature_dlrm import FeatureDLRM
 from .feature_embeddings import FeatureEmbeddings
 from .hashed_embeddings import HashedEmbeddings
+from .jagged import aligned, padded, sample_of_values, segment_max, segment_softmax, segment_sum
 from .mlp import Tower, mlp
 from .mmoe import MMoE
 from .sasrec import SASRec
@@ -30,5 +31,11 @@ __all__ = [
     "Tower",
     "TwoTower",
     "WideDeep",
+    "aligned",
     "mlp",
+    "padded",
+    "sample_of_values",
+    "segment_max",
+    "segment_softmax",
+    "segment_sum",
 ]
