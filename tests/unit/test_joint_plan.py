@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparserow.worker.layers.embedding import DistributedEmbedding
+from sparserow.worker.lookups.expressions import TracedIds
 from sparserow.worker.lookups.made_rows import MadeRows
 from sparserow.worker.lookups.makers.joint import JointPlan
 from sparserow.worker.lookups.record import ForwardRecord
@@ -78,6 +79,20 @@ def test_parts_are_known_by_their_memory_too() -> None:
         assert ids_found is not None
         assert len(ids_found) == len(LAYERS), name
         assert all(torch.equal(each, wanted[name]) for each in ids_found), name
+
+
+def test_ranks_have_one_plan_whether_they_make_lookups_themselves_or_not() -> None:
+    """The leader of a tensor group records ids that its ops were given; a rank that gets rows has no ops."""
+    given = batch()
+    record = ForwardRecord(given, None)
+    ids = given[0] % 7
+    record.note(LAYERS[0], (ids, None, None))
+    record.note(LAYERS[1], (ids[:, 1], None, None))
+    expression = record._trace.expression_of(ids)
+    record.leave()
+    assert expression is not None
+    leader = JointPlan(record.plan([TracedIds(ids, expression, given[0])]), given)
+    assert leader.digest == JointPlan(record.plan([]), given).digest > 0
 
 
 UNKNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

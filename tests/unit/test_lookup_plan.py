@@ -143,6 +143,22 @@ def test_batches_of_another_shape_train_as_in_plain_torch(session: sr.Session) -
         torch.testing.assert_close(torch.from_numpy(rows), table.weight.detach(), rtol=0, atol=1e-5)
 
 
+def test_a_forward_that_replaces_an_entry_of_its_batch_makes_one_pull(session: sr.Session) -> None:
+    def look(_: Columns, given: dict[str, Tensor]) -> list[Tensor]:
+        given["ids"] = given["ids"] % ROWS
+        return [given["ids"][:, i] for i in range(TABLES)]
+
+    model = sr.distribute(Columns(look), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    draw = torch.Generator().manual_seed(3)
+    for step in range(6):
+        before = session.stats()
+        model({"ids": torch.randint(0, 10**9, (7, TABLES), generator=draw)}).sum().backward()
+        session.step()
+        if step > 0:
+            assert session.stats().pulls - before.pulls == 1
+    assert session.stats().lookups_missed == 0
+
+
 def test_micro_batches_in_the_same_memory_are_each_pulled_ahead(session: sr.Session) -> None:
     model = sr.distribute(
         Columns(lambda _, x: [x[:, i] for i in range(TABLES)]), session, optimizer=sr.SGD(lr=0.1), min_rows=1

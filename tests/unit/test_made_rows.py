@@ -350,6 +350,17 @@ def test_an_id_out_of_range_is_told_by_its_layer(
     check_steps(session, *pair_again(session, model, plain), steps=2)
 
 
+def test_a_first_forward_under_hooks_of_saved_tensors_is_learnt_from(session: sr.Session, handed: list[int]) -> None:
+    model, _ = pair(session, columns)
+    with torch.autograd.graph.save_on_cpu():
+        model(*batch(0)).sum().backward()
+    session.step()
+    for seed in (1, 2):
+        model(*batch(seed)).sum().backward()
+        session.step()
+    assert handed == [3, 3]
+
+
 def test_shards_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     with sr.InProcessCluster(shards=1).connect("unreachable") as session:

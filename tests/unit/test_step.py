@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import sparserow as sr
 from rooms import ROOT
 from sparserow.proto.errors import FailedPrecondition, Fenced, InvalidArgument, OutsideQuorum, SparserowError
 from sparserow.worker.session.background_push import BackgroundPush
@@ -69,6 +72,68 @@ def test_one_outside_of_the_quorum_is_not_taken_and_its_session_goes_on(phase: s
     assert step(native) is False
     assert "abort" not in native.calls, "the native session has aborted it already"
     assert native.calls[-1] == "reopen"
+
+
+def test_a_step_that_is_discarded_after_one_outside_of_the_quorum_is_aborted() -> None:
+    native = Native("prepare", OutsideQuorum)
+    rows = ServerRows(native, None)
+    assert end_step([rows], Step(native.step, NoTrace(), allow_empty=True)) is False
+    assert "abort" not in native.calls
+    discard_step([rows], Step(native.step, NoTrace()))
+    assert "abort" in native.calls
+
+
+class Tables:
+    """Tables on devices whose rows cannot be summed."""
+
+    names = ("a",)
+
+    def seal(self, *_: float) -> None:
+        raise torch.OutOfMemoryError("device")
+
+    def forget(self) -> None:
+        pass
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_error_while_one_seals_leaves_no_gradient_of_another() -> None:
+    with sr.InProcessCluster().connect("sealed") as session:
+        model = sr.distribute(
+            nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1)), session, optimizer=sr.SGD(lr=1.0), min_rows=1
+        )
+        dense = torch.optim.SGD(model.parameters(), lr=1.0)
+        before = session.table("0").pull([1])
+        model(torch.tensor([1])).sum().backward()
+        session.core.device_tables = Tables()
+        with pytest.raises(torch.OutOfMemoryError):
+            session.step(dense)
+        session.core.device_tables = None
+        assert (session.core.native.staged_calls, model[1].weight.grad) == (0, None)
+        model(torch.tensor([2])).sum().backward()
+        assert session.step(dense)
+        assert np.array_equal(session.table("0").pull([1]), before), "the gradients of the step that failed are gone"
+
+
+def test_a_step_before_backward_changes_nothing() -> None:
+    with sr.InProcessCluster().connect("early") as session:
+        model = sr.distribute(
+            nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1)), session, optimizer=sr.SGD(lr=1.0), min_rows=1
+        )
+        dense = torch.optim.SGD(model.parameters(), lr=1.0)
+        loss = model(torch.tensor([1])).sum()
+        model[1].weight.grad = torch.ones(1, 2)
+        with pytest.raises(FailedPrecondition, match="no backward reached"):
+            session.step(dense)
+        assert model[1].weight.grad is not None, "dense gradients wait for the step"
+        before = session.table("0").pull([1])
+        loss.backward()
+        assert session.step(dense)
+        assert not np.array_equal(session.table("0").pull([1]), before)
 
 
 def test_a_quorum_is_refused_beside_what_waits_for_all_workers() -> None:

@@ -274,6 +274,11 @@ class DenseRows:
                 "took the model, so no server has it; let it require one before, and freeze it afterwards"
             )
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether backward has brought gradients of a tensor in this step."""
+        return self._is_in_step and any(place.parameter.grad is not None for place in self._places)
+
     def stage(self) -> None:
         """Adds the gradients of backward to the session's step; ``session.step`` calls it first."""
         if not self._is_in_step:

@@ -135,12 +135,10 @@ def take_own(
     if not forwards:
         return None
     forward = forwards[-1]
-    made, record = forward.own, forward.record
-    if (made is None and record is None) or has_hooks():
-        return None
-    if record is not None and not layer.is_joint:
-        record.note(layer, (ids, offsets, weights))
-    if made is None:
+    if forward.record is not None and not layer.is_joint:
+        forward.record.note(layer, (ids, offsets, weights))
+    made = forward.own
+    if made is None or has_hooks():
         return None
     rows: Tensor | None = made.take(layer, ids, offsets, weights)
     return rows

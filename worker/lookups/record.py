@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...cpp_ext import _client
-from ..data.batch_tensors import can_hold_ids, id_tensors, tensors_of
+from ..data.batch_tensors import can_hold_ids, tensors_of
 from .expressions import Expression, Root, TracedIds
 from .parts import Memory, expression_in, memory_of
 from .plan import Arguments, LookupPlan, PlannedLookup
@@ -39,7 +39,9 @@ class ForwardRecord:
     """
 
     def __init__(self, batch: Any, native: _client.LookupTrace | None) -> None:
-        self._batch, self._native = batch, native
+        self._native = native
+        # Taken now, because a forward may replace entries of its arguments.
+        self._tensors = [(Root(path), memory_of(tensor), tensor) for path, tensor in tensors_of(batch)]
         self._calls: list[_Call] = []
         self._trace = ForwardTrace(batch)
         self._trace.__enter__()
@@ -67,13 +69,13 @@ class ForwardRecord:
             traced: what :meth:`leave` returned; fewer of them make a plan of fewer ids.
         """
         derived = [(found.expression, memory_of(found.ids)) for found in traced]
-        known = [*_memory(id_tensors(self._batch)), *derived]
+        batch = [(root, memory) for root, memory, tensor in self._tensors if can_hold_ids(tensor) and tensor.dim() > 0]
+        known = [*batch, *derived]
         ids, _ = ids_of(self._native, known)
         return LookupPlan(list(self._planned(known)), ids)
 
     def _planned(self, known: Sequence[tuple[Expression, Memory]]) -> Iterator[PlannedLookup]:
         """Yields the calls all of whose arguments are expressions of the batch."""
-        others = list(tensors_of(self._batch))
         for call in self._calls:
             found: list[Expression | None] = []
             for argument in call.arguments:
@@ -81,9 +83,11 @@ class ForwardRecord:
                     found.append(None)
                     continue
                 tensor = argument.tensor
-                of_dtype = (item for item in others if item[1].dtype == tensor.dtype)
-                places = known if not found and can_hold_ids(tensor) else list(_memory(of_dtype))
-                expression = expression_in(memory_of(tensor), places) or argument.expression
+                expression = argument.expression if call.layer.is_joint else None  # because ranks are to find the same
+                if expression is None:
+                    same = [(root, memory) for root, memory, other in self._tensors if other.dtype == tensor.dtype]
+                    places = known if not found and can_hold_ids(tensor) else same
+                    expression = expression_in(memory_of(tensor), places) or argument.expression
                 if expression is None:
                     break
                 found.append(expression)
@@ -111,7 +115,3 @@ def ids_of(
         else:
             ids.append((binding, expression))
     return ids, unknown
-
-
-def _memory(tensors: Any) -> Iterator[tuple[Expression, Memory]]:
-    return ((Root(path), memory_of(tensor)) for path, tensor in tensors)

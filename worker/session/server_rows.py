@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from typing_extensions import override
 
 from ...cpp_ext import _client
-from ...proto.errors import FailedPrecondition, OutsideQuorum
+from ...proto.errors import OutsideQuorum, SparserowError
 from .background_push import BackgroundPush
 from .commit_doubt import fenced_in_doubt
 from .participant import SEALED, NoPart, Seal, Step
@@ -28,19 +28,8 @@ class ServerRows(NoPart):
 
     @override
     def seal(self, step: Step) -> Seal:
-        """Sums the gradients by key.
-
-        Raises:
-            FailedPrecondition: no backward reached a table of the session.
-        """
-        self._is_outside = False
-        native, sparse = self._native, step.sparse
-        if sparse is not None and sparse.trains_rows and not step.allow_empty and native.staged_calls == 0:
-            raise FailedPrecondition(
-                "session.step: no backward reached a distributed table in this step; call loss.backward() before it, "
-                "with the model in train mode (or pass allow_empty=True)"
-            )
-        rows, bad_rows, table, key = native.seal(step.unscale, clip_row_norm=step.most_norm)
+        """Sums the gradients by key."""
+        rows, bad_rows, table, key = self._native.seal(step.unscale, clip_row_norm=step.most_norm)
         if rows == 0 and step.note_empty is not None and not step.allow_empty:
             step.note_empty()
         return SEALED if not bad_rows else Seal(text_of_bad_rows(table, key, bad_rows))
@@ -85,8 +74,12 @@ class ServerRows(NoPart):
 
     @override
     def forget(self, step: Step, *, has_failed: bool) -> None:
-        """Opens the session for the next step."""
+        """Opens the session for the next step; gradients that a failed step has not sealed are dropped."""
+        self._is_outside = False
         self._native.reopen()
+        if has_failed and self._native.staged_calls > 0:
+            with suppress(SparserowError):  # because the error that ends the step says more
+                self._native.drop_gradients()
 
     @override
     def stats(self) -> Mapping[str, int]:

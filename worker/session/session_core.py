@@ -174,6 +174,7 @@ class SessionCore(SessionTables):
             raise InvalidArgument(
                 "session.step: the dense tensors are on the servers; call it without dense and clip_row_norm"
             )
+        self._check_staged(allow_empty=allow_empty)
         has_ranks, votes = self.device_tables is not None, is_voting(is_distributed=self.is_distributed)
         step = Step(
             self.native.step,
@@ -195,6 +196,16 @@ class SessionCore(SessionTables):
             return is_taken
         finally:
             self.trace.end_step(self.native.step)
+
+    def _check_staged(self, *, allow_empty: bool) -> None:
+        """Raises FailedPrecondition where a step would move no row because no backward reached one."""
+        if allow_empty or self._optimizer is None or not self._optimizer.trains_rows or self.native.staged_calls > 0:
+            return
+        if self._dense_rows is None or not self._dense_rows.has_gradients:
+            raise FailedPrecondition(
+                "session.step: no backward reached a distributed table in this step; call loss.backward() before it, "
+                "with the model in train mode (or pass allow_empty=True)"
+            )
 
     def _participants(self) -> list[Participant]:
         """Returns what takes part in a step, in the order of commits."""
