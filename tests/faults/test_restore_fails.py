@@ -395,6 +395,15 @@ def test_damage_outlives_the_coordinator(launcher: Launcher, tmp_path: Path) -> 
         minus_ones(session)
 
 
+def is_reached(session: sr.Session) -> bool:
+    """Whether the session reaches its coordinator again; others may do so before it."""
+    try:
+        session.core.catalog.list_tables(session.namespace)
+    except Unavailable:
+        return False
+    return True
+
+
 def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: Launcher, tmp_path: Path) -> None:
     url = tmp_path / "ckpt"
     url.mkdir()
@@ -417,6 +426,9 @@ def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: La
             words = "the coordinator ended before all rows were loaded"
             wait_until(lambda: words in status_of(scene.address).damage, "the damage")
             wait_until(lambda: all(it.state == pb.SERVING for it in status_of(scene.address).shards), "the shards")
+            wait_until(
+                lambda: is_reached(session), "the session's own connection, which gRPC opens again after a pause"
+            )
             assert sr.restore(session, store.url).rows == len(KEYS)
             minus_ones(session)
             table.push(KEYS, ONES)
