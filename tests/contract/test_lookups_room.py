@@ -12,17 +12,28 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from rooms import ROOT, arrows_of, floors_of, imported_modules
+from rooms import ROOT, arrows_of, circles_of, floors_of, imported_modules
 from sparserow.worker.lookups.makers import own_rank
 
 LOOKUPS = ROOT / "worker" / "lookups"
 FEW_LINES = 250
+WITHOUT_CIRCLE = [
+    *("worker", "worker/layers", "worker/lookups", "worker/lookups/makers", "worker/session", "worker/training"),
+    *("cpp_ext/rpc", "deploy", "ps_server/coordinator", "serving"),
+]
 
 
-@pytest.mark.parametrize("room", ["worker/layers", "worker/lookups", "worker/lookups/makers", "worker/session"])
+@pytest.mark.parametrize("room", WITHOUT_CIRCLE)
 def test_files_of_a_room_have_no_circle(room: str) -> None:
-    rooms, arrows = arrows_of(room)
-    assert floors_of(rooms, arrows) > 0, sorted(arrows)
+    assert circles_of(*arrows_of(room)) == []
+
+
+def test_a_circle_is_found_and_counts_as_one_floor() -> None:
+    rooms = {"a", "b", "c", "d", "e"}
+    chain = {("a", "b"), ("b", "c"), ("c", "d")}
+    assert (circles_of(rooms, chain), floors_of(rooms, chain)) == ([], 4)
+    circle = {*chain, ("d", "c"), ("e", "e")}
+    assert (circles_of(rooms, circle), floors_of(rooms, circle)) == ([{"c", "d"}], 3)
 
 
 def test_no_file_of_lookups_is_long() -> None:

@@ -426,9 +426,7 @@ def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: La
             words = "the coordinator ended before all rows were loaded"
             wait_until(lambda: words in status_of(scene.address).damage, "the damage")
             wait_until(lambda: all(it.state == pb.SERVING for it in status_of(scene.address).shards), "the shards")
-            wait_until(
-                lambda: is_reached(session), "the session's own connection, which gRPC opens again after a pause"
-            )
+            wait_until(lambda: is_reached(session), "the connection of the session")
             assert sr.restore(session, store.url).rows == len(KEYS)
             minus_ones(session)
             table.push(KEYS, ONES)

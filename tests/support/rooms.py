@@ -189,15 +189,33 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
-def floors_of(rooms: set[str], arrows: set[tuple[str, str]]) -> int:
-    """The longest chain of imports, in rooms; 0 when there is a circle."""
-    left, floors = dict.fromkeys(rooms), 0
+def circles_of(rooms: set[str], arrows: set[tuple[str, str]]) -> list[set[str]]:
+    """The circles of imports: rooms of which each reaches each other one."""
+    after = {room: {target for source, target in arrows if source == room} for room in rooms}
+    reached = {room: _reached_from(room, after) for room in rooms}
+    together = {frozenset(other for other in reached[room] if room in reached[other]) for room in rooms}
+    return [set(circle) for circle in sorted(together, key=sorted) if len(circle) > 1]
+
+
+def _reached_from(room: str, after: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    left = set(after[room])
     while left:
-        floor = [room for room in left if not any(source == room and target in left for source, target in arrows)]
-        if not floor:
-            return 0
+        found |= left
+        left = set().union(*(after[each] for each in left)) - found
+    return found
+
+
+def floors_of(rooms: set[str], arrows: set[tuple[str, str]]) -> int:
+    """The longest chain of imports, in rooms; a circle counts as one."""
+    circles = circles_of(rooms, arrows)
+    whole = {room: "+".join(sorted(circle)) for circle in circles for room in circle}
+    left = {whole.get(room, room) for room in rooms}
+    between = {(whole.get(source, source), whole.get(target, target)) for source, target in arrows}
+    floors = 0
+    while left:
+        left -= {room for room in left if not any(s == room and t != room and t in left for s, t in between)}
         floors += 1
-        left = dict.fromkeys(room for room in left if room not in floor)
     return floors
 
 
@@ -212,3 +230,5 @@ if __name__ == "__main__":
     ]:
         rooms, arrows = arrows_of(name)
         print(f"{name:24} {len(rooms):3} rooms {floors_of(rooms, arrows):3} floors {len(arrows):4} arrows")
+        for circle in circles_of(rooms, arrows):
+            print(f"{'':24} circle: {', '.join(sorted(circle))}")
