@@ -51,8 +51,12 @@ USES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("trained", [0, 3], ids=["at first", "with a plan of its lookups"])
 @pytest.mark.parametrize("use", USES)
-def test_a_transform_is_named_with_what_works(model: Net, use: str) -> None:
+def test_a_transform_is_named_with_what_works(session: sr.Session, model: Net, use: str, trained: int) -> None:
+    for _ in range(trained):
+        model(IDS).backward()
+        session.step()
     call, name = USES[use]
     with pytest.raises(
         sr.FailedPrecondition, match=rf"^table 'default/\w+': .*{name}.*allowed: torch\.compile, torch\.export"

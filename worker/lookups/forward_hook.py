@@ -8,7 +8,6 @@ These hooks do nothing in a compiled model, whose graphs have their lookups merg
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -21,7 +20,6 @@ from .expressions import TracedIds
 from .layer_watch import LayerWatch
 from .made_rows import MadeRows, begin_forward, end_forward
 from .plan import LookupPlan
-from .planned_layer import LayerChanges
 from .record import ForwardRecord
 
 _MAX_TRACES = 8
@@ -73,7 +71,6 @@ class ForwardHook:
         self._watch_model = session.core.watch_model
         self._requests = session.core.trace_requests
         self._layers = LayerWatch(session.core.set_frozen)
-        self._seen_in_train: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # LayerChanges
         self._record: ForwardRecord | None = None
         self._has_plan = False
         self._traces = 0
@@ -95,12 +92,11 @@ class ForwardHook:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Is the hook before a forward: has rows made by the plan, or begins a trace when there is no plan yet."""
-        if torch.compiler.is_compiling():
+        if _is_passed_over():
             return
         self._watch(module)
         self._layers.look_at(module)
-        if module.training and torch.is_grad_enabled() and self._seen_in_train.get(module) != LayerChanges.count:
-            self._seen_in_train[module] = LayerChanges.count
+        if module.training and torch.is_grad_enabled():
             self._layers.warn_of_eval(module)
         batch, own = (args, kwargs), None
         if self._has_plan and self._has_group:
@@ -137,7 +133,7 @@ class ForwardHook:
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Is the hook after a forward: learns from a traced one, or counts lookups that the plan has missed."""
         del output
-        if torch.compiler.is_compiling():
+        if _is_passed_over():
             return
         joint, record, plan = end_forward(module), self._record, None
         if record is not None and record.is_of_this_thread:
@@ -169,6 +165,13 @@ class ForwardHook:
             if self._traces < _MAX_TRACES:
                 self._has_plan = False
         self._missed_before = missed
+
+
+def _is_passed_over() -> bool:
+    """Whether a graph is compiled, or a transform of torch.func runs, whose tensors have no memory and which layers
+    refuse by name.
+    """
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 class _NoHook:

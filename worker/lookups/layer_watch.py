@@ -25,6 +25,7 @@ class LayerWatch:
             weakref.WeakKeyDictionary()
         )
         self._known: weakref.WeakKeyDictionary[PlannedLayer, list[bool]] = weakref.WeakKeyDictionary()
+        self._seen_in_train: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # LayerChanges
         self._warned: set[str] = set()
 
     def watches(self, model: nn.Module) -> bool:
@@ -65,6 +66,10 @@ class LayerWatch:
 
         Their rows do not train, although plain torch's would.
         """
+        changes = LayerChanges.count
+        if self._seen_in_train.get(model) == changes:
+            return
+        self._seen_in_train[model] = changes
         for layer, _ in self._layers[model]:
             if not (layer.training or layer.is_frozen) and layer.binding not in self._warned:
                 self._warned.add(layer.binding)

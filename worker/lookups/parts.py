@@ -31,17 +31,11 @@ class Memory(NamedTuple):
     item_bytes: int
 
 
-_NO_MEMORY = Memory(0, (), (), 1)
-
-
 def memory_of(tensor: Tensor) -> Memory:
-    """Returns where a tensor lies; one that is not strided, or that a transform of torch wraps, has no memory."""
+    """Returns where a tensor lies; a tensor that is not strided has no memory."""
     if tensor.layout != torch.strided:
-        return _NO_MEMORY
-    try:
-        return Memory(address_of(tensor), tuple(tensor.shape), tensor.stride(), tensor.element_size())
-    except RuntimeError:  # it has no storage, as within vmap
-        return _NO_MEMORY
+        return Memory(0, (), (), 1)
+    return Memory(address_of(tensor), tuple(tensor.shape), tensor.stride(), tensor.element_size())
 
 
 def expression_in(memory: Memory, known: Sequence[tuple[Expression, Memory]]) -> Expression | None:

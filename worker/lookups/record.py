@@ -77,24 +77,30 @@ class ForwardRecord:
     def _planned(self, known: Sequence[tuple[Expression, Memory]]) -> Iterator[PlannedLookup]:
         """Yields the calls all of whose arguments are expressions of the batch."""
         for call in self._calls:
-            found: list[Expression | None] = []
-            for argument in call.arguments:
-                if argument is None:
-                    found.append(None)
-                    continue
-                tensor = argument.tensor
-                expression = argument.expression if call.layer.is_joint else None  # because ranks are to find the same
-                if expression is None:
-                    same = [(root, memory) for root, memory, other in self._tensors if other.dtype == tensor.dtype]
-                    places = known if not found and can_hold_ids(tensor) else same
-                    expression = expression_in(memory_of(tensor), places) or argument.expression
-                if expression is None:
-                    break
-                found.append(expression)
-            else:
-                ids, offsets, weights = found
-                assert ids is not None
+            is_joint = call.layer.is_joint
+            ids, offsets, weights = (
+                None if argument is None else self._expression_of(argument, known if place == 0 else (), is_joint)
+                for place, argument in enumerate(call.arguments)
+            )
+            is_found = [each is not None for each in (ids, offsets, weights)]
+            if ids is not None and is_found == [each is not None for each in call.arguments]:
                 yield PlannedLookup(weakref.ref(call.layer), call.layer.binding, ids, offsets, weights)
+
+    def _expression_of(
+        self, argument: _Argument, known: Sequence[tuple[Expression, Memory]], is_joint: bool
+    ) -> Expression | None:
+        """Returns the expression of an argument; None: it is none of the batch.
+
+        Args:
+            argument: the argument.
+            known: expressions of ids, where it is ids; empty: tensors of the batch with its dtype.
+            is_joint: whether ranks make the lookup together; then the trace goes first, because all of them have it.
+        """
+        if is_joint and argument.expression is not None:
+            return argument.expression
+        tensor = argument.tensor
+        places = known or [(root, memory) for root, memory, other in self._tensors if other.dtype == tensor.dtype]
+        return expression_in(memory_of(tensor), places) or argument.expression
 
 
 def ids_of(

@@ -9,10 +9,10 @@ A step ends in two phases, so that all ranks and all that they hold change toget
     forget    the step's gradients are gone, however the step ended.
 
 Participants are a list in the order of their commits. The rows on servers come first, because their commit alone may
-still find that the job has left this worker behind; then nothing else has changed. The dense optimizer comes last,
-because torch cannot take its step back. Seal, prepare and abort go through the list backwards: the dense side brings
-gradients and the scale of the loss from a device, by which rows are sealed; and what the ranks do together comes before
-what one of them can refuse alone, so that no rank waits for another.
+still find that the job has left this worker behind; then nothing else has changed. The dense optimizer is the last that
+changes anything, because torch cannot take its step back. Seal, prepare and abort go through the list backwards: the
+dense side brings gradients and the scale of the loss from a device, by which rows are sealed; and what the ranks do
+together comes before what one of them can refuse alone, so that no rank waits for another.
 """
 
 from __future__ import annotations
