@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import sparserow as sr
 from sparserow.proto.lone_work import lone_work
@@ -110,6 +112,22 @@ def fails(group: object, folder: Path) -> None:
     (folder / "told").touch()
 
 
+def leaves_no_thread(folder: Path) -> None:
+    """A thread of a group that has ended may still drop a tensor when Python is gone, and the process aborts."""
+    with joined_group(int(sys.argv[1]), 2, f"file://{folder}/meet", timeout=TIMEOUT) as group:
+        towers = DistributedDataParallel(torch.nn.Linear(2, 1))
+        towers(torch.ones(1, 2)).sum().backward()
+        assert group.total(1) == 2
+        assert any("gloo" in name for name in names_of_threads())
+        del towers
+    assert not [name for name in names_of_threads() if "gloo" in name]
+
+
+def names_of_threads() -> list[str]:
+    """The names of this process's threads, those that Python does not know among them."""
+    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+
+
 CASES = {case.__name__: case for case in (works_alone, is_late, hangs, waits_within, fails)}
 
 
@@ -130,12 +148,16 @@ def test_ranks_wait(case: str, tmp_path: Path) -> None:
         run_ranks(__file__, 2, case, tmp_path)
 
 
+def test_a_group_that_has_ended_leaves_no_thread(tmp_path: Path) -> None:
+    run_ranks(__file__, 2, "leaves_no_thread", tmp_path)
+
+
 def act() -> None:
     """One rank of a case, by the arguments of this program."""
     rank_beats._BEAT_SEC = 0.5
     rank, case, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    if case == "own_loop":
-        own_loop(folder)
+    if case in ("own_loop", "leaves_no_thread"):
+        globals()[case](folder)
         return
     by_store = f"tcp://127.0.0.1:{(folder / 'port').read_text()}"
     init = by_store if case == "works_alone" else f"file://{folder}/meet"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -135,6 +136,9 @@ def joined_group(
     if world == 1 or init_method is None:
         yield WorkerGroup(rank, world, meets=init_method is not None, device=device)
         return
+    # Because the defaults of its functions are the group that exists when it is first imported, as DDP does: a group
+    # that exists then outlives its end, and one of its threads may drop a tensor when Python is gone, which aborts.
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group(
         group_backend(device),
         init_method=init_method,
