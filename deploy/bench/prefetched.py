@@ -1,4 +1,4 @@
-"""The part of ``bench train`` with ``sr.prefetch``: exact and inexact, against torch and against each other.
+"""The part of ``bench train`` with ``sr.prefetch``, against torch and against no prefetch.
 
 A pipeline works ahead, so contenders cannot take turns step by step: the background work of one would fall into the
 time of another. They take turns in blocks. A block is a new pass over the same batches, which are made beforehand. Its
@@ -26,7 +26,6 @@ from .harness import Figure, median, process_cpu
 
 DEPTH = 2
 LIMIT_OF_TORCH = 1.15
-LIMIT_OF_INEXACT = 0.95
 _BLOCKS = 5
 _DROPPED = DEPTH + 2
 
@@ -72,17 +71,15 @@ class _Runner:
 
 
 def measure_prefetch(size: Size, hot: int) -> list[Figure]:
-    """Returns rates with prefetch relative to torch and to each other, CPU per step, and how much is sent again and
-    why.
-    """
+    """Returns rates with prefetch relative to torch, CPU per step, and how much is sent again and why."""
     source = ZipfBatches(size, hot)
     measured = max(size.repetitions // _BLOCKS, 2)
     batches = [source.make() for _ in range(measured + _DROPPED)]
     with ExitStack() as stack:
         cluster = stack.enter_context(local_cluster(shards=1))
 
-        def joined(name: str, staleness: int) -> Session:
-            return stack.enter_context(connect(cluster.address, f"{name}-{hot}", staleness=staleness))
+        def joined(name: str) -> Session:
+            return stack.enter_context(connect(cluster.address, f"{name}-{hot}"))
 
         def server_cpu() -> float:
             return process_cpu(cluster.shard_pids[0])
@@ -91,31 +88,28 @@ def measure_prefetch(size: Size, hot: int) -> list[Figure]:
             step = distributed_step(size, session)
             return _Runner(step, lambda given: prefetch(given, session, depth=DEPTH), server_cpu)
 
-        exact_session = joined("exact", 0)
+        session = joined("ahead")
         runners = {
             "torch": _Runner(torch_step(size), lambda given: given, server_cpu),
-            "without": _Runner(distributed_step(size, joined("without", 0)), lambda given: given, server_cpu),
-            "exact": ahead(exact_session),
-            "inexact": ahead(joined("inexact", DEPTH)),
+            "without": _Runner(distributed_step(size, joined("without")), lambda given: given, server_cpu),
+            "ahead": ahead(session),
         }
         for block in range(_BLOCKS + 1):
             for runner in list(runners.values())[:: 1 if block % 2 else -1]:
                 runner.run(batches)
             if block == 0:
-                before = exact_session.stats()
+                before = session.stats()
                 for runner in runners.values():
                     runner.forget()
-        after = exact_session.stats()
+        after = session.stats()
     steps = _BLOCKS * len(batches)
     rates = {name: size.batch / median(runner.seconds) for name, runner in runners.items()}
     name, unit = f"train {hot}-hot, prefetch {DEPTH}", "samples/s"
     figures = [
         Figure(f"{name}: none, of torch", rates["without"], unit, None, rates["without"] / rates["torch"]),
-        Figure(f"{name}: exact, of torch", rates["exact"], unit, LIMIT_OF_TORCH, rates["exact"] / rates["torch"]),
-        Figure(f"{name}: inexact, of torch", rates["inexact"], unit, LIMIT_OF_TORCH, rates["inexact"] / rates["torch"]),
-        Figure(f"{name}: exact, of inexact", rates["exact"], unit, LIMIT_OF_INEXACT, rates["exact"] / rates["inexact"]),
+        Figure(f"{name}: ahead, of torch", rates["ahead"], unit, LIMIT_OF_TORCH, rates["ahead"] / rates["torch"]),
     ]
-    for kind in ("without", "exact", "inexact"):
+    for kind in ("without", "ahead"):
         for place, clock in (("worker", runners[kind].worker_cpu), ("server", runners[kind].server_cpu)):
             cpu = sum(clock.seconds) / (measured * _BLOCKS) * 1000
             figures.append(Figure(f"{name}: {kind}, {place} CPU", cpu, "ms/step", higher_is_better=False))

@@ -111,7 +111,6 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "train.prefetch", "model.backend ps", (*_LOCAL, "train.prefetch=2")),
     OptionEffect("job", "train.quorum", "train.dense ps", ("train.quorum=1",)),
     OptionEffect("job", "train.quorum", "train.staleness 0", ("train.dense=ps", "train.staleness=2", "train.quorum=1")),
-    OptionEffect("job", "train.prefetch_exact", "train.prefetch", ("train.prefetch_exact=true",)),
     OptionEffect(
         "job",
         "train.prefetch_hints",

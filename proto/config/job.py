@@ -74,12 +74,8 @@ class TrainConfig(StrictModel):
         0,
         ge=0,
         le=64,
-        description="Number of steps whose batches and rows are fetched early, in the background; 0: none.",
-    )
-    prefetch_exact: bool | None = Field(
-        None,
-        description="Whether rows that are fetched early are as fresh as rows fetched in their step; null: true with "
-        "staleness 0, which needs it, and false otherwise.",
+        description="Number of steps whose batches and rows are fetched early, in the background; 0: none. Rows are as "
+        "fresh as those fetched in their step, but for a row cache, whose bound holds then.",
     )
     prefetch_hints: int = Field(
         0,
@@ -295,26 +291,14 @@ class JobConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _prefetch_is_within_the_staleness(self) -> JobConfig:
+    def _prefetch_options_have_an_effect(self) -> JobConfig:
         train = self.train
         if train.metrics_port is None and "metrics_host" in train.model_fields_set:
             raise InvalidArgument("train.metrics_host: has no effect without train.metrics_port; remove it")
         if train.prefetch_hints and self.cluster.address is None and self.cluster.ssd_path is None:
             raise InvalidArgument("train.prefetch_hints: has no effect without cluster.ssd_path; allowed: 0")
-        if train.prefetch == 0:
-            if train.prefetch_exact is not None:
-                raise InvalidArgument("train.prefetch_exact: has no effect without train.prefetch; allowed: null")
-            if train.prefetch_hints:
-                raise InvalidArgument("train.prefetch_hints: has no effect without train.prefetch; allowed: 0")
-            return self
-        if train.prefetch_exact is False and train.staleness == 0:
-            raise InvalidArgument("train.prefetch_exact: false is not allowed with train.staleness 0; allowed: true")
-        is_exact = train.staleness == 0 if train.prefetch_exact is None else train.prefetch_exact
-        if not is_exact and train.staleness is not None and train.prefetch > train.staleness:
-            raise InvalidArgument(
-                f"train.prefetch: {train.prefetch} is not allowed with train.staleness {train.staleness} unless "
-                f"train.prefetch_exact is true; allowed: 0 to {train.staleness}"
-            )
+        if train.prefetch == 0 and train.prefetch_hints:
+            raise InvalidArgument("train.prefetch_hints: has no effect without train.prefetch; allowed: 0")
         return self
 
     @model_validator(mode="after")
@@ -322,9 +306,10 @@ class JobConfig(StrictModel):
         train, cache = self.train, self.train.cache
         if cache is None:
             return self
-        if train.prefetch > 0 and (train.prefetch_exact or train.staleness == 0):
+        if train.staleness is not None and train.prefetch > train.staleness:
             raise InvalidArgument(
-                "train.cache: is not possible with exact prefetch; allowed: null, or train.prefetch 0"
+                f"train.prefetch: {train.prefetch} is not allowed with train.cache and train.staleness "
+                f"{train.staleness}; allowed: 0 to {train.staleness}"
             )
         used = cache.staleness + train.prefetch
         if train.staleness is not None and used > train.staleness:

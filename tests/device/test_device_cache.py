@@ -50,7 +50,7 @@ def model_on(session: sr.Session, where: torch.device, *, carry: bool = True) ->
 
 def train(session: sr.Session, model: Net, given: list[Tensor], where: torch.device, prefetch: int) -> list[float]:
     dense = torch.optim.SGD(model.parameters(), lr=0.005)
-    source = sr.prefetch(given, session, depth=prefetch, device=where, exact=None) if prefetch else given
+    source = sr.prefetch(given, session, depth=prefetch, device=where) if prefetch else given
     losses = []
     for ids in source:
         loss = model(ids).square().mean()
@@ -217,7 +217,7 @@ def test_more_rows_than_the_device_has_room_for_are_refused(monkeypatch: pytest.
     with sr.InProcessCluster().connect("larger", staleness=2, cache=cache) as session:
         model_on(session, device(), carry=False)
         with pytest.raises(ValueError, match=r"^(InvalidArgument: )?cache\.bytes: 1048576 is not .* 1 to 1000"):
-            sr.prefetch(batches(1, 0), session, 2, exact=False, device=device())  # the cache is wrong, not the device
+            sr.prefetch(batches(1, 0), session, 2, device=device())  # the cache is wrong, not the device
 
 
 def test_random_plans_agree_with_a_dict() -> None:

@@ -144,7 +144,7 @@ def test_evaluation_sees_the_newest_rows() -> None:
         np.testing.assert_array_equal(model["one"](ids).numpy(), session.table("one").pull(ids.numpy()))
 
 
-def test_inexact_prefetch_goes_through_the_cache() -> None:
+def test_a_prefetch_goes_through_the_cache() -> None:
     with connect(sr.RowCache(MIB, staleness=3, own_commits="bounded"), staleness=5) as session:
         model = model_of(session)
         train(session, model, sr.prefetch([batch(0) for _ in range(9)], session, depth=2))
@@ -194,10 +194,6 @@ def test_too_few_bytes_for_a_table_are_refused_by_distribute() -> None:
 def test_prefetch_must_leave_room_for_the_cache() -> None:
     with connect(sr.RowCache(MIB, staleness=3), staleness=4) as session:
         model_of(session)
-        with pytest.raises(
-            sr.InvalidArgument, match=r"prefetch.exact: True is not allowed; allowed: False for a session with a row"
-        ):
-            sr.prefetch([batch(0)], session, exact=True)
         with pytest.raises(
             sr.InvalidArgument,
             match=r"prefetch.depth: 2 is not allowed; allowed: a sum with cache.staleness 3 of at most 4",

@@ -148,7 +148,6 @@ def test_options_of_momentum_that_do_not_fit(options, message):
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (("train.prefetch_exact=true",), r"train\.prefetch_exact: has no effect without train\.prefetch"),
         (("train.metrics_host=0.0.0.0",), r"train\.metrics_host: has no effect without train\.metrics_port"),
         (
             ("train.prefetch=1", "train.prefetch_hints=2"),
@@ -156,10 +155,10 @@ def test_options_of_momentum_that_do_not_fit(options, message):
         ),
         (("train.prefetch=2", "model.backend=local"), r"train\.prefetch: needs model\.backend ps"),
         (
-            ("train.prefetch=1", "train.prefetch_exact=false"),
-            r"train\.prefetch_exact: false is not allowed .*staleness 0",
+            ("train.prefetch=4", "train.staleness=3", "train.cache.bytes=1MiB"),
+            r"train\.prefetch: 4 is not allowed with train\.cache and train\.staleness 3; allowed: 0 to 3",
         ),
-        (("train.prefetch=4", "train.staleness=3"), r"train\.prefetch: 4 is not allowed .* allowed: 0 to 3"),
+        (("train.prefetch=1", "train.cache.bytes=1MiB"), r"train\.prefetch: 1 is not allowed .* allowed: 0 to 0"),
         (("train.prefetch=65",), r"train\.prefetch: 65 is not allowed"),
     ],
 )
@@ -294,7 +293,7 @@ def test_a_single_process_is_refused_before_anything_is_started():
     [
         ("train.prefetch=4",),
         ("train.prefetch=3", "train.staleness=3"),
-        ("train.prefetch=4", "train.staleness=3", "train.prefetch_exact=true"),
+        ("train.prefetch=4", "train.staleness=3"),
         ("train.prefetch=4", "train.staleness=null"),
     ],
 )

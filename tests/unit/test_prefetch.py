@@ -243,14 +243,11 @@ def test_ids_of_an_unknown_table_or_dtype_are_named(session: sr.Session) -> None
 @pytest.mark.parametrize(
     ("staleness", "options", "message"),
     [
-        (0, {"exact": False}, r"prefetch\.exact: False is not allowed; allowed: True at staleness 0"),
-        (1, {"depth": 2}, r"prefetch\.depth: 2 is not allowed; allowed: 1 to 1 at staleness 1, or exact=True"),
+        (0, {"hints": -1}, r"prefetch\.hints: -1 is not allowed; allowed: >= 0"),
         (None, {"depth": 0}, r"prefetch\.depth: 0 is not allowed; allowed: >= 1"),
     ],
 )
-def test_what_the_staleness_does_not_allow_is_refused(
-    staleness: int | None, options: dict[str, Any], message: str
-) -> None:
+def test_options_out_of_their_range_are_refused(staleness: int | None, options: dict[str, Any], message: str) -> None:
     with connect(staleness) as session, pytest.raises(sr.InvalidArgument, match=message):
         sr.prefetch([], session, **options)
 
@@ -261,8 +258,9 @@ def test_there_must_be_a_table(session: sr.Session) -> None:
 
 
 @pytest.mark.parametrize("staleness", [2, None])
-def test_inexact_rows_are_trained_on_without_being_asked_for_again(staleness: int | None) -> None:
-    with connect(staleness) as session:
+def test_beside_a_cache_rows_are_trained_on_without_being_asked_for_again(staleness: int | None) -> None:
+    cache = sr.RowCache(1 << 20, staleness=0)
+    with sr.InProcessCluster(shards=2).connect("ahead", staleness=staleness, cache=cache) as session:
         model = distributed(session)
         train(session, model, sr.prefetch([matrix(s) for s in range(STEPS)], session), lambda batch: batch)
         session.flush()

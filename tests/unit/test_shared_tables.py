@@ -167,13 +167,13 @@ def test_a_table_that_another_job_trains_may_be_frozen_here(cluster: sr.InProces
         assert model.item(torch.tensor([7])).tolist() == [[3.0] * DIM]
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_prefetch_leaves_frozen_tables_to_their_lookups(cluster: sr.InProcessCluster, exact: bool) -> None:
+@pytest.mark.parametrize("staleness", [0, 4])
+def test_prefetch_leaves_frozen_tables_to_their_lookups(cluster: sr.InProcessCluster, staleness: int) -> None:
     local = frozen_shop()
-    with cluster.connect(f"ahead{exact}", staleness=0 if exact else 4) as session:
+    with cluster.connect(f"ahead{staleness}", staleness=staleness) as session:
         model = sr.distribute(copy.deepcopy(local), session, optimizer=SGD, min_rows=10)
         dense, count = torch.optim.SGD(model.head.parameters(), lr=0.5), 0
-        for inputs, labels in sr.prefetch(batches(), session, depth=2, exact=exact):
+        for inputs, labels in sr.prefetch(batches(), session, depth=2):
             binary_cross_entropy_with_logits(model(*inputs), labels).backward()
             session.step(dense)
             dense.zero_grad()

@@ -33,7 +33,6 @@ def prefetch(
     session: Session,
     depth: int = 2,
     *,
-    exact: bool | None = None,
     ids: IdsOf | None = None,
     device: torch.device | str | None = None,
     on_host: Callable[[Any], Sequence[torch.Tensor]] | None = None,
@@ -44,15 +43,14 @@ def prefetch(
 
     The first batch shows which of its tensors reach which lookup, and later batches are pulled accordingly. Results
     never depend on this: a lookup that finds rows missing pulls them itself (``session.stats().lookups_missed``).
+    Rows are bit-identical to those of a pull at their step: those that changed since they were pulled are sent again.
+    With a row cache a pull may see ``depth`` steps fewer, within the session's staleness.
 
     Args:
         loader: any iterable of batches: tensors nested in tuples, lists, mappings, dataclasses or keyed jagged tensors.
             A background thread iterates it. It must not change a batch that it has yielded.
         session: the session over which the model was distributed.
         depth: the most batches that are ahead of the training loop; it bounds the memory.
-        exact: True: rows are bit-identical to those of a pull at their step, and rows that changed since they were
-            pulled are sent again. False: a pull may see ``depth`` steps fewer, within the session's staleness. None:
-            True at staleness 0, else False.
         ids: a function that names the ids, in place of learning: batch -> {table: integer tensor, or a sequence of
             them}. None: the ids are learnt.
         device: the device to which batches are copied, each in one copy with the rows of its lookups; None leaves
@@ -71,8 +69,8 @@ def prefetch(
 
     Raises:
         InvalidArgument: ``session`` is no session, ``depth`` is not positive, or ``hints`` is negative. Or
-            ``exact=False``, and the session's staleness is below ``depth``, or below the sum of ``depth`` and the row
-            cache's staleness. Or ``exact=True`` with a row cache. Or this machine has no such device.
+            there is a row cache, and the session's staleness is below the sum of ``depth`` and the cache's. Or this
+            machine has no such device.
         FailedPrecondition: the session is closed, or no model was distributed over it.
         Exception: while iterating, the error that the loader or a background thread raised, with its traceback; or
             ``ids`` names a table that the model does not have.
@@ -84,15 +82,8 @@ def prefetch(
         raise not_allowed("prefetch.depth", depth, ">= 1")
     if not isinstance(hints, int) or hints < 0:
         raise not_allowed("prefetch.hints", hints, ">= 0")
-    if exact is None:
-        exact = staleness == 0
-    if not exact and staleness is not None and staleness < depth:
-        if staleness == 0:
-            raise not_allowed("prefetch.exact", False, "True at staleness 0")
-        raise not_allowed("prefetch.depth", depth, f"1 to {staleness} at staleness {staleness}, or exact=True")
     cache = session.core.placement.cache
-    if cache is not None and exact:
-        raise not_allowed("prefetch.exact", True, "False for a session with a row cache")
+    exact = cache is None  # because a cache has rows of earlier steps, which nothing asks for again
     if cache is not None and staleness is not None and depth + cache.staleness > staleness:
         raise not_allowed(
             "prefetch.depth",

@@ -41,7 +41,7 @@ class SessionStats:
         "Batches of a prefetch with hints whose keys no shard was told, as steps are no slower without (count)."
     )
     rows_hinted: int = _counter("Unique rows that shards with an SSD were told of before they were pulled (count).")
-    rows_deferred: int = _counter("Rows of exact prefetch that were left for their step, which changes them (count).")
+    rows_deferred: int = _counter("Rows of a prefetch that were left for their step, which changes them (count).")
     rows_revalidated: int = _counter("Prefetched rows that were asked about again at their step (count).")
     rows_refreshed: int = _counter("Prefetched rows that had changed and were sent again (count).")
     bytes_refreshed: int = _counter("Float32 weights of prefetched rows that were sent again (bytes).")

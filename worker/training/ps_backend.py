@@ -144,7 +144,6 @@ class PsBackend:
             reader,
             self._session,
             depth=train.prefetch,
-            exact=train.prefetch_exact,
             ids=self._ids_of_parts if self._holders else None,
             device=None if self._device.type == "cpu" else self._device,
             on_host=None if self._device.type == "cpu" else stays_on_host,
