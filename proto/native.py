@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeAlias, cast
 
-from .optimizers import OPTIMIZERS, RowOptimizer
+from .optim import OPTIMIZERS, RowOptimizer
 from .schema import (
     DTYPES,
     EVICT_BY,

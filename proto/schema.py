@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from .errors import InvalidArgument, not_allowed
 from .names import check_name
-from .optimizers import MAX_FLOAT32, OPTIMIZERS, RowOptimizer
+from .optim import MAX_FLOAT32, OPTIMIZERS, RowOptimizer
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import control_pb2 as pb
 from .errors import InvalidArgument, not_allowed
-from .optimizers import OPTIMIZERS
+from .optim import OPTIMIZERS
 from .schema import (
     DTYPES,
     EVICT_BY,

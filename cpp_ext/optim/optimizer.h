@@ -2,7 +2,7 @@
 //
 // To add an optimizer: (1) add its kind and options to schema/optimizer_spec.h, (2) write its arithmetic in
 // optim/NAME_kernel.h and name it in optim/kernels.h, (3) write optim/NAME.cc (its state and hyper-parameters) and name
-// it in optim/factory.cc, (4) add its class to proto/optimizers.py, its message to proto/control.proto and its section
+// it in optim/factory.cc, (4) add its class to proto/optim.py, its message to proto/control.proto and its section
 // to proto/config/optimizer_config.py, (5) add its reference to tests/contract/test_optimizers.py, (6) describe it in
 // docs/optimizers.md.
 //

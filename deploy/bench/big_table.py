@@ -22,8 +22,8 @@ from torch.amp.grad_scaler import GradScaler
 from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
-from ...worker.session.connect import connect
-from ...worker.session.session import Session
+from ...worker.api.connect import connect
+from ...worker.api.session import Session
 from ...worker.training.process_group import WorkerGroup
 from ...worker.training.ps_backend import PsBackend
 from ...worker.training.trainer import Trainer

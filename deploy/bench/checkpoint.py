@@ -31,11 +31,10 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.control import ControlClient
 from ...proto.cores import available_cores
 from ...proto.errors import DeadlineExceeded
-from ...proto.optimizers import Adagrad
-from ...worker.checkpoint import restore, save
-from ...worker.session.connect import connect
-from ...worker.session.session import Session
-from ...worker.session.table import TableRows
+from ...proto.optim import Adagrad
+from ...worker.api.connect import connect
+from ...worker.api.session import Session
+from ...worker.session.table import KeyedRows
 from ..launch.local_cluster import LocalCluster, local_cluster
 from .harness import Figure
 
@@ -99,7 +98,7 @@ def run_checkpoint(size: CheckpointSize, *, seed: int = 0) -> Iterator[Figure]:
         yield from _restores(url, size)
 
 
-def _fill(table: TableRows, size: CheckpointSize) -> None:
+def _fill(table: KeyedRows, size: CheckpointSize) -> None:
     grads = np.ones((_FILL_ROWS, size.dim), np.float32)
     for begin in range(0, size.rows, _FILL_ROWS):
         keys = np.arange(begin, min(begin + _FILL_ROWS, size.rows), dtype=np.uint64)
@@ -107,15 +106,15 @@ def _fill(table: TableRows, size: CheckpointSize) -> None:
 
 
 def _saves(
-    session: Session, table: TableRows, url: str, size: CheckpointSize, random: np.random.Generator
+    session: Session, table: KeyedRows, url: str, size: CheckpointSize, random: np.random.Generator
 ) -> list[Figure]:
-    took = _seconds(lambda: save(session, url, full_every=2))
+    took = _seconds(lambda: session.save(url, full_every=2))
     whole = files.read_manifest(Folder(url))
     disk = _write_like(Path(url) / "reference", whole.row_bytes)
     touched = random.choice(size.rows, size.rows // 100, replace=False).astype(np.uint64)
     for part in np.array_split(touched, max(1, len(touched) // size.batch)):
         table.push(part, np.ones((len(part), size.dim), np.float32))
-    changed_took = _seconds(lambda: save(session, url, full_every=2))
+    changed_took = _seconds(lambda: session.save(url, full_every=2))
     changed = files.read_manifest(Folder(url))
     shape = f"{size.rows:,} x {size.dim} + Adagrad"
     rate, disk_rate = whole.row_bytes / took / 1e6, whole.row_bytes / disk / 1e6
@@ -143,7 +142,7 @@ def _restores(url: str, size: CheckpointSize) -> list[Figure]:
     touch = _seconds(lambda: _touch(whole.row_bytes))
     _drop_pages(Path(url) / name)
     with local_cluster(shards=1) as cluster, connect(cluster.address, "bench", staleness=None) as session:
-        took = _seconds(lambda: restore(session, url, name=name))
+        took = _seconds(lambda: session.restore(url, name=name))
     shape = f"{size.rows:,} x {size.dim} + Adagrad"
     rate, disk_rate, touch_rate = (whole.row_bytes / seconds / 1e6 for seconds in (took, disk, touch))
     bound = min(disk_rate, touch_rate, _RESTORE_BOUND)
@@ -179,7 +178,7 @@ def _recovery(cluster: LocalCluster, url: str) -> list[Figure]:
 
 def _while_saving(
     cluster: LocalCluster,
-    table: TableRows,
+    table: KeyedRows,
     url: str,
     size: CheckpointSize,
     random: np.random.Generator,
@@ -288,7 +287,7 @@ class _Saving:
         with connect(self._address, "bench", job="saver", staleness=None, rank=0, world_size=1) as session:
             self._connected.set()
             while not self._ended.is_set() or not self._seconds:
-                self._seconds.append(_seconds(lambda: save(session, self._url, keep=1)))
+                self._seconds.append(_seconds(lambda: session.save(self._url, keep=1)))
                 self._first.set()
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...proto.optimizers import Adagrad
+from ...proto.optim import Adagrad
 from ...proto.schema import Constant, Table
-from ...worker.layers.distribute import distribute
-from ...worker.session.session import Session
+from ...worker.api.session import Session
 
 TABLES = 26
 DIM = 16
@@ -115,9 +114,8 @@ def torch_step(size: Size) -> Callable[[tuple[Tensor, Tensor]], None]:
 
 def distributed_step(size: Size, session: Session) -> Callable[[tuple[Tensor, Tensor]], None]:
     """Returns a function that makes a training step of the same model, with its tables in the session's shards."""
-    model = distribute(
+    model = session.distribute(
         PooledClickModel(size.rows),
-        session,
         optimizer=Adagrad(lr=0.05),
         min_rows=1,
         tables={"*": Table(init=Constant(0.01))},

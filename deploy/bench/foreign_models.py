@@ -2,7 +2,7 @@
 
     python -m sparserow.deploy.bench.foreign_models
 
-A share below its goal (0.8 of the local speed, 0.95 with ``sr.prefetch``) is shown as missed.
+A share below its goal (0.8 of the local speed, 0.95 with ``session.prefetch``) is shown as missed.
 
 It is not part of ``sparserow bench``, because it needs deepctr-torch, or torchrec with its fbgemm
 (docs/foreign-models.md).
@@ -190,10 +190,10 @@ def measure(make: Callable[[int], Subject], address: str, namespace: str, *, row
     for is_ahead in (False, True):
         with sr.connect(address, namespace=f"{namespace}-{int(is_ahead)}") as session:
             subject = make(rows)
-            model = sr.distribute(subject.model, session, optimizer=sr.Adagrad(lr=0.01), min_rows=rows)
+            model = session.distribute(subject.model, optimizer=sr.optim.Adagrad(lr=0.01), min_rows=rows)
             dense = session.wrap(torch.optim.Adagrad(model.parameters(), lr=0.01))
             log = Log(ids, labels, subject.features)
-            batches: Iterable[Any] = sr.prefetch(log, session, depth=2) if is_ahead else log
+            batches: Iterable[Any] = session.prefetch(log, depth=2) if is_ahead else log
             found.append(speed(subject, model, dense, batches))
     return found
 

@@ -25,13 +25,11 @@ from torch import Tensor, nn
 
 from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition
-from ...proto.optimizers import Adagrad
+from ...proto.optim import Adagrad
 from ...proto.schema import Constant, Placement, Table
-from ...worker.layers.distribute import distribute
-from ...worker.prefetch import prefetch
-from ...worker.session.connect import connect
+from ...worker.api.connect import connect
+from ...worker.api.session import Session
 from ...worker.session.row_cache import RowCache
-from ...worker.session.session import Session
 from ..launch.local_cluster import local_cluster
 from .click_model import DIM, TABLES, PooledClickModel, Size, ZipfBatches, mlp_of_click_model
 from .harness import Figure, median
@@ -102,9 +100,8 @@ def _distributed(
     with local_cluster(shards=1) as cluster, connect(cluster.address, name, cache=cache) as session:
         torch.manual_seed(0)
         model = PooledClickModel(size.rows)
-        model = distribute(
+        model = session.distribute(
             model.to(device) if placement == "device" else model,
-            session,
             optimizer=Adagrad(lr=0.05),
             min_rows=1,
             carry_weights=False,
@@ -127,7 +124,7 @@ def _rows_on_a_shard(session: Session, model: nn.Module, device: torch.device) -
     def run(batches: list[OnHost]) -> float:
         began = 0.0
         on_host = None if device.type == "cpu" else lambda batch: [batch.ids]
-        ahead = prefetch(batches, session, DEPTH, ids=ids_of, device=device, on_host=on_host)
+        ahead = session.prefetch(batches, DEPTH, ids=ids_of, device=device, on_host=on_host)
         for number, batch in enumerate(ahead):
             if number == _DROPPED:
                 _finish(device)

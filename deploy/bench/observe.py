@@ -25,8 +25,8 @@ from torch import Tensor
 from ...proto.errors import Internal
 from ...proto.extras import install_command
 from ...proto.telemetry import telemetry_from_environment
-from ...worker.session.connect import connect
-from ...worker.session.session import Session
+from ...worker.api.connect import connect
+from ...worker.api.session import Session
 from ..launch.child_processes import first_line, stop
 from ..launch.readiness import wait_until_ready
 from .click_model import TABLES, CpuClock, Size as ModelSize, ZipfBatches, distributed_step
@@ -127,9 +127,8 @@ def _trace(stack: ExitStack, session: Session, port: int) -> None:
             os.environ[_COLLECTOR] = before
     assert telemetry is not None
     stack.enter_context(telemetry)
-    from ...worker.session.otel_trace import record_otel
 
-    record_otel(session, telemetry.tracer)
+    session.record_otel(telemetry.tracer)
 
 
 @contextmanager

@@ -15,11 +15,10 @@ from itertools import cycle
 import torch
 from torch import Tensor, nn
 
-from ...proto.optimizers import Adagrad
+from ...proto.optim import Adagrad
 from ...proto.schema import Constant, Table
-from ...worker.layers.distribute import distribute
-from ...worker.session.connect import connect
-from ...worker.session.session import Session
+from ...worker.api.connect import connect
+from ...worker.api.session import Session
 from ..launch.local_cluster import local_cluster
 from .harness import Contender, Figure, median, time_in_turns
 
@@ -70,8 +69,8 @@ def _layer(size: LayerSize) -> nn.Sequential:
 
 
 def _distributed_step(size: LayerSize, session: Session, grad: Tensor) -> Callable[[Tensor], None]:
-    model = distribute(
-        _layer(size), session, optimizer=Adagrad(lr=0.05), min_rows=1, tables={"*": Table(init=Constant(0.01))}
+    model = session.distribute(
+        _layer(size), optimizer=Adagrad(lr=0.05), min_rows=1, tables={"*": Table(init=Constant(0.01))}
     )
 
     def step(ids: Tensor) -> None:

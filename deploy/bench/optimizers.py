@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...cpp_ext import _server
-from ...proto.optimizers import FTRL, OPTIMIZERS, SGD, Adam, RMSprop, RowOptimizer
+from ...proto.optim import FTRL, OPTIMIZERS, SGD, Adam, RMSprop, RowOptimizer
 from ...ps_server.shard.native_schema import native_optimizer
 from .harness import MIN_REPETITIONS, Contender, Figure, median, pinned_to_one_cpu, time_in_turns
 

@@ -24,11 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...proto.optimizers import Adagrad
+from ...proto.optim import Adagrad
 from ...proto.published.model_names import handle_of
 from ...proto.published.registry import ModelRegistry
-from ...worker.layers.distribute import distribute
-from ...worker.session.connect import connect
+from ...worker.api.connect import connect
 from ..launch.local_cluster import local_cluster
 from ..launch.local_serving import local_serving
 from .harness import Contender, pinned_to_one_cpu
@@ -194,7 +193,7 @@ def _training(size: PeerSize) -> Iterator[OurSide]:
     torch.set_num_threads(1)
     try:
         with local_cluster(shards=1) as cluster, connect(cluster.address, "bench-peers") as session:
-            model = distribute(_Bags(size.rows, size.dims), session, optimizer=Adagrad(lr=_LR), min_rows=1)
+            model = session.distribute(_Bags(size.rows, size.dims), optimizer=Adagrad(lr=_LR), min_rows=1)
 
             def ours(_: str, dim: int) -> Contender:
                 def step(ids: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The part of ``bench train`` with ``sr.prefetch``, against torch and against no prefetch.
+"""The part of ``bench train`` with ``session.prefetch``, against torch and against no prefetch.
 
 A pipeline works ahead, so contenders cannot take turns step by step: the background work of one would fall into the
 time of another. They take turns in blocks. A block is a new pass over the same batches, which are made beforehand. Its
@@ -17,9 +17,8 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
-from ...worker.prefetch import prefetch
-from ...worker.session.connect import connect
-from ...worker.session.session import Session
+from ...worker.api.connect import connect
+from ...worker.api.session import Session
 from ..launch.local_cluster import local_cluster
 from .click_model import CpuClock, Size, ZipfBatches, distributed_step, torch_step
 from .harness import Figure, median, process_cpu
@@ -86,7 +85,7 @@ def measure_prefetch(size: Size, hot: int) -> list[Figure]:
 
         def ahead(session: Session) -> _Runner:
             step = distributed_step(size, session)
-            return _Runner(step, lambda given: prefetch(given, session, depth=DEPTH), server_cpu)
+            return _Runner(step, lambda given: session.prefetch(given, depth=DEPTH), server_cpu)
 
         session = joined("ahead")
         runners = {

@@ -1,8 +1,8 @@
 """The part of ``bench reader`` that trains: the share of a step in which the training thread waits for the reader.
 
 A job's model has 26 tables of 64 columns, an MLP above them, and one shard process; its batches come from Parquet with
-features, shuffled in windows, through ``sr.prefetch`` of depth 2. A prefetched batch is waited for as well where its
-rows are late. So the same steps run with the same batches from memory, and the difference is the reader's part.
+features, shuffled in windows, through ``session.prefetch`` of depth 2. A prefetched batch is waited for as well where
+its rows are late. So the same steps run with the same batches from memory, and the difference is the reader's part.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ...proto.config.job import JobConfig
-from ...proto.optimizers import Adagrad
+from ...proto.optim import Adagrad
+from ...worker.api.connect import connect
 from ...worker.data import Batch, ReadOptions
 from ...worker.data.sources import fit_features, open_reader
-from ...worker.layers.distribute import distribute
-from ...worker.prefetch import prefetch
-from ...worker.session.connect import connect
 from ..launch.local_cluster import local_cluster
 from .harness import Figure, median
 
@@ -63,13 +61,13 @@ def measure_wait(job: JobConfig, batch: int, rows: int, turns: int) -> list[Figu
     shares: dict[str, list[float]] = {"reader": [], "memory": []}
     steps: list[float] = []
     with local_cluster(shards=1) as cluster, connect(cluster.address, "reader-wait", staleness=DEPTH) as session:
-        remote = distribute(model, session, optimizer=Adagrad(lr=0.05), min_rows=1)
+        remote = session.distribute(model, optimizer=Adagrad(lr=0.05), min_rows=1)
         dense = torch.optim.Adam(remote.parameters(), lr=1e-3)
 
         def run(batches: Iterable[object]) -> tuple[float, float]:
             """Returns the seconds of a step, and the share of them before its batch is there."""
             waited = total = 0.0
-            count, ahead = 0, iter(prefetch(batches, session, depth=DEPTH))
+            count, ahead = 0, iter(session.prefetch(batches, depth=DEPTH))
             while True:
                 began = time.perf_counter()
                 found = next(ahead, None)

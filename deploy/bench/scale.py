@@ -28,7 +28,7 @@ import numpy as np
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
-from ...proto.optimizers import Adagrad
+from ...proto.optim import Adagrad
 from ...proto.schema import Constant, RowPolicy, TableSchema
 from ...proto.security.channels import SecureChannel
 from ...worker.membership.lease import Lease
@@ -164,7 +164,7 @@ def _ask_all(team: Sequence[Connection], command: str) -> list[float]:
 
 def _work(pipe: Connection, size: Size, address: str, rank: int, world_size: int) -> None:
     """Answers each command with the CPU-seconds that it took this process."""
-    from ...worker.session.connect import connect
+    from ...worker.api.connect import connect
 
     chance = np.random.default_rng(rank)
     grads = np.full((size.keys, size.dim), 0.01, np.float32)

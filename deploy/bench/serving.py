@@ -21,7 +21,7 @@ import numpy as np
 from ...cpp_ext import _server
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.checkpoint.tensor_file import Tensor
-from ...proto.optimizers import SGD
+from ...proto.optim import SGD
 from ...proto.published.manifest import MANIFEST, SLOTS, ModelManifest, PublishedTable, ServedDtype
 from ...proto.published.model_names import handle_of
 from ...proto.published.registry import ModelRegistry

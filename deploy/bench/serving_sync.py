@@ -14,8 +14,8 @@ import grpc
 import numpy as np
 
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
-from ...proto.optimizers import SGD
-from ...worker.session.connect import connect
+from ...proto.optim import SGD
+from ...worker.api.connect import connect
 from ..launch.local_cluster import local_cluster
 from ..launch.local_serving import LocalServing, local_serving
 from .click_model import DIM, TABLES, ZipfBatches, distributed_step

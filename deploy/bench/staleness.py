@@ -37,10 +37,8 @@ import torch
 from torch import nn
 
 from ...proto.errors import Internal
-from ...proto.optimizers import SGD, Adagrad
-from ...worker.layers.dense_rows import dense_on_servers
-from ...worker.layers.distribute import distribute
-from ...worker.session.connect import connect
+from ...proto.optim import SGD, Adagrad
+from ...worker.api.connect import connect
 from ..launch.local_cluster import local_cluster
 from .harness import Figure
 
@@ -218,8 +216,8 @@ def _work(address: str, rank: int) -> None:
         namespace, world, staleness, quorum, steps, sleep_sec = json.loads(line)
         torch.manual_seed(0)
         with connect(address, namespace, rank=rank, world_size=world, staleness=staleness, quorum=quorum) as session:
-            model = distribute(_Net(), session, optimizer=Adagrad(lr=0.05), min_rows=100)
-            dense_on_servers(model, session, optimizer=SGD(lr=0.01))
+            model = session.distribute(_Net(), optimizer=Adagrad(lr=0.05), min_rows=100)
+            session.dense_on_servers(model, optimizer=SGD(lr=0.01))
             random = torch.Generator().manual_seed(rank)
             print("ready", flush=True)
             sys.stdin.readline()

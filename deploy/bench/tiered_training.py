@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from ...cpp_ext import _client, _server
 from ...proto.errors import FailedPrecondition
-from ...proto.optimizers import Adagrad
+from ...proto.optim import Adagrad
 from ...proto.schema import TableSchema
+from ...worker.api.session import Session
 from ...worker.layers.deferred import deferred
-from ...worker.layers.distribute import distribute
 from ...worker.models import DLRM
-from ...worker.prefetch import prefetch
-from ...worker.session.session import Session
 from ...worker.session.session_core import SessionCore
 from ...worker.session.session_parts import Placement
 from .harness import Figure, median
@@ -125,7 +123,7 @@ class _Runner:
     def run(self, batches: list[Batch], dropped: int) -> None:
         """Runs one block; its first steps, for which nothing was prefetched, are not measured."""
         began, before = 0.0, 0.0
-        for number, batch in enumerate(prefetch(batches, self.session, depth=DEPTH, hints=self.hints, ids=_ids)):
+        for number, batch in enumerate(self.session.prefetch(batches, depth=DEPTH, hints=self.hints, ids=_ids)):
             if number == dropped:
                 began, before = time.perf_counter(), self._missed()
             self.step(batch)
@@ -148,7 +146,7 @@ def _training_step(session: Session, shape: tuple[int, int], size: TrainingSize)
     with deferred(min_rows=1):
         model = DLRM(_NUMBERS, dict.fromkeys(map(str, range(size.features)), 1), dim=dim, bottom=(256, 64), top=(256,))
         model.embeddings = _Rows(rows, dim)  # type: ignore[assignment]
-    distribute(model, session, optimizer=Adagrad(lr=0.01), min_rows=1)
+    session.distribute(model, optimizer=Adagrad(lr=0.01), min_rows=1)
     dense = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step(batch: Batch) -> None:

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ...worker.session.connect import connect
-from ...worker.session.in_process import InProcessCluster
-from ...worker.session.session import Session
+from ...worker.api.connect import connect
+from ...worker.api.in_process import InProcessCluster
+from ...worker.api.session import Session
 from ..launch.local_cluster import LocalCluster, local_cluster
 from .click_model import (
     DIM,

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.row_keys import hash_key
+from ...worker.api.connect import connect
+from ...worker.api.in_process import InProcessCluster
 from ...worker.data import Batch, ReadOptions, SalesLog, write_sales_log
 from ...worker.data.sources import fit_features, open_reader
 from ...worker.layers.deferred import deferred
-from ...worker.layers.distribute import distribute, layers_of_tables
+from ...worker.layers.distribute import layers_of_tables
 from ...worker.metrics.retrieval import hit_rate, ranks_among_all
 from ...worker.models import SASRec, TwoTower
-from ...worker.session.connect import connect
-from ...worker.session.in_process import InProcessCluster
 from ...worker.training.job_tables import JobTables
 from ...worker.training.local_backend import LocalBackend
 from ...worker.training.process_group import WorkerGroup
@@ -122,9 +122,8 @@ class SameBeginning(LocalBackend):
         tables = JobTables(job, other)
         layers = layers_of_tables(model, job.model.min_rows, tables.bind)
         with InProcessCluster().connect(job.name) as session, torch.no_grad():
-            made = distribute(
+            made = session.distribute(
                 other,
-                session,
                 optimizer=job.train.row_optimizer.row_optimizer(),
                 min_rows=job.model.min_rows,
                 tables=tables.options(None),

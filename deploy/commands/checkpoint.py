@@ -95,7 +95,7 @@ def restore_(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Restore a checkpoint on a cluster without running jobs, whatever number of shards wrote it. The command shows
-    what the checkpoint has by namespace, and asks. A job restores its own namespace (--resume, sr.restore).
+    what the checkpoint has by namespace, and asks. A job restores its own namespace (--resume, session.restore).
     """
     from ...proto import control_pb2 as pb
     from ...proto.control import ControlClient

@@ -50,7 +50,7 @@ def publish(
 ) -> None:
     """Publish the rows of a namespace, and the program that a run of a job file kept.
 
-    Your own trainer publishes both with ``sr.publish(session, name, model=...)``.
+    Your own trainer publishes both with ``session.publish(name, model=...)``.
     """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -15,7 +15,7 @@ from . import options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...worker.session.session import Session
+    from ...worker.api.session import Session
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -41,11 +41,10 @@ def export_(
     batch_rows: BatchRows = 65536,
 ) -> None:
     """Write keys and weights of all rows to a .parquet or .safetensors file."""
-    from ...worker.row_files import export_table
 
     namespace, name = parts_of(table)
     with lone_session(coordinator, namespace) as session, _progress(f"export {table}", "rows") as progress:
-        rows = export_table(session, name, url, batch_rows=batch_rows, progress=progress)
+        rows = session.table(name).export(url, batch_rows=batch_rows, progress=progress)
     typer.echo(f"wrote {rows:,} rows of {table} to {url}")
 
 
@@ -60,13 +59,10 @@ def import_(
     batch_rows: BatchRows = 65536,
 ) -> None:
     """Assign the rows of a .parquet or .safetensors file of keys and vectors."""
-    from ...worker.row_files import import_table
 
     namespace, name = parts_of(table)
     with lone_session(coordinator, namespace) as session, _progress(f"import {table}", "rows") as progress:
-        rows = import_table(
-            session,
-            name,
+        rows = session.table(name).load(
             url,
             key_column=key_column,
             vector_column=vector_column,
@@ -90,14 +86,13 @@ def import_weights_(
 ) -> None:
     """Assign the embedding matrices of a state dict (.pt, .safetensors, .npz): row i becomes key i."""
     from ...proto.errors import not_allowed
-    from ...worker.row_files import import_weights
 
     for pair in pairs or ():
         if not all(pair.partition("=")):
             raise not_allowed("--entry", pair, "ENTRY=TABLE")
     tables = {entry: name for entry, _, name in (pair.partition("=") for pair in pairs)} if pairs else None
     with lone_session(coordinator, namespace) as session, _progress(f"import {url}", "rows") as progress:
-        rows = import_weights(session, url, tables=tables, batch_rows=batch_rows, progress=progress)
+        rows = session.import_weights(url, tables=tables, batch_rows=batch_rows, progress=progress)
     for name, count in rows.items():
         typer.echo(f"assigned {count:,} rows to {namespace}/{name}")
 
@@ -212,7 +207,7 @@ def lone_session(coordinator: str, namespace: str) -> Iterator[Session]:
 
     An error that ends the command is told at the shell alone: the cluster lists faults of workers.
     """
-    from ...worker.session.connect import connect
+    from ...worker.api.connect import connect
 
     job = f"table-{os.getpid()}-{secrets.token_hex(4)}"
     session = connect(coordinator, namespace, job=job, staleness=None, rank=0, world_size=1)

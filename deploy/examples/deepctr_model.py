@@ -24,7 +24,7 @@ def make_model(session: sr.Session) -> Any:
     columns = [SparseFeat(name, VALUES, embedding_dim=4) for name in COLUMNS]
     model = DeepFM(columns, columns, dnn_hidden_units=(16,), l2_reg_linear=0, l2_reg_embedding=0, seed=1)
     model.regularization_weight.clear()  # it lists weights that move to the servers
-    return sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.1), min_rows=VALUES)
+    return session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.1), min_rows=VALUES)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:

@@ -40,7 +40,7 @@ class _Task(pl.LightningModule):  # type: ignore[misc]
 def make_model(session: sr.Session) -> Any:
     """Returns the model with its 4 tables on the servers."""
     torch.manual_seed(1)
-    return sr.distribute(ClickModel(), session, optimizer=sr.Adagrad(lr=0.2), min_rows=VALUES)
+    return session.distribute(ClickModel(), optimizer=sr.optim.Adagrad(lr=0.2), min_rows=VALUES)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:

@@ -23,11 +23,9 @@ from rich.table import Table as Grid
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ...proto.optimizers import SGD
-from ...worker.layers.distribute import distribute
+from ...proto.optim import SGD
+from ...worker.api.connect import connect
 from ...worker.metrics.binary import auc
-from ...worker.prefetch import prefetch
-from ...worker.session.connect import connect
 from ..launch.local_cluster import local_cluster
 
 _KEYS, _BATCH = 32, 512
@@ -76,9 +74,9 @@ def train(address: str, k: int, *, steps: int) -> float:
     """
     test = _Clicks(40, seed=2)
     with connect(address, namespace=f"too-stale-{k}", staleness=k) as session:
-        model = distribute(_Logistic(), session, optimizer=SGD(lr=_RATE), min_rows=1)
+        model = session.distribute(_Logistic(), optimizer=SGD(lr=_RATE), min_rows=1)
         log = _Clicks(steps, seed=1)
-        for ids, labels in prefetch(log, session, depth=k, always=True) if k > 0 else log:
+        for ids, labels in session.prefetch(log, depth=k, always=True) if k > 0 else log:
             binary_cross_entropy_with_logits(model(ids), labels).backward()
             session.step()
         session.flush()

@@ -29,7 +29,7 @@ def make_model(session: sr.Session) -> Any:
     ]
     bags = EmbeddingBagCollection(tables=tables, device=torch.device("cpu"))
     model = DLRM(bags, dense_in_features=1, dense_arch_layer_sizes=[8, 4], over_arch_layer_sizes=[16, 1])
-    return sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.1), min_rows=VALUES)
+    return session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.1), min_rows=VALUES)
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, log: Clicks) -> None:

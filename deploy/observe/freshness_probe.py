@@ -9,7 +9,7 @@ import numpy as np
 
 from ...proto.errors import DeadlineExceeded, InvalidArgument, NotFound
 from ...serving.client.client import ServingClient
-from ...worker.session.session import Session
+from ...worker.api.session import Session
 
 _MARK = np.uint64(0x7F5A_0000_0000_0000)  # the first marked key; marked keys are deleted in the end
 _LOOK_SEC = 0.002

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ...proto.errors import InvalidArgument, not_allowed
-from ...proto.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, RowOptimizer
+from ...proto.optim import OPTIMIZERS, SGD, Adagrad, Adam, RowOptimizer
 from .popularity import Popularity
 
 # The optimizers of `sparserow plan` by name; options that add state have a name of their own.

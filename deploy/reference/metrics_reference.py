@@ -27,8 +27,8 @@ from ...serving.client.shard_assignment import ShardAssignment
 from ...serving.inference.served_model_stats import ServedModelMetrics, ServedModelStats
 from ...serving.metrics import ServingMetrics
 from ...serving.versions import ModelsOptions, ServedModels
+from ...worker.api.in_process import InProcessCluster
 from ...worker.gateway.gateway_metrics import GatewayMetrics
-from ...worker.session.in_process import InProcessCluster
 from ...worker.session.session_metrics import SessionMetrics
 from ...worker.training.training_report import Silence
 from ..train.training_metrics import TrainingMetrics

@@ -8,11 +8,10 @@ from ...proto.config.job import JobConfig
 from ...proto.config.model_config import OwnModelConfig
 from ...proto.errors import InvalidArgument
 from ...proto.security.security import loaded_security
+from ...worker.api.in_process import InProcessCluster
 from ...worker.data import Batch, FeatureSpec, NamedBatch
 from ...worker.layers.deferred import deferred
-from ...worker.layers.distribute import distribute
 from ...worker.publish.program_export import export_program
-from ...worker.session.in_process import InProcessCluster
 from ...worker.training.build_model import build_model, input_names
 from ...worker.training.exported_model import exported
 from ...worker.training.job_tables import JobTables
@@ -64,9 +63,8 @@ def try_export(job: JobConfig, spec: FeatureSpec, batch: Batch) -> None:
             plain = build_model(job.model, spec, sparse=False)
         tables = JobTables(job, plain)
         options = {name: replace(table, placement="servers") for name, table in tables.options(None).items()}
-        model = distribute(
+        model = session.distribute(
             plain,
-            session,
             optimizer=job.train.row_optimizer.row_optimizer(),
             min_rows=job.model.min_rows,
             tables=options,

@@ -25,7 +25,7 @@ from ...worker.publish.program_export import ProgramSource, export_program
 from ...worker.publish.publishing import Publication, Published, publish_program
 
 if TYPE_CHECKING:
-    from ...worker.session.session import Session
+    from ...worker.api.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -121,7 +121,7 @@ def run_worker(
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster; no coordinator was given")
     from ...proto.telemetry import telemetry_from_environment
-    from ...worker.session.connect import connect
+    from ...worker.api.connect import connect
     from ...worker.session.row_cache import RowCache, check_cache
     from ...worker.session.session_metrics import SessionMetrics
     from ...worker.training.ps_backend import PsBackend
@@ -165,9 +165,7 @@ def run_worker(
             session.core.record(trace)
             return train_with(backend, session.core.end_record)
         if telemetry is not None:
-            from ...worker.session.otel_trace import record_otel
-
-            record_otel(session, telemetry.tracer)
+            session.record_otel(telemetry.tracer)
         return train_with(backend)
 
 

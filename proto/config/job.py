@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
-from ..optimizers import OPTIMIZERS
+from ..optim import OPTIMIZERS
 from ..schema import Dtype
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument, not_allowed
-from ..optimizers import OPTIMIZERS, RowOptimizer
+from ..optim import OPTIMIZERS, RowOptimizer
 from .config import FromList, StrictModel
 
 _Fraction = Annotated[float, Field(ge=0, lt=1)]

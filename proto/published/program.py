@@ -33,7 +33,7 @@ def read_program(folder: Folder, manifest: ModelManifest, security: Security, *,
         raise NotFound(
             f"{manifest.model}@{manifest.version}: the version was published without a program; it has rows alone, "
             "which `sparserow query` looks up; to score, publish the model too: a section publish in its job file, or "
-            "sr.publish with model= and example="
+            "session.publish with model= and example="
         )
     data = bytes(read_file(folder, manifest.program))
     is_signed = bool(security.verification_key)  # else the manifest was refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...cpp_ext import _server
 from ...proto.native import init_parameters, optimizer_parameters, policy_parameters
-from ...proto.optimizers import RowOptimizer
+from ...proto.optim import RowOptimizer
 from ...proto.schema import Init, TableSchema
 
 

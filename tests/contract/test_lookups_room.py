@@ -72,7 +72,7 @@ def test_a_planned_pull_enters_few_files_before_the_op(monkeypatch: pytest.Monke
             entered[path.relative_to(ROOT).as_posix()] = None
 
     with sr.InProcessCluster().connect("files") as session:
-        model = sr.distribute(Tables(26), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        model = session.distribute(Tables(26), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
         ids = torch.randint(0, 50, (8, 26), generator=torch.Generator().manual_seed(1))
         for _ in range(3):
             model(ids).backward()

@@ -17,7 +17,7 @@ from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import error_of
 from sparserow.proto.native import optimizer_parameters
-from sparserow.proto.optimizers import (
+from sparserow.proto.optim import (
     FTRL,
     LAMB,
     SGD,

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import sparserow as sr
 from rooms import ROOT
 
 IMPORT = re.compile(r"(?:from|import) sparserow\.(?:worker|proto|deploy|serving|ps_server)\b")
@@ -27,7 +28,7 @@ def test_public_modules_are_attributes_and_load_nothing_before_they_are_used() -
     script = (
         "import sys, sparserow as sr\n"
         "assert 'torch' not in sys.modules and 'ray' not in sys.modules\n"
-        "modules = [sr.data, sr.losses, sr.metrics, sr.models, sr.ray]\n"
+        "modules = [sr.data, sr.errors, sr.features, sr.losses, sr.metrics, sr.models, sr.optim, sr.ray]\n"
         "assert 'ray' not in sys.modules\n"
         "print(sr.data.CandidateSampler, sr.losses.bce, sr.metrics.hit_rate, sr.models.DIN, sr.ray.train_on_ray)\n"
         "try:\n    sr.modles\nexcept AttributeError as error:\n    print(error)\n"
@@ -35,3 +36,8 @@ def test_public_modules_are_attributes_and_load_nothing_before_they_are_used() -
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "has no attribute 'modles'" in done.stdout
+
+
+def test_at_most_fifty_names_stand_at_the_top() -> None:
+    assert len(sr.__all__) <= 50
+    assert all(getattr(sr, name) is not None for name in sr.__all__)

@@ -45,12 +45,12 @@ def batches(n: int, start: int, *, zipf: float = 1.3) -> list[Tensor]:
 def model_on(session: sr.Session, where: torch.device, *, carry: bool = True) -> Net:
     torch.manual_seed(1)
     model = Net().to(where)
-    return sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.02), min_rows=1, carry_weights=carry)
+    return session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.02), min_rows=1, carry_weights=carry)
 
 
 def train(session: sr.Session, model: Net, given: list[Tensor], where: torch.device, prefetch: int) -> list[float]:
     dense = torch.optim.SGD(model.parameters(), lr=0.005)
-    source = sr.prefetch(given, session, depth=prefetch, device=where) if prefetch else given
+    source = session.prefetch(given, depth=prefetch, device=where) if prefetch else given
     losses = []
     for ids in source:
         loss = model(ids).square().mean()
@@ -182,8 +182,8 @@ def test_bytes_over_the_bus_are_those_of_the_plan(dtype: Any) -> None:
     shares = np.arange(1, rows + 1, dtype=np.float64) ** -1.05
     draw, keys = np.random.default_rng(6), np.random.default_rng(7).permutation(rows)
     with sr.InProcessCluster().connect("planned", staleness=staleness, cache=cache) as session:
-        model = sr.distribute(nn.ModuleDict({"user": nn.Embedding(rows, dim)}).to(device()), session,
-                              optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)  # fmt: skip
+        model = session.distribute(nn.ModuleDict({"user": nn.Embedding(rows, dim)}).to(device()),
+                              optimizer=sr.optim.SGD(lr=0.1), min_rows=1, carry_weights=False)  # fmt: skip
 
         def train(steps: int) -> int:
             for _ in range(steps):
@@ -200,7 +200,9 @@ def test_a_cache_on_the_device_needs_a_model_there() -> None:
     cache = sr.RowCache(1 << 20, storage="device")
     with (
         sr.InProcessCluster().connect("nowhere", cache=cache) as session,
-        pytest.raises(sr.InvalidArgument, match=r"cache\.storage: 'device' is not allowed; allowed: auto, host .*cpu"),
+        pytest.raises(
+            sr.errors.InvalidArgument, match=r"cache\.storage: 'device' is not allowed; allowed: auto, host .*cpu"
+        ),
     ):
         model_on(session, torch.device("cpu"))
 
@@ -211,13 +213,13 @@ def test_more_rows_than_the_device_has_room_for_are_refused(monkeypatch: pytest.
     monkeypatch.setattr(CountingLink, "free_bytes", lambda _: 1000)
     with sr.InProcessCluster().connect("large", cache=sr.RowCache(1 << 20, storage="auto")) as session:
         model = model_on(session, device(), carry=False)
-        with pytest.raises(sr.InvalidArgument, match=r"cache\.bytes: 1048576 is not .* 1 to 1000, .*host"):
+        with pytest.raises(sr.errors.InvalidArgument, match=r"cache\.bytes: 1048576 is not .* 1 to 1000, .*host"):
             model(batches(1, 0)[0])
     cache = sr.RowCache(1 << 20, storage="auto")
     with sr.InProcessCluster().connect("larger", staleness=2, cache=cache) as session:
         model_on(session, device(), carry=False)
         with pytest.raises(ValueError, match=r"^(InvalidArgument: )?cache\.bytes: 1048576 is not .* 1 to 1000"):
-            sr.prefetch(batches(1, 0), session, 2, device=device())  # the cache is wrong, not the device
+            session.prefetch(batches(1, 0), 2, device=device())  # the cache is wrong, not the device
 
 
 def test_random_plans_agree_with_a_dict() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import sparserow as sr
 from counting_device import COUNTS, device
+from sparserow.worker.api.session import Session
 from sparserow.worker.lookups.makers import same_batch
 from sparserow.worker.session import tensor_group
 from sparserow.worker.session.follower_core import FollowerCore
-from sparserow.worker.session.session import Session
 from sparserow.worker.session.session_parts import Placement
 from sparserow.worker.session.tensor_group import TensorGroup
 
@@ -84,12 +84,12 @@ class Net(nn.Module):
 
 def steps_of(session: Session, tables: int, where: torch.device, *, ahead: bool = False) -> Iterator[float]:
     torch.manual_seed(2)
-    model = sr.distribute(Net(tables), session, optimizer=sr.Adagrad(lr=0.2), min_rows=1).to(where)
+    model = session.distribute(Net(tables), optimizer=sr.optim.Adagrad(lr=0.2), min_rows=1).to(where)
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
     given = [
         torch.randint(0, ROWS, (6, tables), generator=torch.Generator().manual_seed(step)) for step in range(STEPS)
     ]
-    for ids in sr.prefetch(given, session, 2, device=where) if ahead else given:
+    for ids in session.prefetch(given, 2, device=where) if ahead else given:
         loss = model(ids)
         loss.backward()
         assert session.step(dense)

@@ -80,6 +80,6 @@ def test_rows_are_kept_on_a_device_alone(published: tuple[str, list[Tensor]], tm
     with (
         sr.local_serving("ctr", root=root) as serving,
         sr.ServingClient(serving.addresses) as client,
-        pytest.raises(sr.InvalidArgument, match=r"ServedModel\.device_bytes: 5 is not allowed"),
+        pytest.raises(sr.errors.InvalidArgument, match=r"ServedModel\.device_bytes: 5 is not allowed"),
     ):
         ServedModel(client, root, device_bytes=5)

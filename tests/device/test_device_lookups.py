@@ -58,7 +58,7 @@ def cluster() -> sr.InProcessCluster:
 
 def distributed(session: sr.Session, tables: int = 3) -> Net:
     torch.manual_seed(0)
-    return sr.distribute(Net(tables), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
+    return session.distribute(Net(tables), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
 
 
 def train(session: sr.Session, where: torch.device, *, ids_there: bool, steps: int = 12) -> list[Tensor]:
@@ -170,7 +170,7 @@ def test_a_gradient_after_the_step_is_refused(cluster: sr.InProcessCluster) -> N
 def test_a_lookup_that_no_gradient_reaches_creates_no_row(cluster: sr.InProcessCluster) -> None:
     with cluster.connect("unused") as session:
         model = nn.ModuleList(nn.Embedding(ROWS, DIM) for _ in range(2))
-        sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)
+        session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1, carry_weights=False)
         model.to(device())
         used, _ = model[0](torch.tensor([1, 2])), model[1](torch.tensor([1, 2]))
         used.sum().backward()
@@ -203,7 +203,7 @@ def test_tables_of_several_widths_whose_rows_are_changed_in_place(cluster: sr.In
         torch.manual_seed(0)
         cache = sr.RowCache(1 << 20, storage="auto" if kept else "host")
         with cluster.connect(f"widths-{kept}-{number}", cache=cache if kept else None) as session:
-            model = sr.distribute(Widths(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
+            model = session.distribute(Widths(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
             model = model.to(where)
             dense, outs = torch.optim.SGD(model.parameters(), lr=0.1), []
             for seed in range(10):
@@ -239,7 +239,7 @@ def test_a_forward_gathers_and_a_step_sums_once_a_width(
 
         monkeypatch.setattr(lookup_math, name, counted)
     with cluster.connect("once") as session:
-        model = sr.distribute(Squares(), session, optimizer=sr.SGD(lr=0.1), min_rows=1).to(device())
+        model = session.distribute(Squares(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1).to(device())
         for seed in range(4):
             ids, before = batch(seed)[0].to(device()), dict(called)
             model(ids).backward()

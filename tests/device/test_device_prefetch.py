@@ -62,7 +62,7 @@ def stay(click: Click) -> Sequence[Tensor]:
 
 def distributed(session: sr.Session, tables: int, where: torch.device) -> Net:
     torch.manual_seed(0)
-    model = sr.distribute(Net(tables), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
+    model = session.distribute(Net(tables), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
     return model.to(where)
 
 
@@ -91,9 +91,8 @@ def test_a_step_crosses_twice_and_once_back_whatever_the_tables(tables: int, sta
     seen: list[tuple[int, int, int]] = []
     with cluster.connect("there") as session:
         model = distributed(session, tables, device())
-        batches = sr.prefetch(
+        batches = session.prefetch(
             clicks(steps),
-            session,
             depth=2,
             device=device(),
             on_host=stay if stays else None,
@@ -116,7 +115,7 @@ def test_batches_arrive_whole_and_ids_that_stay_are_the_very_tensors() -> None:
     given = clicks(3)
     with sr.InProcessCluster(shards=2).connect("whole") as session:
         distributed(session, 1, device())
-        for click, batch in zip(given, sr.prefetch(given, session, device=device(), on_host=stay), strict=True):
+        for click, batch in zip(given, session.prefetch(given, device=device(), on_host=stay), strict=True):
             assert batch.ids is click.ids
             assert torch.equal(batch.dense.cpu(), click.dense)
             assert torch.equal(batch.offsets.cpu(), click.offsets)
@@ -126,5 +125,5 @@ def test_batches_arrive_whole_and_ids_that_stay_are_the_very_tensors() -> None:
 def test_tensors_cannot_stay_where_nothing_crosses() -> None:
     with sr.InProcessCluster(shards=1).connect("nowhere") as session:
         distributed(session, 1, torch.device("cpu"))
-        with pytest.raises(sr.InvalidArgument, match=r"prefetch\.on_host"):
-            sr.prefetch(clicks(1), session, on_host=stay)
+        with pytest.raises(sr.errors.InvalidArgument, match=r"prefetch\.on_host"):
+            session.prefetch(clicks(1), on_host=stay)

@@ -10,18 +10,18 @@ from torch import nn
 import sparserow as sr
 from counting_device import device
 from sparserow.cpp_ext.device.link import link_of
+from sparserow.worker.api.in_process import InProcessCluster
 from sparserow.worker.device_tables import lookup
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.lookups.makers import device_tables as device_maker
-from sparserow.worker.session.in_process import InProcessCluster
 
 OPTIMIZERS = (
-    sr.SGD(lr=0.3, momentum=0.9, dampening=0.1, weight_decay=1e-3),
-    sr.SGD(lr=0.3, momentum=0.9, nesterov=True),
-    sr.SGD(lr=0.3),
-    sr.Adagrad(lr=0.3, initial_accumulator=0.1, weight_decay=1e-3),
-    sr.RowWiseAdagrad(lr=0.3),
-    sr.Adam(lr=0.05, weight_decay=1e-3),
+    sr.optim.SGD(lr=0.3, momentum=0.9, dampening=0.1, weight_decay=1e-3),
+    sr.optim.SGD(lr=0.3, momentum=0.9, nesterov=True),
+    sr.optim.SGD(lr=0.3),
+    sr.optim.Adagrad(lr=0.3, initial_accumulator=0.1, weight_decay=1e-3),
+    sr.optim.RowWiseAdagrad(lr=0.3),
+    sr.optim.Adam(lr=0.05, weight_decay=1e-3),
 )
 
 
@@ -48,7 +48,7 @@ def test_a_table_on_a_device_is_as_one_on_servers(optimizer: object) -> None:
             model.to(place)
         with cluster.connect(placement) as session:
             tables = {"*": sr.Table(placement=placement)}
-            sr.distribute(model, session, optimizer=optimizer, min_rows=1, tables=tables)
+            session.distribute(model, optimizer=optimizer, min_rows=1, tables=tables)
             for step in range(8):
                 for micro in range(2):
                     draw = torch.Generator().manual_seed(2 * step + micro)
@@ -92,7 +92,7 @@ def made(session: sr.Session, tables: int) -> Rows:
     torch.manual_seed(3)
     model = Rows(tables).to(device())
     placed = {"*": sr.Table(placement="device")}
-    return sr.distribute(model, session, optimizer=sr.SGD(lr=0.5), min_rows=1, tables=placed)
+    return session.distribute(model, optimizer=sr.optim.SGD(lr=0.5), min_rows=1, tables=placed)
 
 
 def given(seed: int, ids: int = 17) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -149,7 +149,7 @@ def test_a_bad_id_is_named_with_its_table_and_nothing_changes(bad: int) -> None:
             assert session.step()
         ids, flat, offsets = given(9)
         ids[2, 1] = bad
-        with pytest.raises(sr.InvalidArgument, match=rf"tables.1': id {bad} is not allowed; allowed: \[0, 18\)"):
+        with pytest.raises(sr.errors.InvalidArgument, match=rf"tables.1': id {bad} is not allowed; allowed: \[0, 18\)"):
             model(ids, flat, offsets)
         model(*given(10)).square().sum().backward()
         assert session.step()

@@ -128,7 +128,7 @@ def test_a_device_without_memory_ends_the_step_and_names_what_helps(cluster: sr.
         if len(calls) == 4:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. More words")
 
-    with pytest.raises(sr.InvalidArgument, match=r"out of memory; lower train.batch_size .* was not committed"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"out of memory; lower train.batch_size .* was not committed"):
         train(cluster, log, device(), "small", "train.prefetch=0", hook=fail)
     with sr.connect(cluster.address, namespace="small") as session:
         rows = [
@@ -139,7 +139,7 @@ def test_a_device_without_memory_ends_the_step_and_names_what_helps(cluster: sr.
 
 
 def test_an_infinite_loss_refuses_the_step(cluster: sr.LocalCluster, log: Path) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"the loss is (inf|nan)"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"the loss is (inf|nan)"):
         train(
             cluster,
             log,

@@ -92,7 +92,7 @@ def plain(kind: type[nn.Module]) -> nn.Module:
 
 
 def distributed(session: sr.Session, kind: type[nn.Module], where: torch.device, lr: float = 0.0) -> nn.Module:
-    return sr.distribute(plain(kind), session, optimizer=sr.SGD(lr=lr), min_rows=1, carry_weights=True).to(where)
+    return session.distribute(plain(kind), optimizer=sr.optim.SGD(lr=lr), min_rows=1, carry_weights=True).to(where)
 
 
 def check(made: list[Tensor], kind: type[nn.Module], make: Callable[[int], Tensor]) -> None:
@@ -115,7 +115,7 @@ def test_a_training_forward_reads_changed_ids(
     batches: Iterable[Tensor] = [make(step) for step in range(4)]
     if depth > 0:
         there = None if name == "host" else where
-        batches = sr.prefetch(batches, session, depth=depth, device=there, ids=names if named else None)
+        batches = session.prefetch(batches, depth=depth, device=there, ids=names if named else None)
     made = []
     for ids in batches:
         rows = model(ids.to(where))
@@ -144,7 +144,7 @@ def test_an_evaluation_reads_changed_ids(
     with mode():
         batches: Iterable[Tensor] = [make(step) for step in range(4)]  # in inference mode they have no version
         if depth > 0:
-            batches = sr.prefetch(batches, session, depth=depth, device=None if name == "host" else where)
+            batches = session.prefetch(batches, depth=depth, device=None if name == "host" else where)
         made = [model(ids.to(where)).cpu().clone() for ids in batches]
     assert len(made) == 4
     check(made, kind, make)
@@ -188,7 +188,7 @@ def test_a_dense_tensor_changed_in_place_leaves_the_ids_of_its_batch_known(sessi
     model = distributed(session, Net, where)
     batches = [(torch.rand(BATCH), vector(step)) for step in range(4)]
     copies = []
-    for batch in sr.prefetch(batches, session, depth=1, device=where):
+    for batch in session.prefetch(batches, depth=1, device=where):
         model(batch).sum().backward()
         session.step()
         copies.append(COUNTS.to_host)

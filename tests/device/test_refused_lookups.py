@@ -49,10 +49,10 @@ def session() -> Iterator[sr.Session]:
     ids=["before the end", "beyond the end", "floats", "booleans", "first", "falling"],
 )
 def test_offsets(session: sr.Session, where: str, train: bool, last: bool, offsets: Tensor, text: str) -> None:
-    model = sr.distribute(Bag(last), session, optimizer=sr.SGD(lr=0.1), min_rows=1).train(train)
+    model = session.distribute(Bag(last), optimizer=sr.optim.SGD(lr=0.1), min_rows=1).train(train)
     if where == "device":
         model = model.to(device())
-    with pytest.raises(sr.InvalidArgument, match=text):
+    with pytest.raises(sr.errors.InvalidArgument, match=text):
         model(FLAT, offsets)
     allowed = torch.tensor([0, 2, 5]) if last else torch.tensor([0, 2])
     assert model(FLAT, allowed).shape == (2, DIM)
@@ -62,9 +62,9 @@ def test_offsets(session: sr.Session, where: str, train: bool, last: bool, offse
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("ids", [torch.tensor([1.0, 2.7]), torch.tensor([True, False])], ids=["floats", "booleans"])
 def test_ids(session: sr.Session, where: str, ids: Tensor) -> None:
-    model = sr.distribute(
-        nn.ModuleDict({"one": nn.Embedding(ROWS, DIM)}), session, optimizer=sr.SGD(lr=0.1), min_rows=1
+    model = session.distribute(
+        nn.ModuleDict({"one": nn.Embedding(ROWS, DIM)}), optimizer=sr.optim.SGD(lr=0.1), min_rows=1
     )
     place = torch.device("cpu") if where == "host" else device()
-    with pytest.raises(sr.InvalidArgument, match=r"ids\.dtype: .* is not allowed; allowed: int64, int32"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"ids\.dtype: .* is not allowed; allowed: int64, int32"):
         model.to(place)["one"](ids.to(place))

@@ -51,10 +51,9 @@ class Net(torch.nn.Module):
 def test_a_model_trains_the_keys_that_come_often(capsys: pytest.CaptureFixture[str]) -> None:
     with local_cluster(shards=1, sweep_every=None) as cluster:
         session = sr.connect(cluster.address, namespace="n")
-        model = sr.distribute(
+        model = session.distribute(
             Net(),
-            session,
-            optimizer=sr.SGD(lr=1.0),
+            optimizer=sr.optim.SGD(lr=1.0),
             min_rows=1,
             carry_weights=False,
             tables={"user": sr.Table(init=sr.Constant(1.0), admit_after=2, evict_after_steps=3)},
@@ -69,7 +68,9 @@ def test_a_model_trains_the_keys_that_come_often(capsys: pytest.CaptureFixture[s
         np.testing.assert_array_equal(weights, [1, 0, -3, 1, 1, 1, 1])
         assert rows_of(cluster) == {"user": 2}
         with pytest.raises(FailedPrecondition, match=r"policy\.evict_after_steps 3, the request says 0"):
-            session.create_table("user", dim=DIM, optimizer=sr.SGD(), init=sr.Constant(1.0), policy=sr.RowPolicy(2))
+            session.create_table(
+                "user", dim=DIM, optimizer=sr.optim.SGD(), init=sr.Constant(1.0), policy=sr.RowPolicy(2)
+            )
         assert run("table", "sweep", "n/user", "--dry-run", "--coordinator", cluster.address) == 0
         assert "n/user: would remove 1 of 2 rows, 36 B" in capsys.readouterr().out
         assert run("table", "sweep", "--coordinator", cluster.address) == 0
@@ -83,7 +84,7 @@ def test_a_model_trains_the_keys_that_come_often(capsys: pytest.CaptureFixture[s
         assert "swept" in shown
         assert run("table", "sweep", "n/users", "--coordinator", cluster.address) == 1
         assert "did you mean n/user?" in capsys.readouterr().err
-        session.create_table("plain", dim=DIM, optimizer=sr.SGD())
+        session.create_table("plain", dim=DIM, optimizer=sr.optim.SGD())
         assert run("table", "sweep", "n/plain", "--coordinator", cluster.address) == 1
         assert "its policy removes no rows" in capsys.readouterr().err
         session.close()
@@ -92,7 +93,7 @@ def test_a_model_trains_the_keys_that_come_often(capsys: pytest.CaptureFixture[s
 def test_a_bound_is_of_the_whole_table_and_kept_in_the_background() -> None:
     with local_cluster(shards=3, sweep_every=0.1) as cluster, sr.connect(cluster.address, namespace="n") as session:
         policy = sr.RowPolicy(max_rows=3000, evict_by="lfu")
-        table = session.create_table("t", dim=DIM, optimizer=sr.Adagrad(lr=0.1), policy=policy)
+        table = session.create_table("t", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1), policy=policy)
         ones = np.ones((12_000, DIM), np.float32)
         for _ in range(3):  # first, and fewer than the bound: a sweep between two pushes removes none of them
             table.push(np.arange(2000), ones[:2000])
@@ -114,7 +115,7 @@ def test_a_sweep_reaches_rows_on_the_ssd(tmp_path) -> None:
         ControlClient(cluster.address) as control,
     ):
         table = session.create_table(
-            "t", dim=32, optimizer=sr.Adagrad(lr=0.1), policy=sr.RowPolicy(evict_below_norm=3.0)
+            "t", dim=32, optimizer=sr.optim.Adagrad(lr=0.1), policy=sr.RowPolicy(evict_below_norm=3.0)
         )
         for part in np.array_split(np.arange(rows), 20):
             table.assign(part, np.where(part[:, None] % 3 == 0, 0.1, 1.0).astype(np.float32).repeat(32, axis=1))
@@ -130,7 +131,7 @@ def test_a_sweep_reaches_rows_on_the_ssd(tmp_path) -> None:
 
 
 def test_metrics_tell_of_refused_keys_and_swept_rows() -> None:
-    schema = TableSchema("n", "t", DIM, sr.SGD(lr=1.0), policy=sr.RowPolicy(admit_after=2, max_rows=10), id=5)
+    schema = TableSchema("n", "t", DIM, sr.optim.SGD(lr=1.0), policy=sr.RowPolicy(admit_after=2, max_rows=10), id=5)
     with lone_engine(slot_count=64) as engine:
         engine.create_tables([schema])
         client = _client.Client(
@@ -152,7 +153,9 @@ def test_counts_and_ages_go_on_after_a_restore(tmp_path) -> None:
 
     def train(cluster: LocalCluster, steps: list[list[int]]) -> sr.Session:
         session = sr.connect(cluster.address, namespace="n")
-        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=1.0), min_rows=1, carry_weights=False, tables=tables)
+        model = session.distribute(
+            Net(), optimizer=sr.optim.SGD(lr=1.0), min_rows=1, carry_weights=False, tables=tables
+        )
         for ids in steps:
             model(torch.tensor(ids)).backward()
             assert session.step()
@@ -182,7 +185,7 @@ def test_a_worker_joins_while_many_sweeps_are_asked_for() -> None:
     asked = 40
     with local_cluster(shards=1, sweep_every=None) as cluster, sr.connect(cluster.address, namespace="n") as session:
         policy = sr.RowPolicy(evict_after_steps=1000)
-        table = session.create_table("t", dim=1, optimizer=sr.SGD(), policy=policy)
+        table = session.create_table("t", dim=1, optimizer=sr.optim.SGD(), policy=policy)
         for first in range(0, 3_000_000, 500_000):
             keys = np.arange(first, first + 500_000, dtype=np.uint64)
             table.push(keys, np.ones((len(keys), 1), np.float32))

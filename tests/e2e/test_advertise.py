@@ -25,11 +25,11 @@ def test_workers_and_clients_dial_what_was_named_or_chosen(launcher: Launcher, t
         wait_until(lambda: control.status().ready, "the cluster to be ready")
         assert [shard.host for shard in control.cluster().shards] == ["127.0.0.3", "127.0.0.1"]
     with sr.connect(address, "ads") as session:
-        table = session.create_table("user", dim=4, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=4, optimizer=sr.optim.SGD(lr=0.5))
         table.push(KEYS, np.ones((len(KEYS), 4), np.float32))
         rows = table.pull(KEYS)
         assert (rows == -0.5).all()
-        sr.publish(session, "ctr", root=str(tmp_path / "models"))
+        session.publish("ctr", root=str(tmp_path / "models"))
     serving = launcher.start(
         "serve", f"--root={tmp_path / 'models'}", "--model=ctr", "--port=0", *OPEN, "--advertise=127.0.0.4"
     )

@@ -29,7 +29,7 @@ class Scorer(nn.Module):
 @pytest.mark.full
 def test_compiled_package_runs_without_python(tmp_path: Path) -> None:
     with sr.InProcessCluster().connect("aoti") as session:
-        model = sr.distribute(Scorer(), session, optimizer=sr.SGD(), min_rows=1).eval()
+        model = session.distribute(Scorer(), optimizer=sr.optim.SGD(), min_rows=1).eval()
         ids, bags = torch.tensor([1, 5, 9]), torch.tensor([[1, 2], [3, 4], [5, 5]])
         size = torch.export.Dim("size", min=2, max=1024)
         program = torch.export.export(model, (ids, bags), dynamic_shapes=({0: size}, {0: size}))

@@ -37,10 +37,10 @@ def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
     ids = torch.tensor([[1, 2, 3], [4, 4, 4], [7, 300, 12]])
     root = str(tmp_path / "models")
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
-        model = sr.distribute(Scorer(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+        model = session.distribute(Scorer(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1)
         model(ids).square().mean().backward()
         session.step(torch.optim.SGD(model.parameters(), lr=0.1))
-        sr.publish(session, "ctr", root=root, model=model, example=(ids,))
+        session.publish("ctr", root=root, model=model, example=(ids,))
         model.eval()
         with torch.no_grad():
             expected = model(ids).tolist()

@@ -42,7 +42,7 @@ def session(cluster: sr.LocalCluster) -> Iterator[sr.Session]:
 
 @pytest.fixture
 def model(session: sr.Session) -> nn.Module:
-    return sr.distribute(Scorer(), session, optimizer=sr.SGD(lr=0.1), min_rows=10)
+    return session.distribute(Scorer(), optimizer=sr.optim.SGD(lr=0.1), min_rows=10)
 
 
 @pytest.mark.parametrize(
@@ -63,23 +63,23 @@ def test_a_wrong_argument_is_named_before_anything_is_written(
     session: sr.Session, model: nn.Module, tmp_path: Path, wrong: dict[str, Any], text: str
 ) -> None:
     given: dict[str, Any] = {"name": "ctr", "root": str(tmp_path), "model": model, "example": EXAMPLE, **wrong}
-    with pytest.raises(sr.InvalidArgument, match=text):
-        sr.publish(session, **given)
+    with pytest.raises(sr.errors.InvalidArgument, match=text):
+        session.publish(**given)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_session_that_is_closed_publishes_nothing(cluster: sr.LocalCluster, tmp_path: Path) -> None:
     root = str(tmp_path)
     with sr.connect(cluster.address, "closed") as session:
-        model = sr.distribute(Scorer(), session, optimizer=sr.SGD(lr=0.1), min_rows=10)
-        sr.publish(session, "ctr", root=root, model=model, example=EXAMPLE)
+        model = session.distribute(Scorer(), optimizer=sr.optim.SGD(lr=0.1), min_rows=10)
+        session.publish("ctr", root=root, model=model, example=EXAMPLE)
         dense = sr.DensePublisher(session, "ctr", root=root, model=model)
-    with pytest.raises(sr.FailedPrecondition, match="session is closed"):
-        sr.publish(session, "ctr", root=root)
-    with pytest.raises(sr.FailedPrecondition, match="session is closed"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="session is closed"):
+        session.publish("ctr", root=root)
+    with pytest.raises(sr.errors.FailedPrecondition, match="session is closed"):
         dense.publish()
-    with pytest.raises(sr.InvalidArgument, match=r"publish\.session: type: 'str' is not allowed"):
-        sr.publish(cluster.address, "ctr", root=root)  # type: ignore[arg-type]
+    with pytest.raises(sr.errors.InvalidArgument, match=r"publish\.session: type: 'str' is not allowed"):
+        cluster.address.publish("ctr", root=root)  # type: ignore[arg-type]
 
 
 def test_a_table_that_is_to_be_left_out_must_exist(

@@ -185,14 +185,14 @@ def test_the_rows_of_other_namespaces_stay_when_the_best_ones_come_back(tmp_path
 
         def assign_other(value: float) -> None:
             with sr.connect(cluster.address, "other", staleness=None) as other:
-                other.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0)).assign(
+                other.create_table("t", dim=2, optimizer=sr.optim.SGD(lr=1.0)).assign(
                     keys, np.full((5, 2), value, np.float32)
                 )
 
         assign_other(1.0)
         with sr.connect(cluster.address, "mine", rank=0, world_size=1) as session:
-            model = sr.distribute(
-                nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1)), session, optimizer=sr.SGD(lr=1.0), min_rows=1
+            model = session.distribute(
+                nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1)), optimizer=sr.optim.SGD(lr=1.0), min_rows=1
             )
             parts = TrainedParts(
                 model=model, optimizer=None, scaler=None, schedule=Parts(), reader=Parts(), steps=Parts()
@@ -208,7 +208,7 @@ def test_the_rows_of_other_namespaces_stay_when_the_best_ones_come_back(tmp_path
             with torch.no_grad():
                 weight.add_(1.0)
             assert not np.array_equal(table.pull(keys), wanted)
-            late = session.create_table("late", dim=2, optimizer=sr.SGD(lr=1.0))
+            late = session.create_table("late", dim=2, optimizer=sr.optim.SGD(lr=1.0))
             late.assign(keys, np.ones((5, 2), np.float32))
             with sr.connect(cluster.address, "other", staleness=None) as other:  # another job goes on meanwhile
                 checkpoints.load(name)

@@ -29,7 +29,9 @@ def test_rows_of_another_job_are_seen_within_the_staleness() -> None:
             sr.connect(cluster.address, "ads", staleness=3, cache=sr.RowCache(1 << 20, staleness=3)) as reader,
         ):
             torch.manual_seed(1)
-            model = sr.distribute(nn.Sequential(nn.Embedding(ROWS, DIM)), reader, optimizer=sr.SGD(lr=1.0), min_rows=1)
+            model = reader.distribute(
+                nn.Sequential(nn.Embedding(ROWS, DIM)), optimizer=sr.optim.SGD(lr=1.0), min_rows=1
+            )
             rows = writer.table("0")
             for step in range(STEPS):
                 rows.assign(keys, np.full((ROWS, DIM), step, dtype=np.float32))

@@ -68,7 +68,7 @@ class Training:
     def __init__(self, session, namespace_seed: int = 0) -> None:
         torch.manual_seed(namespace_seed)
         self.session = session
-        self.model = sr.distribute(Model(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=100)
+        self.model = session.distribute(Model(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=100)
         self.dense = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
         self.schedules = [
@@ -112,18 +112,18 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(cluster, 
         training = Training(session)
         for _ in range(7):
             training.step()
-        saved = sr.save(session, str(url), **training.parts, extra={"epoch": 3}, config={"who": "test"})
+        saved = session.save(str(url), **training.parts, extra={"epoch": 3}, config={"who": "test"})
         assert (saved.name, saved.step) == ("save-000001", 6)
         assert saved.is_done()
         losses = [training.step() for _ in range(6)]
-        sr.save(session, str(url), **training.parts)
+        session.save(str(url), **training.parts)
         weights = {name: value.clone() for name, value in training.model.state_dict().items() if "extra" not in name}
     expected = rows_of_checkpoint(url)
 
     with sr.local_cluster(shards=3, slot_count=64) as other, sr.connect(other.address, "whole") as session:
         again = Training(session, namespace_seed=99)
         again.step()  # whatever it did before is gone
-        restored = sr.restore(session, str(url), name="save-000001", **again.parts)
+        restored = session.restore(str(url), name="save-000001", **again.parts)
         assert (restored.name, restored.step, restored.extra, restored.config) == (
             "save-000001",
             6,
@@ -134,7 +134,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(cluster, 
         assert [again.step() for _ in range(6)] == losses
         for name, value in weights.items():
             assert torch.equal(again.model.state_dict()[name], value), name
-        sr.save(session, str(tmp_path / "again"), **again.parts)
+        session.save(str(tmp_path / "again"), **again.parts)
     result = rows_of_checkpoint(tmp_path / "again")
     assert result.keys() == expected.keys()
     for table, rows in expected.items():
@@ -155,19 +155,19 @@ def test_each_item_is_needed(cluster, tmp_path, left_out):
         for _ in range(4):
             training.step()
         parts = {what: part for what, part in training.parts.items() if what != left_out}
-        sr.save(session, str(tmp_path), **parts)
+        session.save(str(tmp_path), **parts)
         wanted = [training.step() for _ in range(5)]
     with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
         again = Training(session, namespace_seed=1)
         for _ in range(2):
             again.step()
         if left_out == "random":
-            sr.restore(session, str(tmp_path), **again.parts)
+            session.restore(str(tmp_path), **again.parts)
             torch.manual_seed(1)
         else:
             with pytest.raises(NotFound, match="has no state of the " + left_out.rstrip("r")):
-                sr.restore(session, str(tmp_path), **again.parts)
-            sr.restore(session, str(tmp_path), **{what: part for what, part in again.parts.items() if what != left_out})
+                session.restore(str(tmp_path), **again.parts)
+            session.restore(str(tmp_path), **{what: part for what, part in again.parts.items() if what != left_out})
         assert [again.step() for _ in range(5)] != wanted
 
 
@@ -181,25 +181,25 @@ def test_rows_come_back_onto_fewer_shards_and_from_an_ssd(tmp_path):
         sr.local_cluster(shards=2, memory_budget="16MiB", ssd_path=tmp_path / "a") as cluster,
         sr.connect(cluster.address, "big", staleness=None) as session,
     ):
-        table = session.create_table("rows", dim=64, optimizer=sr.Adam(lr=0.1))
+        table = session.create_table("rows", dim=64, optimizer=sr.optim.Adam(lr=0.1))
         for part in np.array_split(np.arange(len(keys)), 20):
             table.assign(keys[part], values[part])
         table.push(keys[:3000], np.ones((3000, 64), np.float32))
         table.delete(keys[-10:])
-        sr.save(session, url)
+        session.save(url)
         expected = table.pull(keys)
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "big", staleness=None) as session:
-        sr.restore(session, url)
+        session.restore(url)
         table = session.table("rows")
         np.testing.assert_array_equal(table.pull(keys), expected)
         table.push(keys[:3000], np.ones((3000, 64), np.float32))
-        sr.save(session, str(tmp_path / "one"))
+        session.save(str(tmp_path / "one"))
     with (
         sr.local_cluster(shards=2, memory_budget="16MiB", ssd_path=tmp_path / "b") as cluster,
         sr.connect(cluster.address, "big", staleness=None) as session,
     ):
-        sr.restore(session, str(tmp_path / "one"))
-        sr.save(session, str(tmp_path / "two"))
+        session.restore(str(tmp_path / "one"))
+        session.save(str(tmp_path / "two"))
     assert rows_of_checkpoint(tmp_path / "one") == rows_of_checkpoint(tmp_path / "two")
 
 
@@ -207,7 +207,7 @@ def test_commits_that_arrive_while_it_is_saved_are_not_in_it(cluster, tmp_path):
     """Keys go up by one a push: a cut holds one value for all, whatever goes on."""
     keys = np.arange(5000, dtype=np.uint64)
     with sr.connect(cluster.address, "busy", staleness=None, rank=0, world_size=1) as session:
-        table = session.create_table("rows", dim=8, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=8, optimizer=sr.optim.SGD(lr=1.0))
         table.assign(keys, np.zeros((len(keys), 8), np.float32))
         is_over = threading.Event()
         pushes = 0
@@ -247,7 +247,7 @@ def test_a_save_by_another_is_after_a_whole_step_on_all_shards(cluster, tmp_path
 
     ids = torch.arange(ROWS)
     with sr.connect(cluster.address, "steps", rank=0, world_size=1) as session:
-        model = sr.distribute(AllRows(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        model = session.distribute(AllRows(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
         saver = threading.Thread(target=lambda: [save_rows(cluster.address, str(tmp_path)) for _ in range(5)])
         saver.start()
         while saver.is_alive():
@@ -266,15 +266,15 @@ def test_a_save_by_another_is_after_a_whole_step_on_all_shards(cluster, tmp_path
 def test_two_workers_save_and_three_go_on(cluster, tmp_path):
     def worker(rank: int, world: int, results: list, *, restores: bool) -> None:
         with sr.connect(cluster.address, "team", rank=rank, world_size=world) as session:
-            table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+            table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
             reader = Reader()
             reader.at = 10 + rank
             if restores:
                 has_own = rank < 2
-                sr.restore(session, str(tmp_path), reader=reader if has_own else None)
+                session.restore(str(tmp_path), reader=reader if has_own else None)
             else:
                 table.push(np.array([rank], np.uint64), np.ones((1, DIM), np.float32))
-                sr.save(session, str(tmp_path), reader=reader, extra={"rank": rank})
+                session.save(str(tmp_path), reader=reader, extra={"rank": rank})
             results[rank] = (reader.at, session.current_step, table.pull(np.arange(3, dtype=np.uint64)).tolist())
 
     for world, restores in ((2, False), (3, True)):
@@ -297,18 +297,20 @@ def test_saves_of_what_changed_are_small_and_come_back_as_a_whole(cluster, tmp_p
     url, whole = str(tmp_path / "chain"), str(tmp_path / "whole")
     keys = np.arange(4000, dtype=np.uint64)
     with sr.connect(cluster.address, "chain", staleness=None, rank=0, world_size=1) as session:
-        table = session.create_table("rows", dim=16, optimizer=sr.Adagrad(lr=0.1))
+        table = session.create_table("rows", dim=16, optimizer=sr.optim.Adagrad(lr=0.1))
         table.push(keys, np.ones((len(keys), 16), np.float32))
-        session.create_table("still", dim=4, optimizer=sr.SGD(lr=0.1)).push(keys, np.ones((len(keys), 4), np.float32))
-        sr.save(session, url, full_every=4)
+        session.create_table("still", dim=4, optimizer=sr.optim.SGD(lr=0.1)).push(
+            keys, np.ones((len(keys), 4), np.float32)
+        )
+        session.save(url, full_every=4)
         for number in range(3):
             table.push(keys[number : number + 5], np.ones((5, 16), np.float32))
             if number == 1:
                 table.delete(keys[100:103])
             if number == 2:
                 table.push(keys[101:102], np.ones((1, 16), np.float32))  # born again
-            sr.save(session, url, full_every=4)
-        sr.save(session, whole)
+            session.save(url, full_every=4)
+        session.save(whole)
         expected = rows_of_checkpoint(whole)
         saves = [files.read_manifest(Folder(url), name) for name in files.list_names(Folder(url))]
         assert [(save.base, save.chain) for save in saves] == [
@@ -322,12 +324,12 @@ def test_saves_of_what_changed_are_small_and_come_back_as_a_whole(cluster, tmp_p
         assert 5 < saves[2].rows < saves[0].rows / 3, "slots from which rows were deleted come whole"
     with sr.local_cluster(shards=3, slot_count=64) as other:
         with sr.connect(other.address, "chain", staleness=None) as session:
-            sr.restore(session, url)
-            sr.save(session, str(tmp_path / "again"))
+            session.restore(url)
+            session.save(str(tmp_path / "again"))
             table = session.table("rows")
             table.push(keys[:3], np.ones((3, 16), np.float32))
-            sr.save(session, str(tmp_path / "again"), full_every=9)
-            sr.save(session, url, full_every=9)
+            session.save(str(tmp_path / "again"), full_every=9)
+            session.save(url, full_every=9)
         assert rows_of_checkpoint(tmp_path / "again", "save-000001") == expected
     assert files.read_manifest(Folder(str(tmp_path / "again"))).rows == 3
     assert files.read_manifest(Folder(url)).base == "", "another cluster's save has all rows"
@@ -337,7 +339,7 @@ def test_saves_of_what_changed_are_small_and_come_back_as_a_whole(cluster, tmp_p
         sr.connect(cluster.address, "chain", staleness=None, rank=0, world_size=1) as session,
         pytest.raises(DataLoss, match=f"save-000002/{part.name}: the file is missing"),
     ):
-        sr.restore(session, url, name="save-000004")
+        session.restore(url, name="save-000004")
 
 
 def test_schema_changes(cluster, tmp_path):
@@ -346,14 +348,14 @@ def test_schema_changes(cluster, tmp_path):
     ones = np.ones((3, DIM), np.float32)
     with sr.connect(cluster.address, "before", staleness=None, rank=0, world_size=1) as session:
         for name in ("kept", "old", "gone"):
-            session.create_table(name, dim=DIM, optimizer=sr.Adagrad(lr=0.1)).push(key, ones)
+            session.create_table(name, dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1)).push(key, ones)
         expected = session.table("kept").pull(key)
-        sr.save(session, url)
-        session.create_table("late", dim=DIM, optimizer=sr.Adagrad(lr=0.1)).push(key, ones)
-        sr.restore(session, url)
+        session.save(url)
+        session.create_table("late", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1)).push(key, ones)
+        session.restore(url)
         np.testing.assert_array_equal(session.table("late").pull(key), np.zeros((3, DIM)))
         np.testing.assert_array_equal(session.table("gone").pull(key), expected)
-        sr.restore(session, url, renames={"old": "fresh"})
+        session.restore(url, renames={"old": "fresh"})
         np.testing.assert_array_equal(session.table("fresh").pull(key), expected)
         session.table("fresh").push(key, ones)
         session.table("kept").push(key, ones)
@@ -361,22 +363,22 @@ def test_schema_changes(cluster, tmp_path):
         # A warm start: one table from another, all else as it is.
         session.table("kept").push(key, ones)
         now = session.table("kept").pull(key)
-        sr.restore(session, url, tables=["gone"], renames={"gone": "warm"})
+        session.restore(url, tables=["gone"], renames={"gone": "warm"})
         np.testing.assert_array_equal(session.table("warm").pull(key), expected)
         np.testing.assert_array_equal(session.table("kept").pull(key), now)
         with pytest.raises(NotFound, match=r"table 'before/nosuch' is not in save-000001; there are: before/gone, "):
-            sr.restore(session, url, tables=["nosuch"])
+            session.restore(url, tables=["nosuch"])
 
         session.core.catalog.drop_table("before", "kept")
-        session.create_table("kept", dim=2 * DIM, optimizer=sr.Adagrad(lr=0.1))
+        session.create_table("kept", dim=2 * DIM, optimizer=sr.optim.Adagrad(lr=0.1))
         with pytest.raises(FailedPrecondition, match=r"table before/kept has dim 8, the checkpoint has 4"):
-            sr.restore(session, url)
+            session.restore(url)
         session.core.catalog.drop_table("before", "kept")
-        session.create_table("kept", dim=DIM, optimizer=sr.Adam(lr=0.1))
+        session.create_table("kept", dim=DIM, optimizer=sr.optim.Adam(lr=0.1))
         words = r"has optimizer Adam, the checkpoint has Adagrad; .*reset_optimizer"
         with pytest.raises(FailedPrecondition, match=words):
-            sr.restore(session, url)
-        sr.restore(session, url, reset_optimizer=True)
+            session.restore(url)
+        session.restore(url, reset_optimizer=True)
         np.testing.assert_array_equal(session.table("kept").pull(key), expected)
         # The state begins anew, and so does the bias correction: the first step of Adam is as long as its rate.
         session.table("kept").push(key, np.ones((len(key), DIM), np.float32))
@@ -386,43 +388,43 @@ def test_schema_changes(cluster, tmp_path):
 def test_bad_input(cluster, tmp_path):
     url = str(tmp_path / "ckpt")
     with sr.connect(cluster.address, "bad", staleness=None, rank=0, world_size=1) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         key = np.array([5], np.uint64)
         table.push(key, np.ones((1, DIM), np.float32))
         with pytest.raises(NotFound, match="there is no checkpoint"):
-            sr.restore(session, url)
-        saved = sr.save(session, url)
+            session.restore(url)
+        saved = session.save(url)
         table.push(key, np.ones((1, DIM), np.float32))
         with pytest.raises(InvalidArgument, match="nosuch://x"):
-            sr.save(session, "nosuch://x")
+            session.save("nosuch://x")
         (tmp_path / "file").write_text("x")
         with pytest.raises(FailedPrecondition, match="file/ckpt"):
-            sr.save(session, str(tmp_path / "file" / "ckpt"))
+            session.save(str(tmp_path / "file" / "ckpt"))
         with pytest.raises(InvalidArgument, match=r"save.keep: 0 is not allowed"):
-            sr.save(session, url, keep=0)
+            session.save(url, keep=0)
         with (
             sr.connect(cluster.address, "bad", job="other", staleness=None, rank=0, world_size=1),
             pytest.raises(FailedPrecondition, match="jobs bad/other are running on namespace bad"),
         ):
-            sr.restore(session, url)
+            session.restore(url)
         part = next((tmp_path / "ckpt" / saved.name).glob("rows.*"))
         whole = part.read_bytes()
         part.write_bytes(whole[:-2])
         with pytest.raises(DataLoss, match=f"{part.name}: the file has "):
-            sr.restore(session, url)
+            session.restore(url)
         assert table.pull(key)[0, 0] == -2, "nothing was emptied"
         part.write_bytes(whole[:-1] + b"\x7f")
         with pytest.raises(DataLoss, match=f"{part.name}: is damaged"):
-            sr.restore(session, url)
+            session.restore(url)
         part.write_bytes(whole)
-        sr.restore(session, url)
+        session.restore(url)
         assert table.pull(key)[0, 0] == -1
     with (
         sr.local_cluster(shards=1, slot_count=128) as other,
         sr.connect(other.address, "bad") as session,
         pytest.raises(FailedPrecondition, match=r"with 64 slots, this one has 128; start it with --slot-count=64"),
     ):
-        sr.restore(session, url)
+        session.restore(url)
 
 
 @pytest.mark.parametrize("saved_as", ["plain", "compiled", "before the mend"])
@@ -432,27 +434,27 @@ def test_compiled_and_plain_models_load_the_states_of_each_other(cluster, tmp_pa
         saving = sys.modules["sparserow.worker.checkpoint.save"]
         monkeypatch.setattr(saving, "state_of", lambda model: dict(model.state_dict()))
     with sr.connect(cluster.address, f"compiled-{saved_as[:4]}", rank=0, world_size=1) as session:
-        model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        model = session.distribute(Model(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
         compiled = torch.compile(model, backend="eager")
         kept = {key: value.clone() for key, value in model.state_dict().items()}
         rows = session.table("user").pull(np.arange(ROWS))
-        sr.save(session, url, model=model if saved_as == "plain" else compiled)
+        session.save(url, model=model if saved_as == "plain" else compiled)
         for other in (model, compiled):
             session.table("user").assign(np.arange(ROWS), np.zeros((ROWS, DIM), np.float32))
             with torch.no_grad():
                 model.top[0].weight.zero_()
-            sr.restore(session, url, model=other)
+            session.restore(url, model=other)
             assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
             np.testing.assert_array_equal(session.table("user").pull(np.arange(ROWS)), rows)
         model.top = torch.compile(model.top, backend="eager")
-        sr.restore(session, url, model=model)
+        session.restore(url, model=model)
         monkeypatch.undo()
         assert "top.0.weight" in plain_names(session, model, str(tmp_path / "of_parts"))
 
 
 def plain_names(session, model, url):
     """The names of the dense state of a checkpoint that is made of the model."""
-    folder = Folder(url) / sr.save(session, url, model=model).name
+    folder = Folder(url) / session.save(url, model=model).name
     tree = decode_tree(folder.read("worker.0.safetensors"), url, tensor_of)
     return list(tree["model"])
 
@@ -460,8 +462,8 @@ def plain_names(session, model, url):
 def test_another_model_is_refused_before_any_row_changes(cluster, tmp_path):
     url = str(tmp_path / "ckpt")
     with sr.connect(cluster.address, "other-model", rank=0, world_size=1) as session:
-        model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
-        sr.save(session, url, model=model)
+        model = session.distribute(Model(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
+        session.save(url, model=model)
         session.table("user").assign([3], np.full((1, DIM), 7, np.float32))
         model.top = nn.Sequential(nn.Linear(DIM, 9), nn.ReLU(), nn.Linear(9, 1))
         text = (
@@ -469,7 +471,7 @@ def test_another_model_is_refused_before_any_row_changes(cluster, tmp_path):
             r"top.0.weight is \(8, 4\) there and \(9, 4\) here, .*; nothing was changed"
         )
         with pytest.raises(FailedPrecondition, match=text):
-            sr.restore(session, url, model=model)
+            session.restore(url, model=model)
         np.testing.assert_array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
 
 
@@ -477,10 +479,10 @@ def test_another_model_is_refused_before_any_row_changes(cluster, tmp_path):
 def test_states_that_do_not_fit_are_refused_before_any_row_changes(cluster, tmp_path, mistake):
     url = str(tmp_path / "ckpt")
     with sr.connect(cluster.address, f"unfit-{mistake.replace(' ', '-')}", rank=0, world_size=1) as session:
-        model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        model = session.distribute(Model(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
         dense = torch.optim.Adam(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(dense, 5)
-        sr.save(session, url, model=model, optimizer=dense, scheduler=scheduler)
+        session.save(url, model=model, optimizer=dense, scheduler=scheduler)
         session.table("user").assign([3], np.full((1, DIM), 7, np.float32))
         parameters = list(model.parameters())
         wrong, text = {
@@ -496,36 +498,36 @@ def test_states_that_do_not_fit_are_refused_before_any_row_changes(cluster, tmp_
             "no scaler": ({"scaler": torch.amp.GradScaler("cpu")}, "no state of the scaler of rank 0"),
         }[mistake]
         with pytest.raises((FailedPrecondition, NotFound), match=f"{text}.*; nothing was changed"):
-            sr.restore(session, url, model=model, **wrong)
+            session.restore(url, model=model, **wrong)
         np.testing.assert_array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
-        sr.restore(session, url, model=model, optimizer=dense, scheduler=scheduler)
+        session.restore(url, model=model, optimizer=dense, scheduler=scheduler)
         assert not np.array_equal(session.table("user").pull([3]), np.full((1, DIM), 7))
 
 
 def test_a_session_without_a_cluster_or_within_a_step_is_refused(cluster, tmp_path):
     with sr.InProcessCluster().connect() as session, pytest.raises(FailedPrecondition, match="needs a cluster"):
-        sr.save(session, str(tmp_path))
+        session.save(str(tmp_path))
     with sr.connect(cluster.address, "within", rank=0, world_size=1) as session:
         training = Training(session)
         training.model(training.reader.take()).sum().backward()
         with pytest.raises(FailedPrecondition, match="within a step"):
-            sr.save(session, str(tmp_path))
+            session.save(str(tmp_path))
         session.discard()
-        assert sr.save(session, str(tmp_path)).step == -1
+        assert session.save(str(tmp_path)).step == -1
 
 
 def test_nothing_is_begun_for_a_reader_without_a_place(cluster, tmp_path):
     with sr.connect(cluster.address, "reader") as session:
-        session.create_table("rows", dim=2, optimizer=sr.SGD())
-        with pytest.raises(sr.InvalidArgument, match=r"save\.reader: DataLoader"):
-            sr.save(session, str(tmp_path / "ckpt"), reader=DataLoader([1, 2]))
+        session.create_table("rows", dim=2, optimizer=sr.optim.SGD())
+        with pytest.raises(sr.errors.InvalidArgument, match=r"save\.reader: DataLoader"):
+            session.save(str(tmp_path / "ckpt"), reader=DataLoader([1, 2]))
     assert not (tmp_path / "ckpt").exists()
 
 
 def test_keep_removes_older_ones(cluster, tmp_path):
     with sr.connect(cluster.address, "keep", staleness=None, rank=0, world_size=1) as session:
         for _ in range(4):
-            sr.save(session, str(tmp_path), keep=2)
+            session.save(str(tmp_path), keep=2)
     assert files.list_names(Folder(str(tmp_path))) == ["save-000003", "save-000004"]
 
 
@@ -538,20 +540,22 @@ def test_a_rank_that_comes_late_to_a_failed_save_gets_its_end_at_once(cluster, t
     def worker(rank: int) -> None:
         with sr.connect(cluster.address, "late", rank=rank, world_size=2, staleness=None) as session:
             if rank == 0:
-                session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0))
+                session.create_table("t", dim=2, optimizer=sr.optim.SGD(lr=1.0))
             begun.wait()
-            with pytest.raises(sr.InvalidArgument):
-                sr.save(session, url, keep=0)  # on both: nothing has begun
+            with pytest.raises(sr.errors.InvalidArgument):
+                session.save(url, keep=0)  # on both: nothing has begun
             begun.wait()
             if rank == 0:
-                with pytest.raises(sr.SparserowError, match="extra"):
-                    sr.save(session, url, extra={"a": object()})  # it has begun, and cannot be written
+                with pytest.raises(sr.errors.SparserowError, match="extra"):
+                    session.save(url, extra={"a": object()})  # it has begun, and cannot be written
             begun.wait()
             if rank == 1:
-                with pytest.raises(sr.Unavailable, match="another worker could not write its part of the checkpoint"):
-                    sr.save(session, url)
+                with pytest.raises(
+                    sr.errors.Unavailable, match="another worker could not write its part of the checkpoint"
+                ):
+                    session.save(url)
             begun.wait()
-            found[rank] = sr.save(session, url).name
+            found[rank] = session.save(url).name
 
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(worker, rank) for rank in range(2)]:
@@ -569,9 +573,9 @@ def test_a_shard_that_cannot_come_back_notes_the_damage(tmp_path):
     folder = Folder(str(tmp_path))
     with sr.local_cluster(shards=1, slot_count=64) as cluster:
         with sr.connect(cluster.address, "rows", staleness=None) as session:
-            table = session.create_table("t", dim=DIM, optimizer=sr.SGD(lr=1.0))
+            table = session.create_table("t", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
             table.push(np.arange(500, dtype=np.uint64), np.ones((500, DIM), np.float32))
-            sr.save(session, str(tmp_path), wait=True)
+            session.save(str(tmp_path), wait=True)
         (part, *_) = files.read_manifest(folder).tables[0].parts
         path = tmp_path / "save-000001" / part.file
         data = path.read_bytes()
@@ -586,11 +590,11 @@ def test_the_save_after_damage_was_found_holds_all_rows(cluster, tmp_path, found
     url, keys = str(tmp_path / "damage"), np.arange(1, 2001, dtype=np.uint64)
     folder = Folder(url)
     with sr.connect(cluster.address, f"damaged-{found_by}", staleness=None) as session:
-        table = session.create_table("t", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("t", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
 
         def save_some(count: int) -> files.Manifest:
             table.push(keys[:count], np.ones((count, DIM), np.float32))
-            return files.read_manifest(folder, sr.save(session, url, full_every=10).name)
+            return files.read_manifest(folder, session.save(url, full_every=10).name)
 
         assert save_some(2000).base == ""
         assert save_some(10).base == "save-000001"
@@ -600,7 +604,7 @@ def test_the_save_after_damage_was_found_holds_all_rows(cluster, tmp_path, found
         path.write_bytes(data[:-500] + bytes([data[-500] ^ 1]) + data[-499:])
         find = {
             "verify": lambda: files.verify(folder, files.read_chain(folder)),
-            "restore": lambda: sr.restore(session, url),
+            "restore": lambda: session.restore(url),
         }
         with pytest.raises(DataLoss, match="save-000001"):
             find[found_by]()
@@ -623,19 +627,19 @@ def test_a_restore_of_dense_tensors_on_the_servers_is_no_change_of_this_process(
             return self.head(self.rows(ids)).sum()
 
     with sr.connect(cluster.address, "dense-restore", staleness=None) as session:
-        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model = session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         ids = torch.arange(5)
         model(ids).backward()
         session.step()
-        sr.save(session, str(tmp_path), model=model)
+        session.save(str(tmp_path), model=model)
         model.eval()
         expected = model(ids).detach()
         model.train()
         for _ in range(3):
             model(ids).backward()
             session.step()
-        sr.restore(session, str(tmp_path), model=model)
+        session.restore(str(tmp_path), model=model)
         model.eval()
         torch.testing.assert_close(model(ids).detach(), expected)
         model.train()

@@ -19,7 +19,7 @@ def test_the_command(launcher, tmp_path):
     assert "no checkpoint in " in run(launcher, "list", url)
     with sr.local_cluster(shards=2, slot_count=64) as cluster:
         with sr.connect(cluster.address, "ads", staleness=None) as session:
-            table = session.create_table("user", dim=4, optimizer=sr.Adagrad(lr=0.1), dtype="bfloat16")
+            table = session.create_table("user", dim=4, optimizer=sr.optim.Adagrad(lr=0.1), dtype="bfloat16")
             table.push(keys, np.ones((100, 4), np.float32))
             expected = table.pull(keys)
             for _ in range(3):

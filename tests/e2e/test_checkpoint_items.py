@@ -64,14 +64,14 @@ def without(url, item: str) -> None:
 def test_learning_rates_of_tables(cluster, tmp_path, left_out):
     name = f"rates-{left_out}"
     with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
-        sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+        session.distribute(Model(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
         session.core.set_learning_rates({"user": 0.25, "item": 0.5})
-        sr.save(session, str(tmp_path))
+        session.save(str(tmp_path))
     if left_out:
         without(tmp_path, "rates")
     with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
-        sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
-        sr.restore(session, str(tmp_path))
+        session.distribute(Model(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
+        session.restore(str(tmp_path))
         expected = {"user": 1.0, "item": 1.0} if left_out else {"user": 0.25, "item": 0.5}
         assert session.core.learning_rates() == expected
 
@@ -82,17 +82,17 @@ def test_leased_data_goes_on_where_the_rows_are(cluster, tmp_path, left_out):
     name = f"leased-{left_out}"
     for is_restored in (False, True):
         with sr.connect(cluster.address, name, rank=0, world_size=1) as session:
-            model = sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
+            model = session.distribute(Model(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
             leases = SessionLeases(session, "run", 1)
             if is_restored:
-                sr.restore(session, str(tmp_path))
+                session.restore(str(tmp_path))
                 assert leases.lease(1, 4, []) == (Leased(0, epoch=1) if left_out else Leased(1, 2, epoch=1))
                 break
             assert leases.lease(1, 4, []) == Leased(0, epoch=1)
             train(model, session, steps=1)
             assert leases.lease(1, 4, [0]) == Leased(1, epoch=1)
             train(model, session, steps=2)
-            sr.save(session, str(tmp_path))
+            session.save(str(tmp_path))
             if left_out:
                 manifest = files.read_manifest(Folder(str(tmp_path)))
                 put(tmp_path, replace(manifest, jobs=tuple(replace(job, data={}) for job in manifest.jobs)))
@@ -112,10 +112,10 @@ def test_windows_keep_a_commit_from_being_applied_twice(tmp_path, left_out):
         sr.local_cluster(shards=1, slot_count=64) as cluster,
         sr.connect(cluster.address, "windows", staleness=None) as session,
     ):
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         for _ in range(3):
             table.push(KEYS, ONES)
-        sr.save(session, str(tmp_path))
+        session.save(str(tmp_path))
         if left_out:
             manifest = files.read_manifest(Folder(str(tmp_path)))
             jobs = [replace(job, windows=tuple({**w, "workers": []} for w in job.windows)) for job in manifest.jobs]
@@ -131,13 +131,13 @@ def test_lineage_and_sequences_go_on(tmp_path):
     """Versions of what is written after a restore are above all that were given before, on another cluster too."""
     url = str(tmp_path / "ckpt")
     with sr.local_cluster(shards=1, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         table.push(KEYS, ONES)
-        sr.save(session, url)
+        session.save(url)
         for _ in range(2):
-            sr.restore(session, url)  # each raises the lineage
+            session.restore(url)  # each raises the lineage
         table.push(KEYS, ONES)
-        sr.save(session, url)
+        session.save(url)
     newest = max(version for version, *_ in rows_of_checkpoint(url)["default/rows"].values())
     manifest = files.read_manifest(Folder(url))
     assert newest >> 48 == manifest.lineage == 3
@@ -147,10 +147,10 @@ def test_lineage_and_sequences_go_on(tmp_path):
             sr.local_cluster(shards=1, slot_count=64) as other,
             sr.connect(other.address, staleness=None) as session,
         ):
-            sr.restore(session, url)
+            session.restore(url)
             session.table("rows").push(KEYS[:1], ONES[:1])
             after = str(tmp_path / f"after-{lineage}")
-            sr.save(session, after)
+            session.save(after)
         version = rows_of_checkpoint(after)["default/rows"][0][0]
         assert version >> 48 == expected
         assert (version > newest) == (lineage != 0), "left out, followers would take it for an older row"
@@ -162,7 +162,7 @@ def test_schemas_make_the_tables_of_another_cluster(cluster, tmp_path):
         table = session.create_table(
             "rows",
             dim=DIM,
-            optimizer=sr.Adam(lr=0.5, betas=(0.8, 0.999)),
+            optimizer=sr.optim.Adam(lr=0.5, betas=(0.8, 0.999)),
             dtype="float16",
             init=sr.Uniform(-1.0, 1.0),
             seed=7,
@@ -170,13 +170,13 @@ def test_schemas_make_the_tables_of_another_cluster(cluster, tmp_path):
         )
         table.push(KEYS, ONES)
         absent = table.pull(KEYS + np.uint64(10_000))
-        sr.save(session, str(tmp_path), config={"job": {"lr": 0.5}})
+        session.save(str(tmp_path), config={"job": {"lr": 0.5}})
         made = table.schema
     with (
         sr.local_cluster(shards=1, slot_count=64) as other,
         sr.connect(other.address, "schemas", staleness=None) as session,
     ):
-        assert sr.restore(session, str(tmp_path)).config == {"job": {"lr": 0.5}}
+        assert session.restore(str(tmp_path)).config == {"job": {"lr": 0.5}}
         assert session.table("rows").schema == made
         np.testing.assert_array_equal(session.table("rows").pull(KEYS + np.uint64(10_000)), absent)
     manifest = files.read_manifest(Folder(str(tmp_path)))
@@ -185,27 +185,27 @@ def test_schemas_make_the_tables_of_another_cluster(cluster, tmp_path):
         sr.local_cluster(shards=1, slot_count=64) as other,
         sr.connect(other.address, "schemas", staleness=None) as session,
     ):
-        sr.restore(session, str(tmp_path))
-        with pytest.raises(sr.NotFound, match="table 'rows' is not in namespace"):
+        session.restore(str(tmp_path))
+        with pytest.raises(sr.errors.NotFound, match="table 'rows' is not in namespace"):
             session.table("rows")
 
 
 def test_rows_of_another_cluster_are_told(cluster, tmp_path):
     url = str(tmp_path)
     with sr.connect(cluster.address, "mixed", staleness=None, rank=0, world_size=1) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         table.push(KEYS, ONES)
-        sr.save(session, url)
+        session.save(url)
         manifest = files.read_manifest(Folder(url))
         table.push(KEYS[:3], ONES[:3])
-        sr.save(session, url, full_every=5)
+        session.save(url, full_every=5)
         assert files.read_manifest(Folder(url)).base == manifest.name
         put(url, replace(manifest, cluster_id=0xABC))
         with pytest.raises(DataLoss, match="save-000002 adds to save-000001, which is of another cluster or chain"):
-            sr.restore(session, url)
+            session.restore(url)
         assert table.pull(KEYS[:1])[0, 0] == -2, "nothing was emptied"
         with pytest.raises(DataLoss, match=r"has rows of \S+ of cluster [0-9a-f]+; the manifest expects .* abc"):
-            sr.restore(session, url, name=manifest.name)
+            session.restore(url, name=manifest.name)
 
 
 def test_a_worker_that_leaves_without_its_state_fails_the_save(cluster, tmp_path):
@@ -218,7 +218,7 @@ def test_a_worker_that_leaves_without_its_state_fails_the_save(cluster, tmp_path
 
     def save() -> None:
         try:
-            sr.save(sessions[0], str(tmp_path))
+            sessions[0].save(str(tmp_path))
         except SparserowError as error:
             errors.append(error)
 
@@ -231,7 +231,7 @@ def test_a_worker_that_leaves_without_its_state_fails_the_save(cluster, tmp_path
     assert [type(error) for error in errors] == [Unavailable]
     assert "left the job before they saved; save again" in str(errors[0])
     assert files.list_names(Folder(str(tmp_path))) == []
-    sr.save(sessions[0], str(tmp_path))
+    sessions[0].save(str(tmp_path))
     sessions[0].close()
     assert len(files.read_manifest(Folder(str(tmp_path))).workers) == 1
 

@@ -54,22 +54,22 @@ def test_saves_and_restores(bucket, launcher, tmp_path):
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "s3", staleness=None) as session,
     ):
-        table = session.create_table("rows", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
         table.push(keys, np.ones((len(keys), DIM), np.float32))
-        sr.save(session, url, full_every=3)
+        session.save(url, full_every=3)
         table.push(keys[:9], np.ones((9, DIM), np.float32))
         table.delete(keys[-2:])
-        sr.save(session, url, full_every=3, extra={"who": "rank 0"})
-        sr.save(session, str(tmp_path))
+        session.save(url, full_every=3, extra={"who": "rank 0"})
+        session.save(str(tmp_path))
         expected = table.pull(keys)
     manifest = files.read_manifest(Folder(url))
     assert (manifest.base, manifest.chain) == ("save-000001", 1)
     verified = launcher.start("checkpoint", "verify", url)
     assert verified.end() == 0, verified.err
     with sr.local_cluster(shards=1, slot_count=64) as other, sr.connect(other.address, "s3", staleness=None) as session:
-        assert sr.restore(session, url).extra == {"who": "rank 0"}
+        assert session.restore(url).extra == {"who": "rank 0"}
         np.testing.assert_array_equal(session.table("rows").pull(keys), expected)
-        sr.save(session, url, keep=1)
+        session.save(url, keep=1)
     # The restore read the second one whole, which needs the first.
     assert files.list_names(Folder(url)) == ["save-000001", "save-000002", "save-000003"]
     files.note_read_whole(Folder(url), "save-000003")
@@ -84,10 +84,10 @@ def test_a_killed_save_is_none_and_the_next_one_cleans_up(bucket):
     keys = np.arange(60_000, dtype=np.uint64)
     with contextlib.suppress(SparserowError), sr.local_cluster(shards=2, slot_count=64) as cluster:  # noqa: SIM117
         with sr.connect(cluster.address, "killed", staleness=None) as session:
-            table = session.create_table("rows", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
-            sr.save(session, url)
+            table = session.create_table("rows", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
+            session.save(url)
             table.push(keys, np.ones((len(keys), DIM), np.float32))
-            sr.save(session, url, wait=False)
+            session.save(url, wait=False)
             shards = [psutil.Process(pid) for pid in cluster.shard_pids]
             os.kill(cluster.pid, signal.SIGKILL)
     wait_until(lambda: not any(map(runs, shards)), "the end of the shards, which follow their coordinator")
@@ -99,7 +99,7 @@ def test_a_killed_save_is_none_and_the_next_one_cleans_up(bucket):
         sr.local_cluster(shards=1, slot_count=64) as other,
         sr.connect(other.address, "next", staleness=None) as session,
     ):
-        saved = sr.save(session, url)
+        saved = session.save(url)
     assert files.list_names(Folder(url)) == [*before, saved.name]
     assert {key.split("/")[1] for key in keys_of(bucket)} == {*before, saved.name}, left
 
@@ -162,7 +162,7 @@ def test_bad_input(bucket, monkeypatch):
         sr.connect(cluster.address, "bad", staleness=None) as session,
         pytest.raises(SparserowError, match="s3://no-such-bucket/ckpt"),
     ):
-        sr.save(session, "s3://no-such-bucket/ckpt")
+        session.save("s3://no-such-bucket/ckpt")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("sparserow.proto.checkpoint.folder._TRIES", 1)
     fsspec.get_filesystem_class("s3").clear_instance_cache()

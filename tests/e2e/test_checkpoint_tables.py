@@ -35,7 +35,7 @@ def test_tables_whose_names_look_alike_keep_their_rows(tmp_path: Path, launcher:
     with sr.local_cluster(shards=1, slot_count=64) as cluster:
         for number, (namespace, name) in enumerate(names):
             with sr.connect(cluster.address, namespace, staleness=None) as session:
-                table = session.create_table(name, dim=DIM, optimizer=sr.SGD(lr=1.0))
+                table = session.create_table(name, dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
                 table.assign(np.arange(10, dtype=np.uint64), values(number, 10))
         run = launcher.start("checkpoint", "save", str(tmp_path), f"--coordinator={cluster.address}", "--verify")
         assert run.end() == 0, run.err
@@ -57,20 +57,20 @@ def test_small_tables_share_files(tmp_path: Path) -> None:
     with sr.local_cluster(shards=2, slot_count=256) as cluster, sr.connect(cluster.address, staleness=None) as session:
         tables = [
             session.create_table(
-                f"t{number}", dim=DIM, optimizer=sr.Adagrad(lr=0.1), dtype=("float32", "bfloat16")[number % 2]
+                f"t{number}", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1), dtype=("float32", "bfloat16")[number % 2]
             )
             for number in range(TABLES)
         ]
         for number, table in enumerate(tables):
             table.assign(keys[: number % 30], values(number, number % 30))
-        large = session.create_table("large", dim=64, optimizer=sr.Adagrad(lr=0.1))
+        large = session.create_table("large", dim=64, optimizer=sr.optim.Adagrad(lr=0.1))
         many = np.arange(60_000, dtype=np.uint64)
         large.assign(many, np.ones((len(many), 64), np.float32))
-        sr.save(session, str(url), full_every=5)
+        session.save(str(url), full_every=5)
         for number, table in enumerate(tables):
             table.assign(keys[:1], values(number + 1, 1))
         tables[7].delete(keys[:3])
-        sr.save(session, str(url), full_every=5)
+        session.save(str(url), full_every=5)
         expected = {table.schema.full_name: table.pull(keys) for table in tables}
         manifest = files.read_manifest(Folder(str(url)))
         assert manifest.base == "save-000001"
@@ -86,12 +86,12 @@ def test_small_tables_share_files(tmp_path: Path) -> None:
             np.testing.assert_array_equal(table.pull(keys), expected[table.schema.full_name])
         np.testing.assert_array_equal(large.pull(many), np.ones((len(many), 64), np.float32))
     with sr.local_cluster(shards=3, slot_count=256) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        sr.restore(session, str(url), tables=["t8"], renames={"t8": "another"})
+        session.restore(str(url), tables=["t8"], renames={"t8": "another"})
         np.testing.assert_array_equal(session.table("another").pull(keys)[:8], expected["default/t8"][:8])
-        sr.restore(session, str(url))
+        session.restore(str(url))
         for name, rows in expected.items():
             np.testing.assert_array_equal(session.table(name.partition("/")[2]).pull(keys), rows)
-        sr.save(session, str(tmp_path / "again"))
+        session.save(str(tmp_path / "again"))
     both = [rows_of_checkpoint(tmp_path / "again")["default/t9"], rows_of_checkpoint(url, "save-000001")["default/t9"]]
     assert both[0].keys() == both[1].keys()
 
@@ -125,23 +125,23 @@ def test_checkpoints_of_the_first_format_are_read_and_added_to(tmp_path: Path) -
     url = tmp_path / "ckpt"
     keys = np.arange(3000, dtype=np.uint64)
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
         table.assign(keys, values(1, len(keys)))
         for part in range(3):
-            sr.save(session, str(url), full_every=10)
+            session.save(str(url), full_every=10)
             in_first_format(url, f"save-00000{part + 1}")
             table.push(keys[part : part + 2], np.ones((2, DIM), np.float32))
         table.delete(keys[-1:])
-        sr.save(session, str(url), full_every=10)
+        session.save(str(url), full_every=10)
         expected = table.pull(keys)
         newest = files.read_manifest(Folder(str(url)))
         assert (newest.base, newest.chain, newest.since_full) == ("save-000003", 3, 3)
         assert newest.needs == ("save-000001", "save-000002", "save-000003")
     assert files.verify(Folder(str(url)), files.read_chain(Folder(str(url)))) > 0
     with sr.local_cluster(shards=3, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        sr.restore(session, str(url))
+        session.restore(str(url))
         np.testing.assert_array_equal(session.table("rows").pull(keys), expected)
-        sr.restore(session, str(url), name="save-000001")
+        session.restore(str(url), name="save-000001")
         np.testing.assert_array_equal(session.table("rows").pull(keys), values(1, len(keys)))
 
 
@@ -150,11 +150,11 @@ def test_a_chain_is_cut_short_and_loses_nothing(tmp_path: Path) -> None:
     url = tmp_path / "ckpt"
     keys = np.arange(5000, dtype=np.uint64)
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         table.assign(keys, values(1, len(keys)))
         bases = []
         for number in range(40):
-            sr.save(session, str(url), full_every=1000, keep=2)
+            session.save(str(url), full_every=1000, keep=2)
             newest = files.read_manifest(Folder(str(url)))
             assert newest.since_full == number
             assert newest.chain == len(newest.needs) <= 32
@@ -163,12 +163,12 @@ def test_a_chain_is_cut_short_and_loses_nothing(tmp_path: Path) -> None:
             if number == 20:
                 table.delete(keys[100:103])
         assert bases.count("save-000001") == 2, "the second save, and the one that cut the chain short"
-        sr.save(session, str(url), full_every=1000, keep=2)
+        session.save(str(url), full_every=1000, keep=2)
         expected, found = table.pull(keys), files.list_names(Folder(str(url)))
         assert len(found) < 15, "the links that were cut off are gone"
     with GatedStore(url) as store, sr.local_cluster(shards=2, slot_count=64) as cluster:
         with sr.connect(cluster.address, staleness=None) as session:
-            sr.restore(session, store.url)
+            session.restore(store.url)
             np.testing.assert_array_equal(session.table("rows").pull(keys), expected)
         read = [path for path in store.paths if "/rows." in path or "/slots." in path]
         assert len(read) == len(set(read)), "a file is read by the shard alone that has its slots"
@@ -180,9 +180,9 @@ def test_a_file_says_which_slots_it_has(tmp_path: Path, shards: int) -> None:
         sr.local_cluster(shards=shards, slot_count=64) as cluster,
         sr.connect(cluster.address, staleness=None) as session,
     ):
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         table.assign(np.arange(5000, dtype=np.uint64), values(1, 5000))
-        sr.save(session, str(tmp_path))
+        session.save(str(tmp_path))
     manifest = files.read_manifest(Folder(str(tmp_path)))
     for part in manifest.tables[0].parts:
         assert part.first_slot == part.shard * 32

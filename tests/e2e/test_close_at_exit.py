@@ -23,7 +23,7 @@ def connect():
     return sr.connect(sys.argv[1], namespace="ads")
 def staged(session):
     net = torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Linear(2, 1))
-    model = sr.distribute(net, session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    model = session.distribute(net, optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
     model(torch.tensor([1])).sum().backward()
     return model
 """
@@ -155,8 +155,8 @@ def test_the_end_of_the_process_raises() -> None:
     script = """
 import sparserow as sr, torch
 session = sr.InProcessCluster().connect("lone")
-model = sr.distribute(torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Linear(2, 1)), session,
-                      optimizer=sr.SGD(lr=0.5), min_rows=1)
+model = session.distribute(torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Linear(2, 1)),
+                      optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
 model(torch.tensor([1])).sum().backward()
 torch.optim.SGD(model.parameters(), lr=0.1).step()
 """

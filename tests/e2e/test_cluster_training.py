@@ -74,7 +74,7 @@ def assert_rows(session: sr.Session, reference: Net) -> None:
 @pytest.mark.parametrize("staleness", [0, 2, None])
 def test_one_worker_trains_as_torch(cluster: sr.LocalCluster, staleness: int | None) -> None:
     with sr.connect(cluster.address, f"single-{staleness}", staleness=staleness) as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=1)
         dense = torch.optim.SGD(model.parameters(), lr=0.2)
         for step in range(STEPS):
             loss_of(model, step, 0).backward()
@@ -94,7 +94,7 @@ def train_rank(rank: int, address: str, folder: str, nan_at: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     with sr.connect(address, "ddp" if nan_at < 0 else "ddp-nan") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=1)
         ddp = DistributedDataParallel(model)
         dense = torch.optim.SGD(ddp.parameters(), lr=0.2)
         for step in range(STEPS):
@@ -122,7 +122,7 @@ def test_two_ddp_workers_train_as_torch(cluster: sr.LocalCluster, tmp_path: Path
 
 def test_rows_by_key_over_the_wire(cluster: sr.LocalCluster) -> None:
     with sr.connect(cluster.address, "keys") as session:
-        table = session.create_table("t", dim=3, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("t", dim=3, optimizer=sr.optim.SGD(lr=1.0))
         keys = np.arange(5000)
         table.push(keys, np.ones((5000, 3), np.float32))
         np.testing.assert_array_equal(table.pull([7, 4999, 5000]), [[-1] * 3, [-1] * 3, [0] * 3])
@@ -135,7 +135,7 @@ def test_deferred_rows_are_born_on_the_servers(cluster: sr.LocalCluster) -> None
     with sr.connect(cluster.address, "deferred") as session:
         with sr.deferred(min_rows=1000):
             model = nn.Sequential(nn.Embedding(2_000_000_000, 8))
-        sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.1), min_rows=1000)
+        session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1000)
         ids = torch.arange(4000) * 499_999
         out = model(ids)
         assert abs(float(out.mean())) < 0.05
@@ -145,10 +145,10 @@ def test_deferred_rows_are_born_on_the_servers(cluster: sr.LocalCluster) -> None
 
 
 def test_an_unreachable_cluster_is_one_line() -> None:
-    with pytest.raises(sr.Unavailable, match=r"127\.0\.0\.1:1\b") as caught:
+    with pytest.raises(sr.errors.Unavailable, match=r"127\.0\.0\.1:1\b") as caught:
         sr.connect("127.0.0.1:1", deadline_sec=2)
     assert "\n" not in str(caught.value)
-    with pytest.raises(sr.InvalidArgument, match="HOST:PORT"):
+    with pytest.raises(sr.errors.InvalidArgument, match="HOST:PORT"):
         sr.connect("nowhere")
 
 
@@ -157,7 +157,7 @@ def test_an_unreachable_cluster_is_one_line() -> None:
     [({"wire_dtype": "int8"}, "wire_dtype"), ({"deadline_sec": 0}, "deadline_sec"), ({"on_nonfinite": "no"}, "on_non")],
 )
 def test_wrong_options_are_named(options: dict[str, object], field: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=field):
+    with pytest.raises(sr.errors.InvalidArgument, match=field):
         sr.connect("127.0.0.1:1", **options)  # type: ignore[arg-type]
 
 

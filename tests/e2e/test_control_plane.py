@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import NotFound, SparserowError, Unavailable
-from sparserow.proto.optimizers import Adagrad
+from sparserow.proto.optim import Adagrad
 from sparserow.proto.schema import TableSchema
 from sparserow_process import Launcher, Process, free_port, wait_until
 

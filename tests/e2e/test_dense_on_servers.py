@@ -161,8 +161,8 @@ def work(address: str, rank: str, world: str, staleness: str, folder: str) -> No
         sr.connect(address, "crew", rank=int(rank), world_size=int(world), staleness=bound) as session,
         (Path(folder) / f"rank{rank}").open("w") as notes,
     ):
-        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.2), min_rows=10)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.02))
+        model = session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=10)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.02))
         generator = torch.Generator().manual_seed(int(rank))
         while not (Path(folder) / "stop").exists():
             ids = torch.randint(0, 64, (32,), generator=generator)
@@ -260,9 +260,9 @@ def test_the_next_rank_gives_the_initial_values_when_rank_0_dies_before() -> Non
         try:
             with sr.connect(cluster.address, "orphans", rank=1, world_size=2, staleness=3) as session:
                 torch.manual_seed(7)
-                model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.2), min_rows=10)
+                model = session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=10)
                 mine = model.tower.weight.detach().clone()
-                sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.02))
+                session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.02))
                 torch.testing.assert_close(model.tower.weight.detach(), mine, rtol=0, atol=0)
                 model(torch.arange(8)).sum().backward()
                 assert session.step()
@@ -284,8 +284,8 @@ class Normal(nn.Module):
 
 def train_normal(session: sr.Session, steps: int) -> Normal:
     torch.manual_seed(3)
-    model = sr.distribute(Normal(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-    sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+    model = session.distribute(Normal(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+    session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
     for step in range(steps):
         ids = torch.randint(0, 64, (32,), generator=torch.Generator().manual_seed(step))
         ((model(ids) - 3) ** 2).mean().backward()
@@ -327,17 +327,17 @@ def test_who_takes_the_place_of_another_has_its_buffers(tmp_path: Path) -> None:
 def test_buffers_go_on_with_the_rows_of_their_namespace(cluster: sr.LocalCluster, tmp_path: Path) -> None:
     with sr.connect(cluster.address, "next", staleness=2) as session:
         before = train_normal(session, 5).norm
-        sr.save(session, str(tmp_path / "saves"), wait=True)  # of the rows alone
+        session.save(str(tmp_path / "saves"), wait=True)  # of the rows alone
     with sr.connect(cluster.address, "next", staleness=2) as session:
         model = train_normal(session, 0)
         assert int(model.norm.num_batches_tracked) == 5
         torch.testing.assert_close(model.norm.running_var, before.running_var, rtol=0, atol=0)
         train_normal_more(model, session, 3)
         assert int(model.norm.num_batches_tracked) == 8
-        sr.restore(session, str(tmp_path / "saves"))
+        session.restore(str(tmp_path / "saves"))
         assert int(model.norm.num_batches_tracked) == 5
         torch.testing.assert_close(model.norm.running_var, before.running_var, rtol=0, atol=0)
-        version = sr.publish(session, "rows", root=str(tmp_path / "models"))
+        version = session.publish("rows", root=str(tmp_path / "models"))
         tables = json.loads((Path(version.url) / "manifest.json").read_text())["tables"]
         assert sorted(table["schema"]["name"] for table in tables) == ["dense", "table"]
 
@@ -357,7 +357,7 @@ def test_buffers_that_cannot_be_written_end_no_step(
     with sr.connect(cluster.address, "away", staleness=2) as session:
         model = train_normal(session, 1)
         with monkeypatch.context() as away:
-            away.setattr(NamespaceFile, "write", lambda *_: (_ for _ in ()).throw(sr.Unavailable("it is away")))
+            away.setattr(NamespaceFile, "write", lambda *_: (_ for _ in ()).throw(sr.errors.Unavailable("it is away")))
             train_normal_more(model, session, 2)
         assert caplog.text.count("the newest buffers were not written: it is away") == 2
         train_normal_more(model, session, 1)
@@ -373,7 +373,7 @@ def test_buffers_that_are_not_there_are_refused_by_name(cluster: sr.LocalCluster
     with sr.connect(cluster.address, "lost", staleness=2) as session:
         session.drop_table("dense.buffers.safetensors")
         with pytest.raises(
-            sr.FailedPrecondition, match=r"not its buffers \(norm.running_mean, norm.running_var, .*anew"
+            sr.errors.FailedPrecondition, match=r"not its buffers \(norm.running_mean, norm.running_var, .*anew"
         ):
             train_normal(session, 0)
 

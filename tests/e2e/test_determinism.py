@@ -49,9 +49,9 @@ class AdamByRow:
 
 # The rows' optimizers: on the servers, and in torch.
 OPTIMIZERS = {
-    "sgd": (sr.SGD(lr=0.5), lambda weights: torch.optim.SGD(weights, lr=0.5)),
-    "adagrad": (sr.Adagrad(lr=0.1), lambda weights: torch.optim.Adagrad(weights, lr=0.1)),
-    "adam": (sr.Adam(lr=0.01), AdamByRow),
+    "sgd": (sr.optim.SGD(lr=0.5), lambda weights: torch.optim.SGD(weights, lr=0.5)),
+    "adagrad": (sr.optim.Adagrad(lr=0.1), lambda weights: torch.optim.Adagrad(weights, lr=0.1)),
+    "adam": (sr.optim.Adam(lr=0.01), AdamByRow),
 }
 
 
@@ -90,7 +90,7 @@ def train_rank(rank: int, folder: Path, runs: list[str]) -> None:
     for run in runs:
         name, optimizer, address = run.split(",")
         with sr.connect(address, "same") as session:
-            model = sr.distribute(make_net(), session, optimizer=OPTIMIZERS[optimizer][0], min_rows=1)
+            model = session.distribute(make_net(), optimizer=OPTIMIZERS[optimizer][0], min_rows=1)
             ddp = DistributedDataParallel(model)
             dense = torch.optim.Adam(ddp.parameters(), lr=0.01)
             losses = []

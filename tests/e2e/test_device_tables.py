@@ -34,10 +34,10 @@ from sparserow_process import run_ranks, wait_until
 
 ROWS, DIM, STEPS, MICRO = 61, 8, 30, 2
 KINDS = {
-    "sgd": sr.SGD(lr=0.5, momentum=0.9, weight_decay=1e-3),
-    "adagrad": sr.Adagrad(lr=0.3, initial_accumulator=0.1),
-    "rowwise": sr.RowWiseAdagrad(lr=0.3),
-    "adam": sr.Adam(lr=0.05, weight_decay=1e-3),
+    "sgd": sr.optim.SGD(lr=0.5, momentum=0.9, weight_decay=1e-3),
+    "adagrad": sr.optim.Adagrad(lr=0.3, initial_accumulator=0.1),
+    "rowwise": sr.optim.RowWiseAdagrad(lr=0.3),
+    "adam": sr.optim.Adam(lr=0.05, weight_decay=1e-3),
 }
 TABLES = tuple(KINDS)
 
@@ -75,10 +75,9 @@ def batch(step: int, worker: int, *, size: int = 6) -> tuple[Tensor, ...]:
 
 def make(session: sr.Session, placement: str, **options: object) -> Net:
     torch.manual_seed(9)
-    return sr.distribute(
+    return session.distribute(
         Net(),
-        session,
-        optimizer=sr.SGD(lr=1.0),
+        optimizer=sr.optim.SGD(lr=1.0),
         min_rows=1,
         tables={name: sr.Table(optimizer=KINDS[name], placement=placement) for name in TABLES},
         **options,
@@ -180,7 +179,7 @@ def failures(rank: int, address: str, folder: Path) -> None:
     with sr.connect(address, "failures", deadline_sec=20.0) as session:
         free = HostLink.free_bytes
         HostLink.free_bytes = lambda self: 900 if rank else free(self)
-        kind = sr.InvalidArgument if rank else sr.FailedPrecondition
+        kind = sr.errors.InvalidArgument if rank else sr.errors.FailedPrecondition
         with pytest.raises(kind, match=r"rank 1 needs 2\d+ bytes for its 3\d of 61 rows and state, and 900 bytes are"):
             make(session, "device")
         HostLink.free_bytes = free
@@ -204,7 +203,7 @@ def failures(rank: int, address: str, folder: Path) -> None:
         unchanged()
         model(*inputs).sum().backward()
         session.discard()
-        with pytest.raises(sr.FailedPrecondition, match=r"no backward reached a distributed table"):
+        with pytest.raises(sr.errors.FailedPrecondition, match=r"no backward reached a distributed table"):
             session.step()
         unchanged()
 
@@ -213,42 +212,44 @@ def failures(rank: int, address: str, folder: Path) -> None:
             table.step = lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("5 bytes"))
         model(*inputs).sum().backward()
         wrong = "table 'adam': the memory of cpu was not enough" if rank else "another rank's commit was refused"
-        with pytest.raises(sr.FailedPrecondition, match=wrong):
+        with pytest.raises(sr.errors.FailedPrecondition, match=wrong):
             session.step()
         vars(table).pop("step", None)
         unchanged()
 
         late = model.sgd(inputs[0])
         session.discard()
-        with pytest.raises(sr.FailedPrecondition, match="call backward before session"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="call backward before session"):
             late.sum().backward()
         model.sgd(inputs[0]).sum().backward()
         session.step()
         before = rows_on_devices(session)
 
-        kind, text = (sr.InvalidArgument, "id 61 is not allowed; allowed: .0, 61")
+        kind, text = (sr.errors.InvalidArgument, "id 61 is not allowed; allowed: .0, 61")
         if not rank:
-            kind, text = (sr.FailedPrecondition, "a lookup of table 'sgd': rank 1 could not take part")
+            kind, text = (sr.errors.FailedPrecondition, "a lookup of table 'sgd': rank 1 could not take part")
         with pytest.raises(kind, match=text):
             model.sgd(inputs[0] if rank == 0 else inputs[0] + ROWS - inputs[0].min())
         mine = "table 'adagrad', rank 0 is in a lookup of table 'sgd'" if rank else "table 'sgd', rank 1 is in a lookup"
-        with pytest.raises(sr.FailedPrecondition, match=f"rank {rank} is in a lookup of {mine}"):
+        with pytest.raises(sr.errors.FailedPrecondition, match=f"rank {rank} is in a lookup of {mine}"):
             model.adagrad(inputs[1]) if rank else model.sgd(inputs[0])
         calls = ["session.step", "a lookup of table 'sgd'"]
         call = [lambda: session.step(allow_empty=True), lambda: model.sgd(inputs[0])][rank]
         wanted = f"rank {rank} is in {calls[rank]}, rank {1 - rank} is in {calls[1 - rank]}; every rank makes the same"
-        with pytest.raises(sr.FailedPrecondition, match=wanted):
+        with pytest.raises(sr.errors.FailedPrecondition, match=wanted):
             call()
         unchanged(2)
 
-        with pytest.raises(sr.FailedPrecondition, match="tables of placement 'device' cannot join"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="tables of placement 'device' cannot join"):
             Join([session])
-        with pytest.raises(sr.FailedPrecondition, match="'sgd' has placement 'device': its rows are on the devices"):
+        with pytest.raises(
+            sr.errors.FailedPrecondition, match="'sgd' has placement 'device': its rows are on the devices"
+        ):
             session.table("sgd")
         with pytest.raises(
-            sr.FailedPrecondition, match="table 'sgd' has placement 'device', whose ranks step together"
+            sr.errors.FailedPrecondition, match="table 'sgd' has placement 'device', whose ranks step together"
         ):
-            sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
+            session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=1.0))
 
         scores = model(*inputs)
         assert torch.equal(sr.copy_sharing_rows(model)(*inputs), scores)
@@ -270,12 +271,14 @@ def lost(rank: int, address: str, folder: Path) -> None:
         model = DistributedDataParallel(make(session, "device"))
         dense = torch.optim.Adam(model.parameters(), lr=0.01)
         train(session, model, range(5), dense=dense)
-        sr.save(session, str(folder / "saves"), model=model, optimizer=dense)
+        session.save(str(folder / "saves"), model=model, optimizer=dense)
         train(session, model, range(5, 8), dense=dense)
         dist.barrier()
         if rank:
             os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(sr.Unavailable, match=r"a rank of the job is gone .* goes on from its last checkpoint"):
+        with pytest.raises(
+            sr.errors.Unavailable, match=r"a rank of the job is gone .* goes on from its last checkpoint"
+        ):
             train(session, model, range(8, 10), dense=dense)
         session.discard()
 
@@ -288,11 +291,11 @@ def late(rank: int, address: str, folder: Path) -> None:
         model.sgd(ids)
         if rank == 0:
             for _ in range(2):
-                with pytest.raises(sr.DeadlineExceeded, match="a rank of the job did not take part in time"):
+                with pytest.raises(sr.errors.DeadlineExceeded, match="a rank of the job did not take part in time"):
                     model.sgd(ids)
         dist.barrier()
         if rank:
-            with pytest.raises(sr.SparserowError, match="can only be closed"):
+            with pytest.raises(sr.errors.SparserowError, match="can only be closed"):
                 model.sgd(ids)
         session.discard()
         dist.barrier()
@@ -306,7 +309,7 @@ def resumed(rank: int, address: str, folder: Path) -> None:
             model = DistributedDataParallel(make(session, "device"))
             dense = torch.optim.Adam(model.parameters(), lr=0.01)
             if namespace == "lost":
-                assert sr.restore(session, str(folder / "saves"), model=model, optimizer=dense).step == 4
+                assert session.restore(str(folder / "saves"), model=model, optimizer=dense).step == 4
             else:
                 train(session, model, range(5), dense=dense)
             ends.append((train(session, model, range(5, 12), dense=dense), rows_on_devices(session)))
@@ -321,7 +324,7 @@ def saved_by_four(rank: int, address: str, folder: Path) -> None:
     with sr.connect(address, "four") as session:
         model = make(session, "device")
         train(session, model, range(4))
-        saved = sr.save(session, str(folder / "four"), model=model)
+        saved = session.save(str(folder / "four"), model=model)
         if rank == 0:
             torch.save(rows_on_devices(session), folder / "rows of four.pt")
         else:
@@ -330,14 +333,14 @@ def saved_by_four(rank: int, address: str, folder: Path) -> None:
 
         def refuse(self: CheckpointFolder, name: str, *rest: object) -> str:
             if name == failing:
-                raise sr.ResourceExhausted("the disk is full")
+                raise sr.errors.ResourceExhausted("the disk is full")
             if name == slow:
                 wait_until(lambda: not Path(self.path_of(name)).parent.exists(), "the failed save is removed")
             return write(self, name, *rest)
 
         CheckpointFolder.write = refuse
-        with pytest.raises(sr.SparserowError, match="disk is full"):
-            sr.save(session, str(folder / "four"), model=model)
+        with pytest.raises(sr.errors.SparserowError, match="disk is full"):
+            session.save(str(folder / "four"), model=model)
         dist.barrier()
         assert manifest.list_names(CheckpointFolder(str(folder / "four"))) == [saved.name]
 
@@ -346,11 +349,13 @@ def restored_by_two(rank: int, address: str, folder: Path) -> None:
     """Two ranks take the rows of four; what does not fit the checkpoint is refused before anything is changed."""
     url = str(folder / "four")
     with sr.connect(address, "four", job="two", gather_sec=60.0) as session:
-        with pytest.raises(sr.FailedPrecondition, match="has table four/sgd on the devices of ranks, and this session"):
-            sr.restore(session, url)
+        with pytest.raises(
+            sr.errors.FailedPrecondition, match="has table four/sgd on the devices of ranks, and this session"
+        ):
+            session.restore(url)
         model = make(session, "device")
         train(session, model, range(1))
-        sr.restore(session, url, model=model)
+        session.restore(url, model=model)
         wanted = torch.load(folder / "rows of four.pt", weights_only=False)
         found = rows_on_devices(session)
         for name in TABLES:
@@ -359,19 +364,18 @@ def restored_by_two(rank: int, address: str, folder: Path) -> None:
         dist.barrier()
     with sr.connect(address, "four", job="others", gather_sec=60.0) as session:
         torch.manual_seed(9)
-        other = sr.distribute(
+        other = session.distribute(
             Net(),
-            session,
-            optimizer=sr.SGD(lr=1.0),
+            optimizer=sr.optim.SGD(lr=1.0),
             min_rows=1,
             tables={"*": sr.Table(placement="device")},
         )
         before = rows_on_devices(session)
-        with pytest.raises(sr.FailedPrecondition, match=r"table four/sgd of .* has optimizer .*momentum"):
-            sr.restore(session, url, model=other)
+        with pytest.raises(sr.errors.FailedPrecondition, match=r"table four/sgd of .* has optimizer .*momentum"):
+            session.restore(url, model=other)
         for name in TABLES:
             assert all(map(np.array_equal, before[name], rows_on_devices(session)[name])), name
-        sr.restore(session, url, model=other, reset_optimizer=True)
+        session.restore(url, model=other, reset_optimizer=True)
         after = rows_on_devices(session)
         for name in TABLES:
             assert np.array_equal(after[name][0], wanted[name][0])
@@ -379,9 +383,9 @@ def restored_by_two(rank: int, address: str, folder: Path) -> None:
         dist.barrier()
     with sr.connect(address, "fresh", job="fresh", gather_sec=60.0) as session:
         model = make(session, "device")
-        with pytest.raises(sr.FailedPrecondition, match="has table four/sgd on the devices"):
-            sr.restore(session, url)
-        sr.restore(session, url, renames={f"four/{name}": f"fresh/{name}" for name in TABLES})
+        with pytest.raises(sr.errors.FailedPrecondition, match="has table four/sgd on the devices"):
+            session.restore(url)
+        session.restore(url, renames={f"four/{name}": f"fresh/{name}" for name in TABLES})
         found = rows_on_devices(session)
         for name in TABLES:
             assert np.array_equal(found[name][0], wanted[name][0])
@@ -408,7 +412,7 @@ def published(rank: int, address: str, folder: Path) -> None:
         with sr.connect(address, name, wire_dtype="bfloat16" if name == "all" else "float32") as session:
             torch.manual_seed(4)
             options = {tables: sr.Table(placement="device")}
-            model = sr.distribute(Small(), session, optimizer=sr.Adagrad(lr=0.5), min_rows=1, tables=options)
+            model = session.distribute(Small(), optimizer=sr.optim.Adagrad(lr=0.5), min_rows=1, tables=options)
             ddp = DistributedDataParallel(model)
             dense = torch.optim.Adam(model.parameters(), lr=0.1)
 
@@ -420,30 +424,32 @@ def published(rank: int, address: str, folder: Path) -> None:
 
             steps(0)
             if rank == 0:
-                with pytest.raises(sr.FailedPrecondition, match=r"layer 'one' is on the devices .* sr\.gather_tables"):
-                    sr.publish(session, name, model=model, example=example, root=root)
-            whole = sr.gather_tables(session, ddp)
+                with pytest.raises(
+                    sr.errors.FailedPrecondition, match=r"layer 'one' is on the devices .* session\.gather_tables"
+                ):
+                    session.publish(name, model=model, example=example, root=root)
+            whole = session.gather_tables(ddp)
             assert (whole is None) == (rank == 1)
             rows = model.one(torch.arange(ROWS))
             assert whole is None or torch.equal(whole.one.weight, rows)  # the dtype of the wire is that of servers
             session.discard()
             if whole is not None:
-                sr.publish(session, name, model=whole, example=example, root=root)
+                session.publish(name, model=whole, example=example, root=root)
                 publisher = sr.DensePublisher(session, name, root=root, model=whole)
             dist.barrier()
             if name == "all":
                 steps(3)
-                again = sr.gather_tables(session, ddp, into=whole)
+                again = session.gather_tables(ddp, into=whole)
                 if again is not None:
                     assert again is whole
                     assert publisher.publish().number == 1
             scores = model.eval()(*example)
             if rank == 0:
                 torch.save(scores.detach(), folder / f"scores of {name}.pt")
-                with pytest.raises(sr.InvalidArgument, match="into: 'Linear' is not allowed"):
-                    sr.gather_tables(session, model, into=nn.Linear(1, 1))
+                with pytest.raises(sr.errors.InvalidArgument, match="into: 'Linear' is not allowed"):
+                    session.gather_tables(model, into=nn.Linear(1, 1))
             else:
-                sr.gather_tables(session, model)
+                session.gather_tables(model)
             dist.barrier()
 
 

@@ -30,8 +30,8 @@ ELSEWHERE = {
     'docs/features.md: client = sr.ServingClient("host:7100")': "tests/e2e/test_featured_models.py serves such a model",
     "docs/ray.md: import ray": "tests/e2e/test_ray.py runs it on a Ray cluster",
     "docs/parallel-towers.md: import sparserow as sr": "tests/e2e/test_tensor_groups.py runs its calls on 4 processes",
-    "docs/device-tables.md: whole = sr.gather_tables(session, model)": "tests/e2e/test_device_tables.py does it",
-    "docs/device-tables.md: sr.gather_tables(session, model, into=whole)": "tests/e2e/test_device_tables.py does it",
+    "docs/device-tables.md: whole = session.gather_tables(model)": "tests/e2e/test_device_tables.py does it",
+    "docs/device-tables.md: session.gather_tables(model, into=whole)": "tests/e2e/test_device_tables.py does it",
     "docs/parallel-towers.md: from torch.distributed.checkpoint.state_dict import StateDictOptions, "
     "get_model_state_dict": "tests/e2e/test_tensor_groups.py publishes a whole copy on every rank",
 }
@@ -108,7 +108,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack
 
 def trained(names: dict[str, Any], session: sr.Session) -> None:
     """A distributed model after some steps, as a page in mid-text assumes."""
-    model = sr.distribute(names["model"], session, optimizer=sr.Adagrad(lr=0.05), min_rows=10_000)
+    model = session.distribute(names["model"], optimizer=sr.optim.Adagrad(lr=0.05), min_rows=10_000)
     dense = torch.optim.Adam(model.parameters(), lr=1e-3)
     for x, y in names["loader"]:
         dense.zero_grad()
@@ -129,7 +129,7 @@ def prepare(block: DocBlock, names: dict[str, Any], address: str, stack: ExitSta
         text = text.replace(there, here)
     if "session" in text and "sr.connect" not in text:
         session = stack.enter_context(sr.connect(address, namespace="ads"))
-        if "sr.distribute(" in text or "sr.lift_embeddings(" in text:
+        if "session.distribute(" in text or "session.lift_embeddings(" in text:
             names["session"] = session
         else:
             trained(names, session)
@@ -152,7 +152,7 @@ def serve(block: DocBlock, names: dict[str, Any], root: str, address: str, stack
     if "session" not in names:
         trained(names, stack.enter_context(sr.connect(address, namespace="ads")))
     example = names["batch"]
-    sr.publish(names["session"], "ctr", root=root, model=names["model"], example=example, alias="live")
+    names["session"].publish("ctr", root=root, model=names["model"], example=example, alias="live")
     names.update(root=root, version=1)
     if "host:7100" in block.text:
         running = stack.enter_context(sr.local_serving("ctr@live", root=root))

@@ -33,7 +33,7 @@ def control(cluster: sr.LocalCluster) -> Iterator[ControlClient]:
 def fill(cluster: sr.LocalCluster, namespace: str, *names: str) -> None:
     with sr.connect(cluster.address, namespace, job="writer", staleness=None) as session:
         for name in names:
-            table = session.create_table(name, dim=DIM, optimizer=sr.SGD(lr=1.0))
+            table = session.create_table(name, dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
             table.push(KEYS, np.ones((len(KEYS), DIM), np.float32))
 
 
@@ -106,7 +106,7 @@ def test_a_namespace_with_a_job_is_kept_unless_it_is_forced(
         assert "job shop/train has workers" in err
         code, out, err = run(launcher, "namespace", "drop", "shop", "--yes", "--force", *to)
         assert (code, out.splitlines()[-1]) == (0, "removed namespace shop with 2 tables"), err
-        with pytest.raises(sr.NotFound):
+        with pytest.raises(sr.errors.NotFound):
             table.pull(KEYS)
     assert names(control, "shop") == []
     code, _, err = run(launcher, "namespace", "drop", "shop", "--yes", *to)
@@ -122,14 +122,14 @@ def test_a_session_drops_what_no_model_of_it_uses(cluster: sr.LocalCluster, cont
             self.item = nn.Embedding(200, DIM)
 
     with sr.connect(cluster.address, "own", staleness=None) as session:
-        sr.distribute(Model(), session, optimizer=sr.SGD(lr=1.0), min_rows=100)
-        session.create_table("old", dim=DIM, optimizer=sr.SGD(lr=1.0))
-        with pytest.raises(sr.FailedPrecondition, match="'item' is in use by a model of this session"):
+        session.distribute(Model(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100)
+        session.create_table("old", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
+        with pytest.raises(sr.errors.FailedPrecondition, match="'item' is in use by a model of this session"):
             session.drop_table("item")
-        with pytest.raises(sr.NotFound, match="no table own/odl; did you mean own/old"):
+        with pytest.raises(sr.errors.NotFound, match="no table own/odl; did you mean own/old"):
             session.drop_table("odl")
         session.drop_table("old")
         assert names(control, "own") == ["item"]
-        with pytest.raises(sr.NotFound, match="table 'old' is not in namespace 'own'; tables there: item"):
+        with pytest.raises(sr.errors.NotFound, match="table 'old' is not in namespace 'own'; tables there: item"):
             session.table("old")
-        assert session.create_table("old", dim=2 * DIM, optimizer=sr.SGD(lr=1.0)).schema.dim == 2 * DIM
+        assert session.create_table("old", dim=2 * DIM, optimizer=sr.optim.SGD(lr=1.0)).schema.dim == 2 * DIM

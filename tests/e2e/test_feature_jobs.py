@@ -139,9 +139,9 @@ def test_a_position_with_other_features_is_refused(job: Path, change: str | None
     if message is None:
         after.load_state_dict(state)
         return
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         after.load_state_dict(state)
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         after.load_state_dicts([state])
 
 
@@ -152,7 +152,9 @@ def test_a_row_that_a_feature_refuses_is_named_or_skipped(job: Path, tmp_path: P
     path = tmp_path / "bad.parquet"
     pa.parquet.write_table(table.set_column(1, "price", pa.array(prices)), path, row_group_size=50)
     sets = [f"data.train={path}", f"data.test={path}"]
-    with pytest.raises(sr.InvalidArgument, match=r"bad\.parquet, row 18, column price: it is inf, which is not finite"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"bad\.parquet, row 18, column price: it is inf, which is not finite"
+    ):
         fit_features(load_config(JobConfig, job, sets).data)
     skips = load_config(JobConfig, job, [*sets, "data.on_bad_line=skip"])
     fitted = fit_features(skips.data)
@@ -175,8 +177,8 @@ def test_a_row_that_a_feature_refuses_is_named_or_skipped(job: Path, tmp_path: P
 )
 def test_wrong_sections_are_named(job: Path, sets: list[str], message: str | None) -> None:
     if message is None:
-        with pytest.raises(sr.InvalidArgument, match=r"features\.zip: no column 'zip' in .*train\.parquet"):
+        with pytest.raises(sr.errors.InvalidArgument, match=r"features\.zip: no column 'zip' in .*train\.parquet"):
             fit_features(load_config(JobConfig, job, sets).data)
         return
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         load_config(JobConfig, job, sets)

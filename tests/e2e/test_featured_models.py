@@ -46,7 +46,7 @@ def columns_of(rows: int, seed: int) -> dict[str, list[Any]]:
 
 
 class Net(nn.Module):
-    def __init__(self, features: sr.Features) -> None:
+    def __init__(self, features: sr.features.Features) -> None:
         super().__init__()
         with sr.deferred():
             self.users, self.crosses = nn.Embedding(MODULO, 8), nn.Embedding(MODULO, 8)
@@ -76,7 +76,7 @@ class Net(nn.Module):
 @dataclass
 class World:
     root: str
-    features: sr.Features
+    features: sr.features.Features
     test: dict[str, list[Any]]
     scores: Tensor
 
@@ -87,21 +87,21 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("featured")
     (folder / "cities.txt").write_text("c0\nc1\nc2\n")
     train, test = columns_of(2_000, 1), columns_of(SAMPLES, 2)
-    features = sr.Features(
+    features = sr.features.Features(
         [
-            sr.IdFeature("user", column="user_id", modulo=MODULO),
-            sr.NumericFeature("age", log1p=True, scale="standardize"),
-            sr.BucketizedFeature("age_bucket", column="age", quantiles=8),
-            sr.CrossFeature("where", of=("user_id", "city"), modulo=MODULO),
-            sr.MultiHotFeature("tags", weights="weight", modulo=MODULO),
-            sr.SequenceFeature("history", max_len=5, modulo=MODULO),
-            sr.TimeFeature("hour", column="moment", zone="Europe/Berlin"),
-            sr.IdFeature("city", vocabulary=str(folder / "cities.txt")),
+            sr.features.IdFeature("user", column="user_id", modulo=MODULO),
+            sr.features.NumericFeature("age", log1p=True, scale="standardize"),
+            sr.features.BucketizedFeature("age_bucket", column="age", quantiles=8),
+            sr.features.CrossFeature("where", of=("user_id", "city"), modulo=MODULO),
+            sr.features.MultiHotFeature("tags", weights="weight", modulo=MODULO),
+            sr.features.SequenceFeature("history", max_len=5, modulo=MODULO),
+            sr.features.TimeFeature("hour", column="moment", zone="Europe/Berlin"),
+            sr.features.IdFeature("city", vocabulary=str(folder / "cities.txt")),
         ]
     ).fit([train])
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads") as session:
         torch.manual_seed(0)
-        model = sr.distribute(Net(features), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1000)
+        model = session.distribute(Net(features), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1000)
         dense = torch.optim.Adam(model.parameters(), lr=0.01)
         losses = []
         for begin in [*range(0, 2_000, 500)] * 3:
@@ -114,17 +114,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         assert losses[-1] < 0.85 * losses[0], "the model learns"
         example = {name: values[:50] for name, values in train.items()}
         root = str(folder / "models")
-        sr.publish(session, "ctr", root=root, model=model, features=features, example=example)
+        session.publish("ctr", root=root, model=model, features=features, example=example)
         tensors = tuple(features(example).values())
         compiled = torch.compile(model, backend="eager")
-        assert sr.publish(session, "compiled", root=root, model=compiled, features=features, example=example).rows
-        with pytest.raises(sr.InvalidArgument, match="features: has no effect without model"):
-            sr.publish(session, "ctr", root=root, features=features)
+        assert session.publish("compiled", root=root, model=compiled, features=features, example=example).rows
+        with pytest.raises(sr.errors.InvalidArgument, match="features: has no effect without model"):
+            session.publish("ctr", root=root, features=features)
         one = {name: values[:1] for name, values in train.items()}
-        with pytest.raises(sr.InvalidArgument, match=r"example: feature 'user' has 1 rows; at least 2"):
-            sr.publish(session, "ctr", root=root, model=model, features=features, example=one)
-        fewer = sr.Features(features.set.features[:2])
-        with pytest.raises(sr.FailedPrecondition, match="age need statistics"):
+        with pytest.raises(sr.errors.InvalidArgument, match=r"example: feature 'user' has 1 rows; at least 2"):
+            session.publish("ctr", root=root, model=model, features=features, example=one)
+        fewer = sr.features.Features(features.set.features[:2])
+        with pytest.raises(sr.errors.FailedPrecondition, match="age need statistics"):
             fewer(example)
         assert ModelRegistry(root).versions("ctr") == [1]
         model.eval()
@@ -158,7 +158,9 @@ def test_keys_and_scores_are_those_of_training(world: World) -> None:
         lists: dict[str, list[Any]] = {"history": [None], "tags": [[]], "weight": [[]]}
         empty = {name: values[:1] for name, values in world.test.items()} | lists
         assert served(empty).shape == (1,)
-        with pytest.raises(sr.InvalidArgument, match="ServedModel: column 'age' of feature 'age': there is no such"):
+        with pytest.raises(
+            sr.errors.InvalidArgument, match="ServedModel: column 'age' of feature 'age': there is no such"
+        ):
             served({"user_id": ["x"]})
         tensors = world.features({name: values[:9] for name, values in world.test.items()})
         torch.testing.assert_close(served(*tensors.values()), world.scores[:9], rtol=1e-6, atol=1e-6)
@@ -208,7 +210,7 @@ def test_damaged_features_are_not_served(world: World, tmp_path: Path) -> None:
         with (
             sr.local_serving("ctr", root=str(root)) as serving,
             sr.ServingClient(serving.addresses) as client,
-            pytest.raises(sr.DataLoss, match=name),
+            pytest.raises(sr.errors.DataLoss, match=name),
         ):
             sr.ServedModel(client, str(root))
         path.write_bytes(whole)
@@ -221,9 +223,11 @@ def test_arguments_must_be_features(world: World) -> None:
         def forward(self, user: Tensor, other: Tensor, extra: float = 0.0) -> Tensor:
             return user + other + extra
 
-    with pytest.raises(sr.InvalidArgument, match="the argument 'other' of forward is no feature; features: user"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match="the argument 'other' of forward is no feature; features: user"
+    ):
         arguments_of(Other(), ("user",))
-    with pytest.raises(sr.InvalidArgument, match="forward has no argument 'age'; its arguments: user, other"):
+    with pytest.raises(sr.errors.InvalidArgument, match="forward has no argument 'age'; its arguments: user, other"):
         arguments_of(Other(), ("user", "other", "age"))
     assert arguments_of(Other(), ("other", "user")) == ("user", "other")
 
@@ -240,15 +244,15 @@ def test_a_version_without_features_takes_tensors_alone(tmp_path: Path) -> None:
             return self.table(ids).sum(1)
 
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "plain") as session:
-        model = sr.distribute(Plain(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.publish(session, "plain", root=root, model=model, example=(torch.arange(4),))
+        model = session.distribute(Plain(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.publish("plain", root=root, model=model, example=(torch.arange(4),))
     with (
         sr.local_serving("plain", root=root) as serving,
         sr.ServingClient(serving.addresses) as client,
         sr.ServedModel(client, root) as served,
     ):
         assert (served.columns, served.features) == ((), None)
-        with pytest.raises(sr.FailedPrecondition, match="version 1 was published without features"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="version 1 was published without features"):
             served({"ids": [1]})
 
 
@@ -336,12 +340,12 @@ def post(address: str, body: Any) -> Any:
 def test_values_of_a_version_without_features_are_refused(world: World, tmp_path: Path) -> None:
     root = str(tmp_path)
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "plain") as session:
-        session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0)).assign([1], [[1.0, 2.0]])
-        sr.publish(session, "plain", root=root)
+        session.create_table("t", dim=2, optimizer=sr.optim.SGD(lr=1.0)).assign([1], [[1.0, 2.0]])
+        session.publish("plain", root=root)
         with (
             sr.local_serving("plain", root=root) as serving,
             sr.ServingClient(serving.addresses) as client,
-            pytest.raises(sr.FailedPrecondition, match="plain@1 was published without features; look up keys"),
+            pytest.raises(sr.errors.FailedPrecondition, match="plain@1 was published without features; look up keys"),
         ):
             client.make_keys("user", ["u1"])
 
@@ -362,6 +366,6 @@ def test_keys_of_values_are_those_of_a_column(world: World, rows: int | None) ->
     expected = tags.values % rows if rows else tags.values
     np.testing.assert_array_equal(keys_of_values(features, "tags", texts), expected)
     assert keys_of_values(features, "user", []).shape == (0,)
-    refusing = replace(features, features=(sr.SplitFeature("user", column="user_id"),))
-    with pytest.raises(sr.InvalidArgument, match=r"feature 'user': value 'a\|b' gives no key, or several"):
+    refusing = replace(features, features=(sr.features.SplitFeature("user", column="user_id"),))
+    with pytest.raises(sr.errors.InvalidArgument, match=r"feature 'user': value 'a\|b' gives no key, or several"):
         keys_of_values(refusing, "user", ["a", "a|b"])

@@ -202,7 +202,7 @@ def test_a_run_goes_on_without_a_read_on_a_cluster_without_rows(data: Path, read
     job = job_of(data, f"train.checkpoint={{url: {tmp_path}/saves, every_steps: 5}}")
     with sr.local_cluster(shards=2) as cluster:
         with sr.connect(cluster.address, "neighbour") as session:
-            session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0)).assign([1, 2], [[1, 2], [3, 4]])
+            session.create_table("t", dim=2, optimizer=sr.optim.SGD(lr=1.0)).assign([1, 2], [[1, 2], [3, 4]])
         trained(job, cluster.address)
     read.clear()
     with sr.local_cluster(shards=1) as cluster:
@@ -276,7 +276,7 @@ def test_a_plan_of_a_changed_file_never_trains_on_half_a_line(
     (data / "a.csv").write_text(text[:-6] + "\n" + text[-5:])
     os.utime(data / "a.csv", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (data / "a.csv").stat().st_size == before.st_size
-    with pytest.raises(sr.DataLoss, match="the file has changed since the job began"):
+    with pytest.raises(sr.errors.DataLoss, match="the file has changed since the job began"):
         trained(job_of(data), address)
 
 
@@ -300,12 +300,12 @@ def test_the_next_worker_reads_where_the_first_one_could_not(
     def failing(*args: Any, **options: Any) -> Any:
         if not has_failed.is_set():
             has_failed.set()
-            raise sr.DataLoss("b.csv: damaged")
+            raise sr.errors.DataLoss("b.csv: damaged")
         return counted(*args, **options)
 
     monkeypatch.setattr(files_read, "item_table", failing)
     with opened_apart(job_of(data, *APART), address) as (first, second):
-        with pytest.raises(sr.DataLoss, match=r"b\.csv: damaged"):
+        with pytest.raises(sr.errors.DataLoss, match=r"b\.csv: damaged"):
             first.result(60)
         assert second.result(60)
     assert sorted(read) == ["a.csv", "a.csv", "b.csv", "b.csv", "items"], "what the first one left unfinished as well"
@@ -353,11 +353,11 @@ def test_what_the_first_worker_cannot_write_ends_it_and_holds_nobody_up(
             write(file, contents)
             return
         has_failed.set()
-        raise sr.ResourceExhausted("no more tables")
+        raise sr.errors.ResourceExhausted("no more tables")
 
     monkeypatch.setattr(NamespaceFile, "write", refused)
     with opened_apart(job_of(data, *APART), address) as (first, second):
-        with pytest.raises(sr.ResourceExhausted, match="no more tables"):
+        with pytest.raises(sr.errors.ResourceExhausted, match="no more tables"):
             first.result(60)
         assert second.result(60)
     has_failed.clear()

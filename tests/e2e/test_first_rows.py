@@ -38,7 +38,7 @@ torch.manual_seed(rank)
 with sr.connect(address, "ads", rank=rank, world_size=2, staleness=None, gather_sec=60) as session:
     time.sleep(0 if rank else 1)  # rank 1 comes first
     model = nn.Sequential(nn.Embedding({ROWS}, {DIM}))
-    sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=10)
+    session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=10)
     with torch.no_grad():
         np.save(f"{{folder}}/{{rank}}.npy", model.eval()(torch.arange({ROWS})).numpy())
 """
@@ -66,8 +66,8 @@ def test_a_worker_that_comes_first_waits_for_the_weights_of_rank_0(address: str,
 def test_a_table_that_no_shard_has_heard_of_yet_is_waited_for(address: str) -> None:
     """The coordinator has a table on record before the last shard has it."""
     with sr.connect(address, "ads", staleness=None) as session:
-        recorded = session.create_table("0", dim=DIM, optimizer=sr.SGD(lr=0.1)).schema
+        recorded = session.create_table("0", dim=DIM, optimizer=sr.optim.SGD(lr=0.1)).schema
         session.drop_table("0")
-        with pytest.raises(sr.NotFound):
+        with pytest.raises(sr.errors.NotFound):
             session.core._rows_of(recorded).pull([1])
         assert not weight_carry.is_unfinished(session, recorded)

@@ -24,7 +24,7 @@ KEYS = np.arange(64, dtype=np.uint64)
 
 def write(cluster: sr.LocalCluster, dim: int) -> None:
     with sr.connect(cluster.address, "ads", job="writes", staleness=None) as session:
-        table = session.create_table("user", dim=dim, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=dim, optimizer=sr.optim.SGD(lr=0.5))
         table.assign(KEYS, np.ones((len(KEYS), dim), np.float32))
 
 
@@ -35,7 +35,7 @@ def rows_of(version: LoadedVersion, table: str) -> np.ndarray:
 @contextlib.contextmanager
 def followed(session: sr.Session, cluster: sr.LocalCluster, root: Path) -> Iterator[tuple[LoadedVersion, Follower]]:
     """Publishes the tables, and follows them once around."""
-    sr.publish(session, "ctr", root=str(root))
+    session.publish("ctr", root=str(root))
     registry, place = ModelRegistry(str(root)), ShardAssignment()
     version = load_version(registry, registry.manifest("ctr", 1), place)
     follower = Follower(version, place.owned(64), FollowOptions(cluster.address, "test", retry_sec=0.01))
@@ -55,7 +55,7 @@ def test_a_table_with_another_dim_is_told_once_and_the_others_go_on(
     with sr.local_cluster(shards=2, slot_count=64) as cluster:
         write(cluster, 4)
         with sr.connect(cluster.address, "ads", staleness=None) as session:
-            other = session.create_table("item", dim=4, optimizer=sr.SGD(lr=0.5))
+            other = session.create_table("item", dim=4, optimizer=sr.optim.SGD(lr=0.5))
             other.assign(KEYS, np.ones((len(KEYS), 4), np.float32))
             with (
                 caplog.at_level(logging.WARNING),
@@ -93,14 +93,14 @@ def test_a_version_without_a_table_that_can_follow_is_refused(tmp_path: Path) ->
     with sr.local_cluster(shards=1, slot_count=64) as cluster:
         write(cluster, 4)
         with sr.connect(cluster.address, "ads", staleness=None) as session:
-            sr.publish(session, "ctr", root=str(tmp_path))
+            session.publish("ctr", root=str(tmp_path))
             session.drop_table("user")
             version = load_version(ModelRegistry(str(tmp_path)), version_of(tmp_path), ShardAssignment())
             options = FollowOptions(cluster.address, "test")
-            with pytest.raises(sr.FailedPrecondition, match="table ads/user is not there any more"):
+            with pytest.raises(sr.errors.FailedPrecondition, match="table ads/user is not there any more"):
                 Follower(version, ShardAssignment().owned(64), options)
             write(cluster, 8)
-            with pytest.raises(sr.FailedPrecondition, match=r"table ads/user has dim 8 .* publish it again"):
+            with pytest.raises(sr.errors.FailedPrecondition, match=r"table ads/user has dim 8 .* publish it again"):
                 Follower(version, ShardAssignment().owned(64), options)
 
 
@@ -110,7 +110,7 @@ def test_rows_of_a_table_that_training_drops_stay_and_are_told(
     with sr.local_cluster(shards=2, slot_count=64) as cluster:
         write(cluster, 4)
         with sr.connect(cluster.address, "ads", staleness=None) as session:
-            other = session.create_table("item", dim=4, optimizer=sr.SGD(lr=0.5))
+            other = session.create_table("item", dim=4, optimizer=sr.optim.SGD(lr=0.5))
             other.assign(KEYS, np.ones((len(KEYS), 4), np.float32))
             with followed(session, cluster, tmp_path) as (version, follower), caplog.at_level(logging.WARNING):
                 session.drop_table("user")

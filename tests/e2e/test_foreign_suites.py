@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from sparserow.worker.session.in_process import InProcessCluster
+from sparserow.worker.api.in_process import InProcessCluster
 
 SAMPLES, STEPS, LR = 64, 3, 0.1
 SPARSE_ALONE = ("AFM", "CCPM")  # which refuse dense columns themselves
@@ -38,7 +38,7 @@ def losses_of_both(local: nn.Module, loss: Callable[[nn.Module], Tensor]) -> lis
     with InProcessCluster(slot_count=16).connect() as session, warnings.catch_warnings():
         # DeepCTR lists the weights of tables for L2; the warning names the remedy.
         warnings.filterwarnings("ignore", "distribute: the weights of", UserWarning)
-        model = sr.distribute(copy.deepcopy(local), session, optimizer=sr.Adagrad(lr=LR), min_rows=1)
+        model = session.distribute(copy.deepcopy(local), optimizer=sr.optim.Adagrad(lr=LR), min_rows=1)
         assert session.core.bound_tables()
         own = torch.optim.Adagrad(local.parameters(), lr=LR)
         left = [parameter for parameter in model.parameters() if parameter.numel()]
@@ -228,6 +228,8 @@ def test_fused_bags_of_torchrec_are_refused() -> None:
     )
     with (
         InProcessCluster(slot_count=16).connect() as session,
-        pytest.raises(sr.InvalidArgument, match=r"the model has no nn\.Embedding or nn\.EmbeddingBag of min_rows"),
+        pytest.raises(
+            sr.errors.InvalidArgument, match=r"the model has no nn\.Embedding or nn\.EmbeddingBag of min_rows"
+        ),
     ):
-        sr.distribute(fused, session, optimizer=sr.Adagrad(lr=LR), min_rows=1)
+        session.distribute(fused, optimizer=sr.optim.Adagrad(lr=LR), min_rows=1)

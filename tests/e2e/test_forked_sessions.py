@@ -35,7 +35,7 @@ def session() -> Iterator[sr.Session]:
 
 def distributed(session: sr.Session) -> Net:
     torch.manual_seed(3)
-    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    return session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
 
 
 def test_forked_session_is_unusable(session: sr.Session) -> None:
@@ -48,7 +48,7 @@ def test_forked_session_is_unusable(session: sr.Session) -> None:
         try:
             model.one(torch.tensor([1]))
             os.write(writer, b"no error")
-        except sr.FailedPrecondition as error:
+        except sr.errors.FailedPrecondition as error:
             os.write(writer, str(error).encode())
         finally:
             os._exit(0)
@@ -65,7 +65,7 @@ def test_every_call_after_a_fork_says_so(session: sr.Session) -> None:
         "step": lambda: session.step(),
         "discard": lambda: session.discard(),
         "table": lambda: session.table("one"),
-        "create_table": lambda: session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0)),
+        "create_table": lambda: session.create_table("t", dim=2, optimizer=sr.optim.SGD(lr=1.0)),
         "pull": lambda: table.pull([1]),
         "push": lambda: table.push([1], np.ones((1, DIM), np.float32)),
         "assign": lambda: table.assign([1], np.ones((1, DIM), np.float32)),
@@ -79,7 +79,7 @@ def test_every_call_after_a_fork_says_so(session: sr.Session) -> None:
             try:
                 call()
                 os.write(writer, f"{name}: no error\n".encode())
-            except sr.FailedPrecondition as error:
+            except sr.errors.FailedPrecondition as error:
                 if "before a fork" not in str(error):
                     os.write(writer, f"{name}: {error}\n".encode())
             except BaseException as error:

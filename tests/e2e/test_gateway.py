@@ -48,8 +48,8 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
 def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
     port = free_port()
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5), init=sr.Uniform(-1, 1), seed=3)
-        session.create_table("wide", dim=1024, optimizer=sr.SGD(lr=0.5)).pull(KEYS)
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5), init=sr.Uniform(-1, 1), seed=3)
+        session.create_table("wide", dim=1024, optimizer=sr.optim.SGD(lr=0.5)).pull(KEYS)
         first = table.pull(KEYS)
         gateway = start(launcher, cluster.address, port)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -121,7 +121,7 @@ def test_rows_are_pulled_and_trained_once(launcher: Launcher) -> None:
 def test_a_push_that_its_client_gave_up_is_applied_once(launcher: Launcher) -> None:
     port = free_port()
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         gateway = start(launcher, cluster.address, port)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = pb_grpc.RowsStub(channel)
@@ -149,7 +149,7 @@ def test_clients_of_two_namespaces_and_made_up_tables(launcher: Launcher) -> Non
         tables = []
         sessions = [sr.connect(cluster.address, namespace, staleness=None) for namespace in ("ads", "news")]
         for session in sessions:
-            tables.append(session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0)))
+            tables.append(session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0)))
         gateway = start(launcher, cluster.address, port)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = pb_grpc.RowsStub(channel)
@@ -177,7 +177,7 @@ def test_a_gateway_leaves_what_nobody_asks_for_and_keeps_its_name(launcher: Laun
 
         for namespace in ("n0", "n1", "n2"):
             with sr.connect(cluster.address, namespace, job="maker", staleness=None) as maker:
-                maker.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+                maker.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         options = ("--name", "here", "--namespaces", "2", "--idle", "2s")
         gateway = start(launcher, cluster.address, port, *options)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -207,7 +207,7 @@ def test_a_push_of_a_gateway_that_was_fenced_is_made_in_a_new_job(launcher: Laun
         sr.local_cluster(shards=2, worker_lease=2.0) as cluster,
         sr.connect(cluster.address, "ads", staleness=None) as session,
     ):
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         gateway = start(launcher, cluster.address, port)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = pb_grpc.RowsStub(channel)

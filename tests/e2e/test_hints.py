@@ -79,7 +79,7 @@ def train(
         sr.connect(cluster.address, namespace="n") as session,
         ControlClient(cluster.address) as control,
     ):
-        model = sr.distribute(Net(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1, carry_weights=False)
+        model = session.distribute(Net(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1, carry_weights=False)
         table = session.table("emb")
         for part in np.array_split(np.arange(ROWS), 20):
             table.push(part, np.ones((len(part), DIM), np.float32))
@@ -93,7 +93,7 @@ def train(
                 table.pull(part)
         before = tier(control)
         loader = Counted(batches)
-        for number, batch in enumerate(sr.prefetch(loader, session, depth=1, hints=hints, ids=ids, always=always)):
+        for number, batch in enumerate(session.prefetch(loader, depth=1, hints=hints, ids=ids, always=always)):
             model(batch).backward()
             assert session.step()
             if is_cold:
@@ -163,16 +163,16 @@ def test_batches_whose_hints_are_left_out_have_the_same_rows(tmp_path: Path, mon
 
 def test_hints_of_shards_without_an_ssd_are_taken_for_nothing() -> None:
     with local_cluster(shards=2) as cluster, sr.connect(cluster.address, namespace="n") as session:
-        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)
+        model = session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1, carry_weights=False)
         taken = 0
-        for batch in sr.prefetch([torch.arange(i, i + 9) for i in range(8)], session, depth=1, hints=2):
+        for batch in session.prefetch([torch.arange(i, i + 9) for i in range(8)], depth=1, hints=2):
             model(batch).backward()
             assert session.step()
             taken += len(batch)
         assert taken == 72
         assert session.stats().rows_hinted == 0
         with pytest.raises(InvalidArgument, match=r"prefetch\.hints: -1 is not allowed; allowed: >= 0"):
-            sr.prefetch([], session, hints=-1)
+            session.prefetch([], hints=-1)
 
 
 def test_hints_of_a_job_are_refused_where_no_shard_has_an_ssd() -> None:

@@ -58,7 +58,7 @@ class Trained:
     def __init__(self, cluster: sr.LocalCluster, session: sr.Session, root: str) -> None:
         self.cluster, self.session, self.root = cluster, session, root
         torch.manual_seed(0)
-        self.model = sr.distribute(Scorer(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+        self.model = session.distribute(Scorer(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1)
         self.dense = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.train(5)
         self.publish()
@@ -69,7 +69,7 @@ class Trained:
             self.session.step(self.dense)
 
     def publish(self) -> sr.Published:
-        return sr.publish(self.session, "ctr", root=self.root, model=self.model, example=batch(0))
+        return self.session.publish("ctr", root=self.root, model=self.model, example=batch(0))
 
     def score(self, arguments: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         self.model.eval()
@@ -109,7 +109,7 @@ with sr.ServingClient(sys.argv[1:2], model="ctr@1") as client, sr.ServedModel(cl
     assert "pyarrow" not in sys.modules, "tensors need no columns"
     try:
         served({"user": [1]})
-    except sr.FailedPrecondition as error:
+    except sr.errors.FailedPrecondition as error:
         assert "was published without features" in str(error)
     else:
         raise AssertionError("columns are refused")
@@ -170,7 +170,7 @@ def test_a_program_scores_as_in_training_and_changes_with_its_alias(
         np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[1], rtol=1e-5, atol=1e-6)
         assert [given.name for given in served.inputs] == ["user", "tags", "age"]
         assert served.inputs[1].shape == (None, 3)
-        with pytest.raises(sr.FailedPrecondition, match="is already bound in this process"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="is already bound in this process"):
             ServedModel(client, trained.root)
         ModelRegistry(trained.root).rollback("ctr", "live")
         wait_until(lambda: client.version == 1, "the rollback")
@@ -233,11 +233,11 @@ def test_a_program_that_is_not_refreshed_in_time_is_told_so(
         def is_given_up() -> bool:
             try:
                 return not torch.equal(served(*batch(9, 6)), before)
-            except sr.NotFound:
+            except sr.errors.NotFound:
                 return True
 
         wait_until(is_given_up, "the end of the old version")
-        with pytest.raises(sr.NotFound):
+        with pytest.raises(sr.errors.NotFound):
             served(*batch(9, 6))
         assert served.refresh() == 1
         np.testing.assert_allclose(served(*batch(9, 6)).tolist(), scores[0], rtol=1e-5, atol=1e-6)
@@ -248,7 +248,7 @@ def test_a_program_looks_up_all_tables_at_once_and_may_keep_rows(trained: Traine
         sr.local_serving("ctr@1", root=trained.root) as serving,
         sr.ServingClient(serving.addresses, model="ctr@1") as client,
     ):
-        with pytest.raises(sr.InvalidArgument, match=r"cache\.capacity_bytes: 10 is not allowed; allowed: >= "):
+        with pytest.raises(sr.errors.InvalidArgument, match=r"cache\.capacity_bytes: 10 is not allowed; allowed: >= "):
             ServedModel(client, trained.root, cache=sr.LookupCache(10))
         with ServedModel(client, trained.root, cache=sr.LookupCache(1 << 20, ttl_ms=600_000)) as served:
             for _ in range(3):
@@ -280,11 +280,13 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
         assert (published.number, published.step) == (3, session.current_step)
         compiled: nn.Module = torch.compile(trained.model, backend="eager")  # type: ignore[assignment]
         assert sr.DensePublisher(session, "ctr", root=root, model=compiled).version == 1
-        with pytest.raises(sr.InvalidArgument, match=r"weight 'tower.0.weight' of version 1 is torch.float32 of shape"):
+        with pytest.raises(
+            sr.errors.InvalidArgument, match=r"weight 'tower.0.weight' of version 1 is torch.float32 of shape"
+        ):
             sr.DensePublisher(session, "ctr", root=root, model=nn.Linear(2, 2))
-        with pytest.raises(sr.InvalidArgument, match="every_sec: 0 is not allowed"):
+        with pytest.raises(sr.errors.InvalidArgument, match="every_sec: 0 is not allowed"):
             sr.DensePublisher(session, "ctr", root=root, model=trained.model, every_sec=0)
-        with pytest.raises(sr.NotFound, match="has no version 7"):
+        with pytest.raises(sr.errors.NotFound, match="has no version 7"):
             sr.DensePublisher(session, "ctr", root=root, model=trained.model, version=7)
         with sr.local_serving("ctr", root=root, follow=cluster.address, poll="50ms") as serving:
             session.close()  # its tables' names are free
@@ -311,7 +313,7 @@ def test_dense_weights_follow_training_and_replies_name_both_versions(tmp_path: 
                     lambda: stub.Lookup(serving_pb2.LookupRequest(model="ctr"), timeout=60).dense_version == 4, "4"
                 )
                 damage_dense(root, 5)
-                with pytest.raises(sr.DataLoss, match="does not match its checksum"):
+                with pytest.raises(sr.errors.DataLoss, match="does not match its checksum"):
                     served.refresh()
                 assert served.dense_version == 4  # what is in use stays
 
@@ -401,7 +403,7 @@ def test_a_version_without_a_program_is_said(
         sr.local_serving("rows", root=trained.root) as serving,
         sr.ServingClient(serving.addresses) as client,
         pytest.raises(
-            sr.NotFound,
+            sr.errors.NotFound,
             match=r"rows@1: the version was published without a program.*sparserow query.*section publish.*example=",
         ),
     ):

@@ -31,8 +31,8 @@ def test_auc_with_int8_rows_on_adult(tmp_path: Path) -> None:
     torch.manual_seed(0)
     root = str(tmp_path)
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "adult") as session:
-        model = sr.distribute(
-            build_model(config.model, features.spec, sparse=False), session, optimizer=sr.Adagrad(lr=0.02), min_rows=1
+        model = session.distribute(
+            build_model(config.model, features.spec, sparse=False), optimizer=sr.optim.Adagrad(lr=0.02), min_rows=1
         )
         dense = torch.optim.AdamW(model.parameters(), lr=0.002, weight_decay=0.01)
         for batch in open_reader(config.data, "train", features, ReadOptions(batch_size=256)):
@@ -43,7 +43,7 @@ def test_auc_with_int8_rows_on_adult(tmp_path: Path) -> None:
         tests = list(open_reader(config.data, "test", features, ReadOptions(batch_size=2048)))
         example = (tests[0].dense, tests[0].sparse)
         for name, dtype in (("float", None), ("small", "int8")):
-            sr.publish(session, name, root=root, model=model, example=example, dtype=dtype)
+            session.publish(name, root=root, model=model, example=example, dtype=dtype)
     found = {}
     for name in ("float", "small"):
         with (

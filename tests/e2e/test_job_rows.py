@@ -20,7 +20,7 @@ from sparserow.proto.errors import (
     Unavailable,
     error_of,
 )
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until

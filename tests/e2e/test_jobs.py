@@ -12,7 +12,7 @@ import pytest
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded, FailedPrecondition, Fenced
-from sparserow.proto.optimizers import Adagrad
+from sparserow.proto.optim import Adagrad
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow_process import DEADLINE_SEC, wait_until

@@ -65,7 +65,7 @@ def batch(step: int, worker: int, tables: int, size: int = BATCH) -> tuple[Tenso
 def make(session: sr.Session, tables: int, placement: str = "servers") -> Columns:
     torch.manual_seed(3)
     options = {"*": sr.Table(placement=placement)}
-    return sr.distribute(Columns(tables), session, optimizer=sr.Adagrad(lr=0.3), min_rows=1, tables=options)
+    return session.distribute(Columns(tables), optimizer=sr.optim.Adagrad(lr=0.3), min_rows=1, tables=options)
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def train(session: sr.Session, model: nn.Module, tables: int, steps: range = ran
     dense = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     given = [batch(step, session.rank, tables) for step in steps]
-    source = sr.prefetch(given, session, 2) if options.get("prefetch") else given
+    source = session.prefetch(given, 2) if options.get("prefetch") else given
     for *inputs, labels in source:
         loss = nn.functional.mse_loss(model(*inputs), labels)
         loss.backward()
@@ -166,9 +166,9 @@ def handed_failures(rank: int, address: str, folder: Path) -> None:
         wrong = (
             "table 'handed/tables.0'.* is not allowed" if rank == 0 else "table 'handed/tables.0': the lookup failed"
         )
-        with pytest.raises(sr.InvalidArgument, match=wrong):
+        with pytest.raises(sr.errors.InvalidArgument, match=wrong):
             model(ids + ROWS, *rest)
-        with pytest.raises(sr.FailedPrecondition, match="ranks of a tensor group have different batches"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="ranks of a tensor group have different batches"):
             model(ids + rank, *rest)
         session.discard()
         assert all(map(np.array_equal, before, rows_of(session, 4)))
@@ -191,7 +191,7 @@ def a_rank_dies(rank: int, address: str, folder: Path, *, dies: int) -> None:
         if rank == dies:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(
-            sr.Unavailable, match=r"tensor group: a rank of this tensor group is gone .* last checkpoint"
+            sr.errors.Unavailable, match=r"tensor group: a rank of this tensor group is gone .* last checkpoint"
         ):
             model(*batch(3, 0, 4)[:-1])
         session.discard()
@@ -247,7 +247,7 @@ def disagreements(rank: int, address: str, folder: Path) -> None:
         with sr.connect(address, f"varying-{placement}", deadline_sec=20.0) as session:
             torch.manual_seed(4)
             options = {"*": sr.Table(placement=placement)}
-            model = sr.distribute(Varying(), session, optimizer=sr.SGD(lr=0.5), min_rows=1, tables=options)
+            model = session.distribute(Varying(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1, tables=options)
             losses = []
             with counted("all_to_all_single") as counts:
                 for step in range(12):
@@ -275,14 +275,17 @@ def exchange_failures(rank: int, address: str, folder: Path) -> None:
         train(session, model, 4, range(3))
         before = rows_of(session, 4)
         ids, *rest, _ = batch(3, rank, 4)
-        kind, text = sr.InvalidArgument, r"table 'joint-failures/tables.0': id \d+ is not allowed; allowed: .0, 50"
+        kind, text = (
+            sr.errors.InvalidArgument,
+            r"table 'joint-failures/tables.0': id \d+ is not allowed; allowed: .0, 50",
+        )
         if rank == 0:
-            kind, text = sr.FailedPrecondition, "the lookups of a forward: rank 1 could not take part and shows"
+            kind, text = sr.errors.FailedPrecondition, "the lookups of a forward: rank 1 could not take part and shows"
         with pytest.raises(kind, match=text):
             model(ids + ROWS * rank, *rest)
         calls = ["session.step", "a lookup of table 'tables.0'"]
         wanted = f"rank {rank} is in {calls[rank]}, rank {1 - rank} is in {calls[1 - rank]}; every rank makes the same"
-        with pytest.raises(sr.FailedPrecondition, match=wanted):
+        with pytest.raises(sr.errors.FailedPrecondition, match=wanted):
             model(ids, *rest) if rank else session.step(allow_empty=True)
         session.discard()
         assert all(map(np.array_equal, before, rows_of(session, 4)))

@@ -36,14 +36,18 @@ def prices(factor: float = 1.0, rows: int = ROWS) -> dict[str, Any]:
     return {"price": draw.lognormal(size=rows) * factor, "user": draw.integers(0, 50, rows)}
 
 
-def features(**options: Any) -> sr.Features:
+def features(**options: Any) -> sr.features.Features:
     numeric = {"scale": "standardize", **options.get("price", {})}
     cut = {"column": "price", "quantiles": 8, **options.get("bucket", {})}
-    more = [sr.IdFeature("user", **options["user"])] if "user" in options else []
-    return sr.Features([sr.NumericFeature("price", **numeric), sr.BucketizedFeature("bucket", **cut), *more])
+    more = [sr.features.IdFeature("user", **options["user"])] if "user" in options else []
+    return sr.features.Features(
+        [sr.features.NumericFeature("price", **numeric), sr.features.BucketizedFeature("bucket", **cut), *more]
+    )
 
 
-def kept_by(cluster: sr.LocalCluster, namespace: str, made: sr.Features, data: Any, **options: Any) -> dict[str, Any]:
+def kept_by(
+    cluster: sr.LocalCluster, namespace: str, made: sr.features.Features, data: Any, **options: Any
+) -> dict[str, Any]:
     """Returns the statistics of features in a namespace, after a job of one worker has asked for them."""
     with sr.connect(cluster.address, namespace=namespace, **options.pop("connect", {})) as session:
         return dict(made.fit(data, session=session, **options).set.statistics)
@@ -65,7 +69,9 @@ def test_a_later_run_uses_the_statistics_of_the_rows(
     assert kept_by(cluster, "elsewhere", features(), [prices(100)]) != first, "namespaces keep their own"
     # A feature that is new is learnt, from the data of the day, and the others are not learnt again.
     with sr.connect(cluster.address, namespace="later") as session:
-        more = sr.Features([*features().set.features, sr.NumericFeature("cost", column="price", scale="min_max")])
+        more = sr.features.Features(
+            [*features().set.features, sr.features.NumericFeature("cost", column="price", scale="min_max")]
+        )
         found = more.fit([prices(100)], session=session).set.statistics
     assert {name: found[name] for name in first} == first
     assert found["cost"][1] == pytest.approx(prices(100)["price"].max())
@@ -112,7 +118,7 @@ def test_others_are_refused_by_name(
     user = {"user": {"vocabulary": "users.txt"}}
     first = kept_by(cluster, "others", features(**user), [prices()])
     with sr.connect(cluster.address, namespace="others") as session:
-        with pytest.raises(sr.FailedPrecondition, match=f"(?s){words}.*features_policy refit"):
+        with pytest.raises(sr.errors.FailedPrecondition, match=f"(?s){words}.*features_policy refit"):
             features(**{**user, **change}).fit(unread(), session=session)
         same = features(**user, price={"statistics": first["price"]}).fit(unread(), session=session)
     assert dict(same.set.statistics) == first, "those that are given and equal are right"
@@ -121,14 +127,14 @@ def test_others_are_refused_by_name(
 def test_they_are_saved_restored_and_dropped_with_the_namespace(cluster: sr.LocalCluster, tmp_path: Path) -> None:
     first = kept_by(cluster, "saved", features(), [prices()])
     with sr.connect(cluster.address, namespace="saved") as session:
-        sr.save(session, str(tmp_path), wait=True)
+        session.save(str(tmp_path), wait=True)
     second = kept_by(cluster, "saved", features(), [prices(100)], features_policy="refit")
     assert second != first
     with sr.connect(cluster.address, namespace="saved") as session:
-        sr.restore(session, str(tmp_path))
+        session.restore(str(tmp_path))
         assert dict(features().fit(unread(), session=session).set.statistics) == first
     with sr.local_cluster(shards=3) as other, sr.connect(other.address, namespace="saved") as session:
-        sr.restore(session, str(tmp_path))
+        session.restore(str(tmp_path))
         assert dict(features().fit(unread(), session=session).set.statistics) == first
     with sr.connect(cluster.address, namespace="saved") as session:
         session.drop_table(FEATURES_TABLE)
@@ -148,13 +154,13 @@ class Net(nn.Module):
 def test_a_version_has_the_statistics_of_its_rows(cluster: sr.LocalCluster, tmp_path: Path) -> None:
     with sr.connect(cluster.address, namespace="out") as session:
         made = features().fit([prices()], session=session)
-        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        model = session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
         others = features().fit([prices(100)])
         say = {"root": str(tmp_path), "model": model, "example": prices(rows=4)}
-        with pytest.raises(sr.FailedPrecondition, match=r"features\.price: .* keeps others .*statistics"):
-            sr.publish(session, "net", features=others, **say)
+        with pytest.raises(sr.errors.FailedPrecondition, match=r"features\.price: .* keeps others .*statistics"):
+            session.publish("net", features=others, **say)
         assert not list(tmp_path.iterdir()), "nothing is published"
-        sr.publish(session, "net", features=made, **say)
+        session.publish("net", features=made, **say)
     (manifest,) = tmp_path.glob("net/*/manifest.json")
     assert [table["schema"]["name"] for table in json.loads(manifest.read_text())["tables"]] == ["buckets"]
 
@@ -187,7 +193,7 @@ def test_one_of_several_workers_learns_them(cluster: sr.LocalCluster, policy: st
 
 
 def test_a_refit_without_a_session_is_refused() -> None:
-    with pytest.raises(sr.InvalidArgument, match="features_policy: has no effect without session"):
+    with pytest.raises(sr.errors.InvalidArgument, match="features_policy: has no effect without session"):
         features().fit([prices()], features_policy="refit")
 
 
@@ -195,7 +201,7 @@ def test_rows_of_two_documents_are_refused(cluster: sr.LocalCluster) -> None:
     first = kept_by(cluster, "torn", features(), [prices()])
     with sr.connect(cluster.address, namespace="torn") as session:
         session.table(FEATURES_TABLE).delete([0])
-        with pytest.raises(sr.DataLoss, match=r"table torn/features\.json: its rows are of different contents"):
+        with pytest.raises(sr.errors.DataLoss, match=r"table torn/features\.json: its rows are of different contents"):
             features().fit(unread(), session=session)
         again = features().fit([prices()], session=session, features_policy="refit")
     assert dict(again.set.statistics) == first
@@ -256,7 +262,7 @@ def fit_in_group(rank: int, address: str, folder: str) -> None:
         sr.connect(address, "group", rank=rank, world_size=2) as session,
     ):
         found = features().fit([prices()] if rank == 0 else unread(), session=session)
-        more = sr.Features([sr.NumericFeature("cost", column="price", scale="min_max")])
+        more = sr.features.Features([sr.features.NumericFeature("cost", column="price", scale="min_max")])
         try:
             more.fit(unread(), session=session)
             said = "nothing"

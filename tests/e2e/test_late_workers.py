@@ -66,7 +66,7 @@ def connect(cluster: sr.LocalCluster, namespace: str, **options: object) -> sr.S
 
 
 def pushed(session: sr.Session) -> None:
-    table = session.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+    table = session.create_table("t", dim=2, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
     table.push(KEYS, np.ones((len(KEYS), 2), np.float32))
 
 
@@ -96,10 +96,10 @@ def test_after_three_leases_its_calls_are_fenced(cluster: sr.LocalCluster, silen
         wait_until(lambda: members(cluster, "silent") == 0, "the lease to end")
         assert time.monotonic() - began > 2 * LEASE_SEC
         words = "is over: all its workers have left, or their leases have ended .worker_lease of the coordinator"
-        with pytest.raises(sr.Fenced, match=words):
+        with pytest.raises(sr.errors.Fenced, match=words):
             pushed(session)
-        with pytest.raises(sr.Fenced, match=r"its lease has ended \(worker_lease: 1\.5 s, three times as long"):
-            sr.save(session, "/nowhere", wait=True)
+        with pytest.raises(sr.errors.Fenced, match=r"its lease has ended \(worker_lease: 1\.5 s, three times as long"):
+            session.save("/nowhere", wait=True)
 
 
 def drops(cluster: sr.LocalCluster, folder: Path) -> None:
@@ -109,7 +109,7 @@ def drops(cluster: sr.LocalCluster, folder: Path) -> None:
 
 def restores(cluster: sr.LocalCluster, folder: Path) -> None:
     with connect(cluster, "waited", job="another") as session:
-        sr.restore(session, str(folder))
+        session.restore(str(folder))
 
 
 def registers(cluster: sr.LocalCluster, folder: Path) -> None:
@@ -123,15 +123,15 @@ def test_it_leaves_when_something_waits_for_it(
 ) -> None:
     with connect(cluster, "waited") as session:
         pushed(session)
-        sr.save(session, str(tmp_path), wait=True)
+        session.save(str(tmp_path), wait=True)
         silence.holds_up(session)
         if waits is drops:
-            with pytest.raises(sr.FailedPrecondition, match="waited may use its tables"):
+            with pytest.raises(sr.errors.FailedPrecondition, match="waited may use its tables"):
                 waits(cluster, tmp_path)
         time.sleep(1.4 * LEASE_SEC)
         assert members(cluster, "waited") == 1
         waits(cluster, tmp_path)
-        with pytest.raises(sr.Fenced, match=r"left job|is over"):
+        with pytest.raises(sr.errors.Fenced, match=r"left job|is over"):
             pushed(session)
 
 
@@ -143,8 +143,8 @@ def test_another_worker_whose_step_needs_it_waits_a_lease_alone(cluster: sr.Loca
         "import os, sys, torch, sparserow as sr\n"
         "rank = int(sys.argv[2])\n"
         "session = sr.connect(sys.argv[1], 'pair', rank=rank, world_size=2, staleness=1, gather_sec=60)\n"
-        "model = sr.distribute(torch.nn.Sequential(torch.nn.EmbeddingBag(100, 4)), session, min_rows=1,\n"
-        "                      optimizer=sr.SGD(lr=1.0), carry_weights=False)\n"
+        "model = session.distribute(torch.nn.Sequential(torch.nn.EmbeddingBag(100, 4)), min_rows=1,\n"
+        "                      optimizer=sr.optim.SGD(lr=1.0), carry_weights=False)\n"
         "for step in range(8):\n"
         "    if rank == 1 and step == 3:\n"
         "        os._exit(9)\n"

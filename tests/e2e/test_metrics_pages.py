@@ -46,7 +46,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 def test_a_gateway_counts_calls_rows_and_errors(launcher: Launcher) -> None:
     port, metrics = free_port(), free_port()
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        session.create_table("user", dim=4, optimizer=sr.SGD(lr=0.5))
+        session.create_table("user", dim=4, optimizer=sr.optim.SGD(lr=0.5))
         gateway = launcher.start(
             "gateway", f"--coordinator={cluster.address}", f"--port={port}", f"--metrics-port={metrics}"
         )

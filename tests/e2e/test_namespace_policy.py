@@ -32,7 +32,7 @@ class Net(nn.Module):
 def run(address: str, namespace: str, *names: str, **options: Any) -> sr.Session:
     """Distributes a model, in whose tables 300 rows each are made."""
     session = sr.connect(address, namespace=namespace, **options)
-    sr.distribute(Net(*names), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    session.distribute(Net(*names), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
     return session
 
 
@@ -60,14 +60,14 @@ def test_in_process_it_says_so_too(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with cluster.connect("said") as session:
-                sr.distribute(Net("user"), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+                session.distribute(Net("user"), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
     assert caplog.text.count("1 of the 1 tables were there before: tables.user (300 rows)") == 1
 
 
 def test_new_is_refused_where_there_are_tables(address: str) -> None:
     run(address, "fresh", "user", namespace_policy="new").close()
     words = r"namespace 'fresh': namespace_policy is 'new', and it has 1 tables: tables.user \(300 rows\); drop them"
-    with pytest.raises(sr.FailedPrecondition, match=words):
+    with pytest.raises(sr.errors.FailedPrecondition, match=words):
         run(address, "fresh", "user", namespace_policy="new")
     with ControlClient(address) as control:
         assert not [job for job in control.status().jobs if job.members]
@@ -83,7 +83,7 @@ def test_all_ranks_are_judged_as_the_first_one(address: str) -> None:
     def come(rank: int, world_size: int = 3) -> None:
         options = {"rank": rank, "world_size": world_size, "staleness": 4, "namespace_policy": "new"}
         sessions[rank] = sr.connect(address, namespace="ranks", **options)
-        sessions[rank].create_table(f"of_{rank}", dim=2, optimizer=sr.SGD(lr=1.0))
+        sessions[rank].create_table(f"of_{rank}", dim=2, optimizer=sr.optim.SGD(lr=1.0))
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -95,13 +95,13 @@ def test_all_ranks_are_judged_as_the_first_one(address: str) -> None:
     assert sessions[3].table("of_0").pull([1]).shape == (1, 2)
     for session in sessions.values():
         session.close()
-    with pytest.raises(sr.FailedPrecondition, match="it has 4 tables: of_0"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="it has 4 tables: of_0"):
         come(0, world_size=1)
 
 
 def test_a_policy_that_does_not_exist_is_refused(address: str) -> None:
     with pytest.raises(
-        sr.InvalidArgument, match="namespace_policy: 'old' is not allowed; allowed: new, continue, None"
+        sr.errors.InvalidArgument, match="namespace_policy: 'old' is not allowed; allowed: new, continue, None"
     ):
         sr.connect(address, namespace_policy="old")
 
@@ -115,7 +115,7 @@ def test_a_coordinator_of_the_version_before_cannot_judge(address: str, monkeypa
     monkeypatch.setattr(ControlClient, "register_worker", of_the_version_before)
     run(address, "before", "user").close()
     run(address, "before", "user").close()
-    with pytest.raises(sr.FailedPrecondition, match="version does not support 'new'"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="version does not support 'new'"):
         sr.connect(address, namespace="other", namespace_policy="new")
     with ControlClient(address) as control:
         assert not [job for job in control.status().jobs if job.members]

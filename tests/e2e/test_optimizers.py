@@ -12,15 +12,15 @@ import torch
 from torch import nn, optim
 
 import sparserow as sr
-from sparserow.proto.optimizers import OPTIMIZERS
+from sparserow.proto.optim import OPTIMIZERS
 
 DIM, KEYS = 4, np.arange(50, dtype=np.uint64)
 EVERY = {
     **{kind: each() for kind, each in OPTIMIZERS.items()},
-    "adamw": sr.AdamW(),
-    "amsgrad": sr.Adam(amsgrad=True),
-    "rmsprop-full": sr.RMSprop(momentum=0.5, centered=True),
-    "ftrl-group": sr.FTRL(l1=0.2, group_lasso=0.1),
+    "adamw": sr.optim.AdamW(),
+    "amsgrad": sr.optim.Adam(amsgrad=True),
+    "rmsprop-full": sr.optim.RMSprop(momentum=0.5, centered=True),
+    "ftrl-group": sr.optim.FTRL(l1=0.2, group_lasso=0.1),
 }
 
 
@@ -46,25 +46,25 @@ def test_a_restore_goes_on_as_if_nothing_had_been(cluster: sr.LocalCluster, tmp_
             session.create_table(name, dim=DIM, optimizer=optimizer, init=sr.Uniform(-0.5, 0.5))
         for seed in range(3):
             push(session, seed)
-        sr.save(session, str(tmp_path))
+        session.save(str(tmp_path))
         push(session, 3)
         expected = weights(session)
         push(session, 4)
         assert not np.array_equal(weights(session), expected)
-        sr.restore(session, str(tmp_path))
+        session.restore(str(tmp_path))
         push(session, 3)
         np.testing.assert_array_equal(weights(session), expected)
         exported = str(tmp_path / "rows.parquet")
-        sr.export_table(session, "lamb", exported)
-        sr.import_table(session, "lion", exported)
+        session.table("lamb").export(exported)
+        session.table("lion").load(exported)
         np.testing.assert_array_equal(session.table("lion").pull(KEYS), session.table("lamb").pull(KEYS))
 
         session.core.catalog.drop_table("saved", "adam")
-        session.create_table("adam", dim=DIM, optimizer=sr.Adam(amsgrad=True), init=sr.Uniform(-0.5, 0.5))
+        session.create_table("adam", dim=DIM, optimizer=sr.optim.Adam(amsgrad=True), init=sr.Uniform(-0.5, 0.5))
         words = r"has optimizer Adam with amsgrad, the checkpoint has Adam; .*reset_optimizer"
-        with pytest.raises(sr.FailedPrecondition, match=words):
-            sr.restore(session, str(tmp_path))
-        sr.restore(session, str(tmp_path), reset_optimizer=True)
+        with pytest.raises(sr.errors.FailedPrecondition, match=words):
+            session.restore(str(tmp_path))
+        session.restore(str(tmp_path), reset_optimizer=True)
         push(session, 3)
 
 
@@ -79,14 +79,14 @@ class Model(nn.Module):
 def test_with_l1_rows_begin_at_zero_unless_they_are_given(cluster: sr.LocalCluster) -> None:
     given = {"given": sr.Table(init=sr.Constant(2.0))}
     for namespace, optimizer, usual in (
-        ("l1", sr.FTRL(l1=1.0), sr.Constant(0.0)),
-        ("group", sr.FTRL(group_lasso=1.0), sr.Constant(0.0)),
-        ("l2", sr.FTRL(l2=1.0), sr.Normal(0.0, 1.0)),
+        ("l1", sr.optim.FTRL(l1=1.0), sr.Constant(0.0)),
+        ("group", sr.optim.FTRL(group_lasso=1.0), sr.Constant(0.0)),
+        ("l2", sr.optim.FTRL(l2=1.0), sr.Normal(0.0, 1.0)),
     ):
         with sr.connect(cluster.address, namespace, staleness=None, rank=0, world_size=1) as session:
             with sr.deferred(min_rows=100):
                 model = Model()
-            sr.distribute(model, session, optimizer=optimizer, min_rows=100, tables=given)
+            session.distribute(model, optimizer=optimizer, min_rows=100, tables=given)
             inits = {schema.name: schema.init for schema in session.core.catalog.list_tables(namespace)}
             assert inits == {"plain": usual, "given": sr.Constant(2.0), "set": sr.Uniform(-0.5, 0.5)}
             assert session.create_table("own", dim=DIM, optimizer=optimizer).schema.init == sr.Constant(0.0)
@@ -110,8 +110,8 @@ def test_rows_train_as_torch_trains_them(cluster: sr.LocalCluster) -> None:
         far = OneTable()
         far.load_state_dict(local.state_dict())
         named = {"item": sr.Table(optimizer=partial(optim.Adagrad, lr=0.3))}
-        sr.distribute(far, session, optimizer=optim.SGD, min_rows=100, tables=named)
-        assert session.create_table("own", dim=4, optimizer=optim.Adam).schema.optimizer == sr.Adam(lr=1e-3)
+        session.distribute(far, optimizer=optim.SGD, min_rows=100, tables=named)
+        assert session.create_table("own", dim=4, optimizer=optim.Adam).schema.optimizer == sr.optim.Adam(lr=1e-3)
         optimizer = optim.Adagrad(local.parameters(), lr=0.3)
         for step in range(5):
             ids = torch.arange(step, 100 + step)
@@ -121,12 +121,14 @@ def test_rows_train_as_torch_trains_them(cluster: sr.LocalCluster) -> None:
             optimizer.zero_grad()
             session.step()
         torch.testing.assert_close(far.eval().item(torch.arange(200)), local.item.weight.detach())
-        with pytest.raises(sr.InvalidArgument, match=r"distribute\.optimizer: torch\.optim\.Adamax"):
-            sr.distribute(OneTable(), session, optimizer=optim.Adamax, min_rows=100)
+        with pytest.raises(sr.errors.InvalidArgument, match=r"distribute\.optimizer: torch\.optim\.Adamax"):
+            session.distribute(OneTable(), optimizer=optim.Adamax, min_rows=100)
         other = {"item": sr.Table(optimizer=optim.Adamax)}
-        with pytest.raises(sr.InvalidArgument, match=r"distribute: tables\['item'\]\.optimizer: torch\.optim\.Adamax"):
-            sr.distribute(OneTable(), session, optimizer=optim.SGD, min_rows=100, tables=other)
-        with pytest.raises(sr.InvalidArgument, match=r"create_table\.optimizer: torch\.optim\.Adamax"):
+        with pytest.raises(
+            sr.errors.InvalidArgument, match=r"distribute: tables\['item'\]\.optimizer: torch\.optim\.Adamax"
+        ):
+            session.distribute(OneTable(), optimizer=optim.SGD, min_rows=100, tables=other)
+        with pytest.raises(sr.errors.InvalidArgument, match=r"create_table\.optimizer: torch\.optim\.Adamax"):
             session.create_table("new", dim=4, optimizer=optim.Adamax)
 
 
@@ -145,8 +147,8 @@ def test_a_dense_tower_on_servers_trains_as_torchs_adamw(cluster: sr.LocalCluste
     with sr.connect(cluster.address, "tower", rank=0, world_size=1) as session:
         far = Net()
         far.load_state_dict(local.state_dict())
-        sr.distribute(far, session, optimizer=optim.SGD, min_rows=100)
-        sr.dense_on_servers(far, session, optimizer=optim.AdamW)
+        session.distribute(far, optimizer=optim.SGD, min_rows=100)
+        session.dense_on_servers(far, optimizer=optim.AdamW)
         optimizers = optim.SGD(local.item.parameters()), optim.AdamW(local.tower.parameters())
         for step in range(5):
             ids = torch.arange(step, 100 + step)

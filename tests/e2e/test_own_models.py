@@ -128,7 +128,7 @@ def first_model(config: JobConfig) -> Shop:
     with sr.deferred(min_rows=10):
         other = Shop(ITEMS, BRANDS)
     with sr.InProcessCluster(shards=2).connect("shop") as session:
-        sr.distribute(other, session, optimizer=sr.SGD(lr=1.0), bind={"items": ["item", "seen"]}, min_rows=10)
+        session.distribute(other, optimizer=sr.optim.SGD(lr=1.0), bind={"items": ["item", "seen"]}, min_rows=10)
         rows = torch.from_numpy(session.table("items").pull(np.arange(ITEMS)))
     model.item = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=False)
     model.seen = torch.nn.Embedding(ITEMS, DIM)
@@ -293,7 +293,7 @@ def test_weighted_metrics_are_those_of_the_samples_and_their_weights(folder: Pat
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets: list[str], message: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         check_data(load_config(JobConfig, folder / "job.yaml", sets))
 
 
@@ -325,7 +325,7 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets:
     ],
 )
 def test_sections_that_do_not_fit_together_are_named(folder: Path, sets: list[str], message: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         load_config(JobConfig, folder / "job.yaml", sets)
 
 
@@ -343,7 +343,7 @@ def test_sections_that_do_not_fit_together_are_named(folder: Path, sets: list[st
 def test_tables_that_do_not_fit_are_refused_before_training(folder: Path, sets: list[str], message: str) -> None:
     job = load_config(JobConfig, folder / "job.yaml", sets)
     spec = feature_spec(job.data)
-    with pytest.raises(sr.InvalidArgument, match=message), sr.deferred(min_rows=job.model.min_rows):
+    with pytest.raises(sr.errors.InvalidArgument, match=message), sr.deferred(min_rows=job.model.min_rows):
         JobTables(job, build_model(job.model, spec, sparse=False))
 
 
@@ -365,7 +365,7 @@ def test_too_many_groups_end_an_evaluation(folder: Path) -> None:
     job = load_config(JobConfig, folder / "job.yaml", [*sets, "metrics.max_groups=39"])
     backend = LocalBackend(job.train, job.model.min_rows)
     trainer = Trainer(job, group=WorkerGroup(), backend=backend, observer=Silence())
-    with pytest.raises(sr.InvalidArgument, match=r"metrics\.max_groups: 40 groups of samples are on one"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"metrics\.max_groups: 40 groups of samples are on one"):
         trainer.run()
 
 

@@ -22,7 +22,7 @@ with sr.local_cluster(shards=2) as cluster:
     session = sr.connect(cluster.address, namespace="wheel", staleness=0)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(50_000, 8), torch.nn.Flatten(), torch.nn.Linear(8, 1))
-    model = sr.distribute(model, session, optimizer=sr.SGD(lr=0.5), min_rows=10_000)
+    model = session.distribute(model, optimizer=sr.optim.SGD(lr=0.5), min_rows=10_000)
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
     ids = torch.arange(256).reshape(256, 1)
     losses = []

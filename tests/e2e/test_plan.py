@@ -31,7 +31,7 @@ from sparserow.deploy.preflight.popularity import Popularity
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.optimizers import SGD, Adam
+from sparserow.proto.optim import SGD, Adam
 from sparserow.worker.layers.table_handle import TableHandle
 
 NEAR = 0.1
@@ -66,7 +66,7 @@ def test_bytes_of_rows_and_of_the_network_are_those_of_a_cluster() -> None:
         sr.connect(cluster.address, "ads", staleness=0) as session,
         ControlClient(cluster.address) as control,
     ):
-        table = session.create_table("user", dim=dim, optimizer=sr.Adagrad(lr=0.1))
+        table = session.create_table("user", dim=dim, optimizer=sr.optim.Adagrad(lr=0.1))
         processes = [psutil.Process(pid) for pid in cluster.shard_pids]
 
         def resident() -> int:  # without the pages that are touched ahead of rows, once no more are
@@ -109,7 +109,7 @@ def test_hit_rate_and_tiers_are_those_of_a_cluster(tmp_path: Path) -> None:
         sr.connect(cluster.address, "ads", staleness=0) as session,
         ControlClient(cluster.address) as control,
     ):
-        table = session.create_table("user", dim=dim, optimizer=sr.Adagrad(lr=0.1))
+        table = session.create_table("user", dim=dim, optimizer=sr.optim.Adagrad(lr=0.1))
         fill(table, rows, dim)
         for _ in range(120):
             table.pull(draw(draws))
@@ -136,8 +136,8 @@ def test_hits_of_a_row_cache_are_those_of_a_worker_that_trains(room: int, stalen
     assert expected.rows == room
     draw, cache = zipf_draws(rows, 1.05), sr.RowCache(size, staleness=staleness, own_commits="bounded")
     with sr.InProcessCluster().connect("planned", staleness=staleness, cache=cache) as session:
-        model = sr.distribute(torch.nn.ModuleDict({"user": torch.nn.Embedding(rows, dim)}), session,
-                              optimizer=sr.SGD(lr=0.1), min_rows=1, carry_weights=False)  # fmt: skip
+        model = session.distribute(torch.nn.ModuleDict({"user": torch.nn.Embedding(rows, dim)}),
+                              optimizer=sr.optim.SGD(lr=0.1), min_rows=1, carry_weights=False)  # fmt: skip
 
         def train(steps: int) -> sr.SessionStats:
             for _ in range(steps):

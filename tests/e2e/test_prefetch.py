@@ -22,7 +22,7 @@ import sparserow as sr
 from sparserow_process import DEADLINE_SEC, run_ranks
 
 ROWS, DIM, STEPS, DEPTH = 80, 4, 14, 3
-OPTIMIZERS = {"adagrad": sr.Adagrad(lr=0.3), "adam": sr.Adam(lr=0.05)}
+OPTIMIZERS = {"adagrad": sr.optim.Adagrad(lr=0.3), "adam": sr.optim.Adam(lr=0.05)}
 # name: (staleness, whether batches are prefetched)
 RUNS: dict[str, tuple[int | None, bool]] = {
     "without": (0, False),
@@ -76,11 +76,11 @@ def train_once(address: str, namespace: str, optimizer: str, run: str, seed: int
     delays = random.Random(f"{seed} {rank} {run}")
     with sr.connect(address, namespace, staleness=staleness) as session:
         torch.manual_seed(5)
-        model = sr.distribute(Net(), session, optimizer=OPTIMIZERS[optimizer], min_rows=1)
+        model = session.distribute(Net(), optimizer=OPTIMIZERS[optimizer], min_rows=1)
         ddp = DistributedDataParallel(model)
         dense = torch.optim.SGD(ddp.parameters(), lr=0.05)
         loader: Any = Batches(rank, seed)
-        batches = sr.prefetch(loader, session, depth=DEPTH) if is_ahead else loader
+        batches = session.prefetch(loader, depth=DEPTH) if is_ahead else loader
         for number, (ids, bags) in enumerate(batches):
             (ddp(ids, bags) ** 2).mean().backward()
             if is_ahead and number == 1:

@@ -37,7 +37,7 @@ def test_a_publication_that_fails_leaves_the_one_beside_it_alone(tmp_path: Path)
             return publish_from(control, "ads", Publication("ctr", root), progress).version
 
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=4, optimizer=sr.SGD())
+        table = session.create_table("user", dim=4, optimizer=sr.optim.SGD())
         table.assign(KEYS, np.ones((len(KEYS), 4), np.float32))
         with ThreadPoolExecutor(2) as threads:
             good, bad = threads.submit(publish, False), threads.submit(publish, True)
@@ -56,8 +56,8 @@ def test_a_publication_that_fails_leaves_the_one_beside_it_alone(tmp_path: Path)
 def test_commands_that_move_aliases_at_once_all_count(tmp_path: Path, launcher: Launcher) -> None:
     root = str(tmp_path)
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        session.create_table("user", dim=4, optimizer=sr.SGD())
-        sr.publish(session, "ctr", root=root)
+        session.create_table("user", dim=4, optimizer=sr.optim.SGD())
+        session.publish("ctr", root=root)
     names = [f"team-{number}" for number in range(6)]
     commands = [launcher.start("alias", f"ctr@{name}", "1", f"--root={root}") for name in names]
     assert [command.end() for command in commands] == [0] * len(names)

@@ -56,7 +56,7 @@ def hangs(group: object, folder: Path) -> None:
             time.sleep(3.0)
             os.kill(os.getpid(), signal.SIGSTOP)
     with pytest.raises(
-        sr.DeadlineExceeded,
+        sr.errors.DeadlineExceeded,
         match=r"^publication of the model: 1 of 2 ranks have not come, and none of them has given a sign of life for "
         r"3 s; rank 0 was at: publication of the model: 12 rows$",
     ):
@@ -71,7 +71,10 @@ def waits_within(group: object, folder: Path) -> None:
     if dist.get_rank() == 1:
         time.sleep(6.0)
         os._exit(0)
-    with lone_work.doing("checkpoint"), pytest.raises(sr.DeadlineExceeded, match=r"^other: 1 of 2 ranks .* for 3 s$"):
+    with (
+        lone_work.doing("checkpoint"),
+        pytest.raises(sr.errors.DeadlineExceeded, match=r"^other: 1 of 2 ranks .* for 3 s$"),
+    ):
         meet("other")
     os._exit(0)
 
@@ -97,7 +100,9 @@ def own_loop(folder: Path) -> None:
             yield {"age": np.arange(10.0) + part}
 
     with sr.connect((folder / "address").read_text(), "ads", deadline_sec=60.0) as session:
-        features = sr.Features([sr.NumericFeature("age", scale="min_max")]).fit(slow(), session=session)
+        features = sr.features.Features([sr.features.NumericFeature("age", scale="min_max")]).fit(
+            slow(), session=session
+        )
         assert features.set.statistics["age"]
     dist.destroy_process_group()
 
@@ -106,8 +111,8 @@ def fails(group: object, folder: Path) -> None:
     """Rank 0 ends by an error while the other one waits for it."""
     if dist.get_rank() == 0:
         time.sleep(1.0)
-        raise sr.NotFound("data.train: there is none")
-    with pytest.raises(sr.Unavailable, match=r"^lines: rank 0 has left: NotFound: data\.train: there is none$"):
+        raise sr.errors.NotFound("data.train: there is none")
+    with pytest.raises(sr.errors.Unavailable, match=r"^lines: rank 0 has left: NotFound: data\.train: there is none$"):
         group.share(0, what="lines")  # type: ignore[attr-defined]
     (folder / "told").touch()
 

@@ -114,9 +114,9 @@ def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: P
     with ControlClient(address) as control:
         wait_until(lambda: is_ready(control), "the cluster to be ready")
         with sr.connect(address, "ray", staleness=None, deadline_sec=300.0) as session:
-            table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+            table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
             table.push(KEYS, ONES)
-            sr.keep_rows(session, str(tmp_path / "kept"), every_sec=3600)
+            session.keep_rows(str(tmp_path / "kept"), every_sec=3600)
             wait_until(lambda: len(files.list_names(Folder(str(tmp_path / "kept")))) == 1, "rows that are saved")
             table.push(KEYS, ONES)
             before = control.status().shards[1]

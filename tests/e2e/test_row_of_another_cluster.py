@@ -19,7 +19,7 @@ def test_a_row_of_another_cluster_is_no_version_of_this_one(tmp_path: Path) -> N
         write(former, "user", 1.0, DIM)
         write(former, "item", 1.0, DIM)
         with sr.connect(former.address, "ads", staleness=None) as session:
-            sr.publish(session, "ctr", root=root)
+            session.publish("ctr", root=root)
     with sr.local_cluster(shards=1) as cluster, sr.local_serving("ctr", root=root) as serving:
         write(cluster, "user", 3.0, DIM)
         write(cluster, "item", 3.0, 2 * DIM)
@@ -34,5 +34,5 @@ def test_a_row_of_another_cluster_is_no_version_of_this_one(tmp_path: Path) -> N
 
 def write(cluster: sr.LocalCluster, table: str, value: float, dim: int) -> None:
     with sr.connect(cluster.address, "ads", staleness=None) as session:
-        rows = session.create_table(table, dim=dim, optimizer=sr.SGD(lr=0.5))
+        rows = session.create_table(table, dim=dim, optimizer=sr.optim.SGD(lr=0.5))
         rows.assign(KEYS, np.full((len(KEYS), dim), value, np.float32))

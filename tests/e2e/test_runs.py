@@ -105,7 +105,7 @@ def test_the_result_counts_the_rows_of_the_job(launcher: Launcher, log, tmp_path
     result = tmp_path / "result.json"
     with sr.local_cluster(shards=1, checkpoint_roots=(str(tmp_path),)) as cluster:
         with sr.connect(cluster.address, "another") as session:
-            table = session.create_table("rows", dim=2, optimizer=sr.SGD())
+            table = session.create_table("rows", dim=2, optimizer=sr.optim.SGD())
             table.assign(list(range(5000)), np.zeros((5000, 2), np.float32))
         url = tmp_path / "ckpt"
         run = start(
@@ -143,8 +143,8 @@ def test_a_checkpoint_without_a_run_is_of_another(tmp_path: Path) -> None:
     from sparserow.proto.config.job import JobConfig
 
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address) as session:
-        session.create_table("rows", dim=2, optimizer=sr.SGD())
-        sr.save(session, str(tmp_path))
+        session.create_table("rows", dim=2, optimizer=sr.optim.SGD())
+        session.save(str(tmp_path))
     job = load_config(JobConfig, JOBS / "demo.yaml", [f"train.checkpoint={{url: '{tmp_path}', every_steps: 5}}"])
     with pytest.raises(FailedPrecondition, match="1 checkpoint of another run, the newest save-000001"):
         RunIdentity.new().check_folders(job)
@@ -160,8 +160,8 @@ def test_saves_of_rows_are_of_the_run_that_asked_last(tmp_path: Path) -> None:
     with sr.local_cluster(shards=1, checkpoint_roots=(str(tmp_path),)) as cluster:
         for name in ("first", "second"):
             with sr.connect(cluster.address, staleness=None) as session:
-                session.create_table("rows", dim=2, optimizer=sr.SGD())
-                sr.keep_rows(session, str(url), every_sec=0.2, config={"run_id": name})
+                session.create_table("rows", dim=2, optimizer=sr.optim.SGD())
+                session.keep_rows(str(url), every_sec=0.2, config={"run_id": name})
                 wait_until(lambda name=name: name in checkpoints(url).values(), f"a save of the {name} run", 10)
 
 
@@ -171,9 +171,9 @@ def test_a_job_keeps_rows_in_a_bounded_number_of_folders(tmp_path: Path) -> None
         sr.connect(cluster.address, staleness=None) as session,
     ):
         for number in range(16):
-            sr.keep_rows(session, str(tmp_path / str(number)), every_sec=3600)
-        sr.keep_rows(session, str(tmp_path / "3"), every_sec=3600)
+            session.keep_rows(str(tmp_path / str(number)), every_sec=3600)
+        session.keep_rows(str(tmp_path / "3"), every_sec=3600)
         with pytest.raises(
             ResourceExhausted, match="the job's rows are saved in 16 folders already; allowed: at most 16"
         ):
-            sr.keep_rows(session, str(tmp_path / "16"), every_sec=3600)
+            session.keep_rows(str(tmp_path / "16"), every_sec=3600)

@@ -26,7 +26,7 @@ from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security
 from sparserow.proto.whole_file import write_whole
-from sparserow.worker.session.session import Session
+from sparserow.worker.api.session import Session
 from sparserow_process import Launcher, wait_until
 
 KEYS = np.arange(200, dtype=np.uint64)
@@ -76,18 +76,18 @@ def cluster(secured: Secured) -> Iterator[sr.LocalCluster]:
 
 
 def rows_of(session: Session, name: str = "user") -> np.ndarray:
-    return session.create_table(name, dim=DIM, optimizer=sr.SGD(lr=0.5)).pull(KEYS)
+    return session.create_table(name, dim=DIM, optimizer=sr.optim.SGD(lr=0.5)).pull(KEYS)
 
 
 def test_training_as_without(cluster: sr.LocalCluster, secured: Secured) -> None:
     with sr.connect(cluster.address, "ads", job="train", security=secured.folder / "trainer.yaml") as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         table.push(KEYS, np.ones((len(KEYS), DIM), np.float32))
         np.testing.assert_array_equal(table.pull(KEYS), np.full((len(KEYS), DIM), -0.5, np.float32))
     with sr.connect(cluster.address, "ads", job="narrow", security=secured.folder / "ads.yaml") as session:
         rows_of(session)
         wait_until_ready(cluster.address, 20, str(secured.folder / "ads.yaml"))  # as its workers on Ray do
-        with pytest.raises(sr.PermissionDenied, match="does not reach namespace 'shop'"):
+        with pytest.raises(sr.errors.PermissionDenied, match="does not reach namespace 'shop'"):
             sr.connect(cluster.address, "shop", security=secured.folder / "ads.yaml")
 
 
@@ -103,9 +103,9 @@ def test_a_token_of_one_namespace_has_no_say_in_the_jobs_of_another(cluster: sr.
             control.deregister_worker,
             lambda identity: control.report_fault(identity, message="m", traceback="", echo=False, deadline_sec=5),
         ):
-            with pytest.raises(sr.PermissionDenied, match="does not reach namespace 'shop'"):
+            with pytest.raises(sr.errors.PermissionDenied, match="does not reach namespace 'shop'"):
                 call(session.core.identity)
-        session.create_table("cart", dim=DIM, optimizer=sr.SGD(lr=0.5)).pull(KEYS)  # it is in its job still
+        session.create_table("cart", dim=DIM, optimizer=sr.optim.SGD(lr=0.5)).pull(KEYS)  # it is in its job still
         with ControlClient(cluster.address, security=Security.load(secured.folder / "trainer.yaml")) as owner:
             assert owner.heartbeat_worker(session.core.identity).lease_sec > 0
             owner.report_fault(session.core.identity, message="of a shop", traceback="t", echo=False, deadline_sec=5)
@@ -114,20 +114,22 @@ def test_a_token_of_one_namespace_has_no_say_in_the_jobs_of_another(cluster: sr.
 
 
 def test_who_has_no_business_here_is_told_so(cluster: sr.LocalCluster, secured: Secured, tmp_path: Path) -> None:
-    with pytest.raises(sr.Unavailable):
+    with pytest.raises(sr.errors.Unavailable):
         sr.connect(cluster.address, "ads", deadline_sec=3.0)  # plain
     wrong = secured.client_of("wrong", "not a token")
-    with pytest.raises(sr.PermissionDenied, match="token: the token is missing, or not one that this server knows"):
+    with pytest.raises(
+        sr.errors.PermissionDenied, match="token: the token is missing, or not one that this server knows"
+    ):
         sr.connect(cluster.address, "ads", security=wrong)
     reader = Security.load(secured.folder / "reader.yaml")
     with ControlClient(cluster.address, security=reader) as control:
         assert control.status().ready
-        with pytest.raises(sr.PermissionDenied, match="role serve-read does not allow Coordinator/DropTable"):
+        with pytest.raises(sr.errors.PermissionDenied, match="role serve-read does not allow Coordinator/DropTable"):
             control.drop_table("ads", "user")
-    with pytest.raises(sr.PermissionDenied, match="role serve-read does not allow Coordinator/RegisterWorker"):
+    with pytest.raises(sr.errors.PermissionDenied, match="role serve-read does not allow Coordinator/RegisterWorker"):
         sr.connect(cluster.address, "ads", security=reader)
     stranger = Secured(tmp_path / "stranger").client("trainer", "train")
-    with pytest.raises(sr.Unavailable, match=r"(?i)certificate|cannot be reached"):
+    with pytest.raises(sr.errors.Unavailable, match=r"(?i)certificate|cannot be reached"):
         sr.connect(cluster.address, "ads", deadline_sec=3.0, security=stranger)
 
 
@@ -158,9 +160,9 @@ def test_serving_asks_for_tokens_on_each_of_its_doors(
 ) -> None:
     root = str(tmp_path / "models")
     with sr.connect(cluster.address, "ads", job="publish", security=secured.path) as session:
-        table = session.create_table("served", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("served", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         table.assign(KEYS, np.arange(len(KEYS) * DIM, dtype=np.float32).reshape(-1, DIM))
-        sr.publish(session, "ctr", root=root)
+        session.publish("ctr", root=root)
         rows = table.pull(KEYS)
     launcher.environment["SPARSEROW_SECURITY"] = str(secured.path)
     serving = launcher.start("serve", f"--root={root}", "--model=ctr", "--port=0", "--http-port=0")
@@ -168,9 +170,9 @@ def test_serving_asks_for_tokens_on_each_of_its_doors(
     reader = secured.folder / "reader.yaml"
     with sr.ServingClient(ready[1], security=reader) as client:
         np.testing.assert_array_equal(client.lookup("served", KEYS).rows, rows)
-    with pytest.raises(sr.PermissionDenied, match="token: "):
+    with pytest.raises(sr.errors.PermissionDenied, match="token: "):
         sr.ServingClient(ready[1], security=secured.client_of("wrong", "not a token"))
-    with pytest.raises(sr.Unavailable):
+    with pytest.raises(sr.errors.Unavailable):
         sr.ServingClient(ready[1], deadline_sec=2.0)
 
     check_names_of_others_are_kept(ready[1], secured)
@@ -239,7 +241,7 @@ def test_certificates_and_tokens_change_under_way(cluster: sr.LocalCluster, secu
         sr.connect(cluster.address, "ads", job="brief", security=brief) as session,
         sr.connect(cluster.address, "ads", job="stays", security=secured.path) as staying,
     ):
-        table = session.create_table("brief", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("brief", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         before = certificates()
         assert len(before) == 1
         revoke_token(secured.tokens, "brief")  # first: who has read the new certificate has read this too
@@ -249,12 +251,12 @@ def test_certificates_and_tokens_change_under_way(cluster: sr.LocalCluster, secu
         def is_refused() -> bool:
             try:
                 table.pull(KEYS)
-            except sr.PermissionDenied as error:
+            except sr.errors.PermissionDenied as error:
                 return "not one that this server knows" in str(error)
             return False
 
         wait_until(is_refused, "the revoked token to be refused")
-        with pytest.raises(sr.PermissionDenied, match="not one that this server knows"):
+        with pytest.raises(sr.errors.PermissionDenied, match="not one that this server knows"):
             sr.connect(cluster.address, "ads", job="again", security=brief)
         assert rows_of(staying, "brief").shape == (len(KEYS), DIM)  # its connections were open before
     (secured.folder / "server.pem").write_text("no certificate")

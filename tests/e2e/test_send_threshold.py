@@ -20,9 +20,9 @@ def test_a_row_is_sent_when_it_has_changed_enough(tmp_path: Path, launcher: Laun
     root = str(tmp_path)
     both = np.concatenate([KEYS, MARKS])
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         table.assign(both, np.zeros((len(both), DIM), np.float32))
-        sr.publish(session, "ctr", root=root)
+        session.publish("ctr", root=root)
         serve = ("serve", f"--root={root}", "--model=ctr", "--port=0", f"--follow={cluster.address}")
         patient = launcher.start(*serve, option, "--sync-max-delay=1h", "--sync-interval=20ms")
         hasty = launcher.start(*serve, option, "--sync-hold=200ms", "--sync-interval=20ms", "--replica=1")

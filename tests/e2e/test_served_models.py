@@ -57,8 +57,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     with sr.local_cluster(shards=1) as cluster:
         for model in (User(), UserAndItem()):
             with sr.connect(cluster.address, "ads") as session:
-                distributed = sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-                sr.publish(session, "ctr", root=folder, model=distributed, example=(IDS, AGES))
+                distributed = session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+                session.publish("ctr", root=folder, model=distributed, example=(IDS, AGES))
     return folder
 
 
@@ -91,9 +91,9 @@ def test_the_former_version_answers_when_a_table_of_the_next_one_cannot_be_bound
     before = served(IDS, AGES)
     move(client, root, 2)
     with sr.InProcessCluster(shards=1).connect("ads") as session:
-        sr.distribute(nn.ModuleDict({"item": nn.Embedding(50, 4)}), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        session.distribute(nn.ModuleDict({"item": nn.Embedding(50, 4)}), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
         for _ in range(2):
-            with pytest.raises(sr.FailedPrecondition, match="'ads/item' is already bound in this process"):
+            with pytest.raises(sr.errors.FailedPrecondition, match="'ads/item' is already bound in this process"):
                 served.refresh()
             assert served.version == 1
             assert torch.equal(served(IDS, AGES), before)
@@ -125,7 +125,7 @@ def test_a_call_with_other_arguments_is_told_what_the_program_takes(
     arguments: tuple[Any, ...], words: str, served: sr.ServedModel
 ) -> None:
     pulls = served.stats().pulls
-    with pytest.raises(sr.InvalidArgument) as caught:
+    with pytest.raises(sr.errors.InvalidArgument) as caught:
         served(*arguments)
     takes = "user: int64 (n), age: float32 (n, 1)"
     assert str(caught.value) == f"ServedModel: {words}; the program takes {takes}"
@@ -136,7 +136,7 @@ def test_a_call_with_other_arguments_is_told_what_the_program_takes(
 
 def test_a_call_that_fails_for_another_reason_is_told_that_reason(served: sr.ServedModel) -> None:
     assert served(IDS.int(), AGES).shape == (3, 4)
-    with pytest.raises(sr.InvalidArgument, match="1000") as caught:
+    with pytest.raises(sr.errors.InvalidArgument, match="1000") as caught:
         served(torch.tensor([1, 2, -1000]), AGES)
     assert "the program takes" not in str(caught.value)
 
@@ -146,15 +146,15 @@ def test_what_torch_alone_refuses_is_told_in_a_line() -> None:
     with pytest.raises((AssertionError, RuntimeError)) as caught:
         program.module()(AGES, 3)
     error = error_of_call(program, (AGES, 3), caught.value)
-    assert isinstance(error, sr.InvalidArgument)
+    assert isinstance(error, sr.errors.InvalidArgument)
     assert str(error).startswith(f"ServedModel: the arguments do not fit ({caught.value}")
     assert str(error).endswith("; the program takes age: float32 (3, 1)")
 
 
 def test_a_served_model_on_a_device_that_is_not_there(tmp_path: Path) -> None:
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "absent") as session:
-        model = sr.distribute(nn.Sequential(nn.Embedding(50, 4)), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.publish(session, "m", root=str(tmp_path), model=model, example=(torch.zeros(2, dtype=torch.int64),))
-    refused = pytest.raises(sr.InvalidArgument, match=f"ServedModel.device: '{ABSENT}' is not allowed; ")
+        model = session.distribute(nn.Sequential(nn.Embedding(50, 4)), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.publish("m", root=str(tmp_path), model=model, example=(torch.zeros(2, dtype=torch.int64),))
+    refused = pytest.raises(sr.errors.InvalidArgument, match=f"ServedModel.device: '{ABSENT}' is not allowed; ")
     with sr.local_serving("m", root=str(tmp_path)) as serving, sr.ServingClient(serving.addresses) as client, refused:
         sr.ServedModel(client, str(tmp_path), device=ABSENT)

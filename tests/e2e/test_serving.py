@@ -33,7 +33,7 @@ KEYS = np.arange(1, 401, dtype=np.uint64)
 def trained() -> Iterator[tuple[sr.LocalCluster, sr.Session, np.ndarray]]:
     """A cluster with a table of rows, its session, and the rows."""
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5), init=sr.Uniform(-1, 1), seed=3)
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5), init=sr.Uniform(-1, 1), seed=3)
         rows = np.random.default_rng(1).standard_normal((len(KEYS), DIM)).astype(np.float32)
         table.assign(KEYS, rows)
         yield cluster, session, rows
@@ -65,7 +65,7 @@ def test_publish_serve_look_up_and_swap(
 ) -> None:
     _, session, rows = trained
     root = str(tmp_path / "models")
-    first = sr.publish(session, "ctr", root=root, card={"auc": 0.8})
+    first = session.publish("ctr", root=root, card={"auc": 0.8})
     assert (first.version, first.rows) == (1, len(KEYS))
     common = (f"--root={root}", "--model=ctr", "--grace=1s")
     shards = [
@@ -103,7 +103,7 @@ def test_publish_serve_look_up_and_swap(
 
         looking = threading.Thread(target=keep_looking_up)
         looking.start()
-        second = sr.publish(session, "ctr", root=root)
+        second = session.publish("ctr", root=root)
         wait_until(lambda: client.version == second.version == 2, "the swap")
         rolled_back = launcher.start("rollback", "ctr", f"--root={root}")
         assert rolled_back.end() == 0
@@ -120,21 +120,21 @@ def test_publish_serve_look_up_and_swap(
         assert 0 < partial.answered.sum() < len(KEYS)
         np.testing.assert_array_equal(partial.rows[partial.answered], rows[partial.answered])
         assert not partial.rows[~partial.answered].any()
-        assert isinstance(partial.errors[0], sr.Unavailable | sr.DeadlineExceeded)
+        assert isinstance(partial.errors[0], sr.errors.Unavailable | sr.errors.DeadlineExceeded)
 
 
 def check_bad_lookups(client: sr.ServingClient, addresses: list[str]) -> None:
-    with pytest.raises(sr.NotFound, match="table 'item' is not in model 'ctr'; its tables: user"):
+    with pytest.raises(sr.errors.NotFound, match="table 'item' is not in model 'ctr'; its tables: user"):
         client.lookup("item", [1])
-    with pytest.raises(sr.InvalidArgument, match="keys: dtype float64"):
+    with pytest.raises(sr.errors.InvalidArgument, match="keys: dtype float64"):
         client.lookup("user", np.zeros(3))
-    with pytest.raises(sr.InvalidArgument, match="keys: -1 is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match="keys: -1 is not allowed"):
         client.lookup("user", [-1])
-    with pytest.raises(sr.InvalidArgument, match="deadline_ms: 0 is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match="deadline_ms: 0 is not allowed"):
         client.lookup("user", [1], deadline_ms=0)
-    with pytest.raises(sr.NotFound, match="model ctr@test is not served"):
+    with pytest.raises(sr.errors.NotFound, match="model ctr@test is not served"):
         sr.ServingClient(addresses, model="ctr@test")
-    with pytest.raises(sr.Unavailable, match="serving shard 1 of 2: none of the given addresses"):
+    with pytest.raises(sr.errors.Unavailable, match="serving shard 1 of 2: none of the given addresses"):
         sr.ServingClient(addresses[0])
     assert client.lookup("user", []).rows.shape == (0, DIM)
 
@@ -192,11 +192,11 @@ async def check_async(addresses: list[str], rows: np.ndarray) -> None:
     async with await sr.AsyncServingClient.connect(addresses) as client:
         answers = await asyncio.gather(*(client.lookup("user", KEYS[i : i + 50]) for i in range(0, 400, 50)))
     np.testing.assert_array_equal(np.concatenate([answer.rows for answer in answers]), rows)
-    with pytest.raises(sr.FailedPrecondition, match="AsyncServingClient: the client is closed"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="AsyncServingClient: the client is closed"):
         await client.lookup("user", KEYS)
     with sr.ServingClient(addresses) as closed:
         pass
-    with pytest.raises(sr.FailedPrecondition, match="ServingClient: the client is closed"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="ServingClient: the client is closed"):
         closed.lookup("user", KEYS)
 
 
@@ -208,7 +208,7 @@ def test_serving_follows_training_and_restarts(
     table = session.table("user")
     table.assign(KEYS, rows)
     root = str(tmp_path / "models")
-    sr.publish(session, "ctr", root=root, dtype="bfloat16")
+    session.publish("ctr", root=root, dtype="bfloat16")
     arguments = (f"--root={root}", "--model=ctr", f"--follow={cluster.address}", "--sync-interval=20ms")
     serving = Running(launcher, *arguments)
     born, gone = np.arange(1000, 1100, dtype=np.uint64), KEYS[:50]
@@ -252,7 +252,7 @@ def test_what_cannot_be_served_or_published_is_said(
     root = str(tmp_path / "models")
     line = launcher.start("serve", "--port=0", f"--root={root}", "--model=ctr").error_line()
     assert f"NotFound: model 'ctr': there is none at {root}; there are: none" in line
-    sr.publish(session, "ctr", root=root)
+    session.publish("ctr", root=root)
     for arguments, words in (
         (("--model=ctr@test",), "has no alias 'test'; it has: live"),
         (("--model=ctr", "--shard=2/2"), "--shard 2/2 --replica 0 is not allowed"),
@@ -261,14 +261,14 @@ def test_what_cannot_be_served_or_published_is_said(
     ):
         assert words in launcher.start("serve", "--port=0", f"--root={root}", *arguments).error_line()
     assert "--root: it is missing" in launcher.start("serve", "--port=0", "--model=ctr").error_line()
-    with pytest.raises(sr.InvalidArgument, match="dtype: 'int4' is not allowed"):
-        sr.publish(session, "ctr", root=root, dtype="int4")
-    with pytest.raises(sr.InvalidArgument, match=r"dtype\['item'\] matches no table; tables: user"):
-        sr.publish(session, "ctr", root=root, dtype={"item": "int8"})
-    with pytest.raises(sr.InvalidArgument, match="model and example belong together"):
-        sr.publish(session, "ctr", root=root, example=(1,))
-    with pytest.raises(sr.FailedPrecondition, match="needs a session of a cluster"):
-        sr.publish(sr.InProcessCluster().connect("ads"), "ctr", root=root)
+    with pytest.raises(sr.errors.InvalidArgument, match="dtype: 'int4' is not allowed"):
+        session.publish("ctr", root=root, dtype="int4")
+    with pytest.raises(sr.errors.InvalidArgument, match=r"dtype\['item'\] matches no table; tables: user"):
+        session.publish("ctr", root=root, dtype={"item": "int8"})
+    with pytest.raises(sr.errors.InvalidArgument, match="model and example belong together"):
+        session.publish("ctr", root=root, example=(1,))
+    with pytest.raises(sr.errors.FailedPrecondition, match="needs a session of a cluster"):
+        sr.InProcessCluster().connect("ads").publish("ctr", root=root)
 
 
 def test_a_damaged_version_is_refused_and_the_old_one_stays(
@@ -277,9 +277,9 @@ def test_a_damaged_version_is_refused_and_the_old_one_stays(
     _, session, rows = trained
     session.table("user").assign(KEYS, rows)
     root = tmp_path / "models"
-    sr.publish(session, "ctr", root=str(root))
+    session.publish("ctr", root=str(root))
     serving = Running(launcher, f"--root={root}", "--model=ctr", "--http-port=0")
-    sr.publish(session, "ctr", root=str(root), alias=None)
+    session.publish("ctr", root=str(root), alias=None)
     part = next((root / "ctr" / "v000002").glob("rows.*"))
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     assert launcher.start("alias", "ctr", "2", f"--root={root}").end() == 0
@@ -304,14 +304,14 @@ def test_a_damaged_version_is_refused_and_the_old_one_stays(
 @pytest.mark.started
 def test_publish_while_a_shard_is_down(tmp_path: Path) -> None:
     with (
-        contextlib.suppress(sr.Unavailable),  # of the cluster, at the end of the block
+        contextlib.suppress(sr.errors.Unavailable),  # of the cluster, at the end of the block
         sr.local_cluster(shards=2) as cluster,
         sr.connect(cluster.address, "ads", staleness=None) as session,
     ):
-        session.create_table("user", dim=DIM, optimizer=sr.SGD()).assign(KEYS, np.ones((400, DIM), np.float32))
+        session.create_table("user", dim=DIM, optimizer=sr.optim.SGD()).assign(KEYS, np.ones((400, DIM), np.float32))
         os.kill(cluster.shard_pids[1], signal.SIGKILL)
-        with pytest.raises(sr.Unavailable, match=r"shard \d|coordinator"):
-            sr.publish(session, "ctr", root=str(tmp_path))
+        with pytest.raises(sr.errors.Unavailable, match=r"shard \d|coordinator"):
+            session.publish("ctr", root=str(tmp_path))
         assert not list(tmp_path.rglob("manifest.json"))
 
 

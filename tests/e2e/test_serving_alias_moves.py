@@ -28,10 +28,10 @@ def test_rows_never_go_back(tmp_path: Path) -> None:
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "ads", staleness=None) as session,
     ):
-        table = session.create_table("user", dim=2, optimizer=sr.SGD())
+        table = session.create_table("user", dim=2, optimizer=sr.optim.SGD())
         table.assign(KEYS, np.zeros((len(KEYS), 2), np.float32))
         for _ in range(2):
-            sr.publish(session, "ctr", root=root)
+            session.publish("ctr", root=root)
         registry, stop = ModelRegistry(root), threading.Event()
         written = 0
 

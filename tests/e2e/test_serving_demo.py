@@ -21,13 +21,13 @@ def test_it_does_not_take_files_of_the_namespace_for_rows_of_the_model(tmp_path:
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "demo", staleness=None) as session:
         NamespaceFile(session.core, DATA_TABLE).write(b"lines")
         with sr.connect(cluster.address, "other", staleness=None) as other:
-            rows = other.create_table("clicks", dim=4, optimizer=sr.SGD(lr=1.0))
+            rows = other.create_table("clicks", dim=4, optimizer=sr.optim.SGD(lr=1.0))
             rows.push(np.arange(9, dtype=np.uint64), np.ones((9, 4), np.float32))
         waits = threading.Thread(target=ServingDemo(cluster.address, "demo", str(tmp_path))._wait_for_rows, daemon=True)
         waits.start()
         waits.join(1.0)
         assert waits.is_alive()
-        table = session.create_table("clicks", dim=4, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("clicks", dim=4, optimizer=sr.optim.SGD(lr=1.0))
         table.push(np.arange(9, dtype=np.uint64), np.ones((9, 4), np.float32))
         waits.join(DEADLINE_SEC)
         assert not waits.is_alive()

@@ -28,10 +28,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Versions 1 and 2 of a model; a row of the second is larger by 1."""
     root = str(tmp_path_factory.mktemp("models"))
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD())
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD())
         for version in (1, 2):
             table.assign(KEYS, rows_of(version))
-            sr.publish(session, "ctr", root=root, alias="live" if version == 1 else None)
+            session.publish("ctr", root=root, alias="live" if version == 1 else None)
     return root
 
 

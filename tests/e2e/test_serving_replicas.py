@@ -23,8 +23,8 @@ def test_a_lookup_does_without_one_replica(tmp_path: Path, number: signal.Signal
     root = str(tmp_path)
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
         rows = np.random.default_rng(1).standard_normal((len(KEYS), 4)).astype(np.float32)
-        session.create_table("user", dim=4, optimizer=sr.SGD()).assign(KEYS, rows)
-        sr.publish(session, "ctr", root=root)
+        session.create_table("user", dim=4, optimizer=sr.optim.SGD()).assign(KEYS, rows)
+        session.publish("ctr", root=root)
     for gone in (0, 1):
         with (
             sr.local_serving("ctr", root=root, replicas=2) as serving,
@@ -45,7 +45,7 @@ def test_processes_that_are_started_alike_follow_each_for_itself() -> None:
         sr.local_cluster(shards=1) as cluster,
         sr.connect(cluster.address, "ads", staleness=None) as session,
     ):
-        table = session.create_table("user", dim=4, optimizer=sr.SGD())
+        table = session.create_table("user", dim=4, optimizer=sr.optim.SGD())
         alike = {"follow": cluster.address, "namespace": "ads", "sync_interval": "20ms"}
         with (
             sr.local_serving("ctr", **alike) as one,

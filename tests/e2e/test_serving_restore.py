@@ -21,10 +21,10 @@ DIM = 4
 def test_serving_goes_back_with_training(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads") as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.Adagrad(lr=0.1), init=sr.Uniform(-1, 1))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1), init=sr.Uniform(-1, 1))
         table.assign(KEYS, rng.standard_normal((len(KEYS), DIM), np.float32))
         saved = table.pull(KEYS)
-        sr.save(session, str(tmp_path / "ckpt"))
+        session.save(str(tmp_path / "ckpt"))
         with (
             sr.local_serving("now", follow=cluster.address, namespace="ads", sync_interval="20ms") as serving,
             sr.ServingClient(serving.addresses) as client,
@@ -40,7 +40,7 @@ def test_serving_goes_back_with_training(tmp_path: Path) -> None:
 
             both = np.concatenate([KEYS, born])
             wait_until(lambda: equals(both, ~np.isin(both, KEYS[:50])), "what changed")
-            sr.restore(session, str(tmp_path / "ckpt"))
+            session.restore(str(tmp_path / "ckpt"))
             np.testing.assert_array_equal(table.pull(KEYS), saved)
             wait_until(lambda: equals(both, np.isin(both, KEYS)), "the restored rows")
             np.testing.assert_array_equal(client.lookup("user", KEYS).rows, saved)
@@ -57,10 +57,10 @@ def test_rows_that_are_being_loaded_are_not_served(tmp_path: Path) -> None:
         sr.local_cluster(shards=2) as cluster,
         sr.connect(cluster.address, "ads") as session,
     ):
-        table = session.create_table("user", dim=DIM, optimizer=sr.Adagrad(lr=0.1), init=sr.Uniform(-1, 1))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1), init=sr.Uniform(-1, 1))
         table.assign(KEYS, rng.standard_normal((len(KEYS), DIM), np.float32))
         saved = table.pull(KEYS)
-        sr.save(session, str(url))
+        session.save(str(url))
         table.push(KEYS, rng.standard_normal((len(KEYS), DIM)).astype(np.float32))
         trained = table.pull(KEYS)
         with (
@@ -79,7 +79,7 @@ def test_rows_that_are_being_loaded_are_not_served(tmp_path: Path) -> None:
             wait_until(lambda: serves(trained), "what was trained")
             files = sorted(url.glob("save-000001/rows*"))
             store.hold(r"/rows\..*safetensors", after=len(files))  # the verification reads all of them
-            going_back = pool.submit(sr.restore, session, store.url)
+            going_back = pool.submit(session.restore, session, store.url)
             store.until_met()
             wait_until(lambda: "is loading rows of a checkpoint" in problem(), "followers that are told")
             for _ in range(20):
@@ -94,9 +94,9 @@ def test_rows_that_are_being_loaded_are_not_served(tmp_path: Path) -> None:
             for _ in range(20):
                 assert serves(trained)
             with pytest.raises(FailedPrecondition, match="is damaged"):
-                sr.publish(session, "model", root=str(tmp_path / "models"))
+                session.publish("model", root=str(tmp_path / "models"))
             data[-3] ^= 1
             files[0].write_bytes(data)
-            sr.restore(session, str(url))
+            session.restore(str(url))
             wait_until(lambda: serves(saved), "the restored rows")
             wait_until(lambda: not problem(), "live sync without a problem")

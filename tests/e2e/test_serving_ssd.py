@@ -32,10 +32,10 @@ def test_answers_are_those_from_memory(tmp_path: Path, launcher: Launcher) -> No
     rows = rng.standard_normal((ROWS, DIM)).astype(np.float32)
     tiered = (f"--root={root}", "--model=ctr", "--port=0", "--memory-budget=16MiB", f"--ssd-path={ssd}", "--grace=0s")
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         for part in np.array_split(KEYS, 10):
             table.assign(part, rows[part.astype(np.int64)])
-        sr.publish(session, "ctr", root=root)
+        session.publish("ctr", root=root)
         port = free_port()
         live = (f"--follow={cluster.address}", "--poll=50ms", "--sync-interval=10ms", f"--metrics-port={port}")
         serving = launcher.start("serve", *tiered, *live)
@@ -59,7 +59,7 @@ def test_answers_are_those_from_memory(tmp_path: Path, launcher: Launcher) -> No
             table.push(changed, np.ones((len(changed), DIM), np.float32))
             rows[changed.astype(np.int64)] -= 0.5
             wait_until(lambda: equals(rows), "live sync")
-            sr.publish(session, "ctr", root=root)  # the folder of a version that is given up goes
+            session.publish("ctr", root=root)  # the folder of a version that is given up goes
             wait_until(
                 lambda: [folder.name[:5] for folder in (ssd / "serving-0-1-0").iterdir()] == ["ctr@2"], "its folder"
             )

@@ -33,7 +33,7 @@ class Model(nn.Module):
 def made(session, name: str = "user"):
     with sr.deferred(min_rows=1000):
         model = Model(name)
-    return sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.1), min_rows=1000)
+    return session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1000)
 
 
 def step(session, model, dense) -> None:
@@ -56,14 +56,14 @@ def test_it_holds_handles_and_no_rows(cluster):
 
 
 def test_distributed_checkpoint_keeps_it(cluster, tmp_path):
-    """The dense side by DCP, the rows by ``sr.save``: both come back to another cluster."""
+    """The dense side by DCP, the rows by ``session.save``: both come back to another cluster."""
     ids = torch.arange(40).reshape(20, 2)
     with sr.connect(cluster.address, "dcp", rank=0, world_size=1) as session:
         model = made(session)
         dense = torch.optim.Adam(model.parameters(), lr=0.1)
         step(session, model, dense)
         dcp.save({"model": model.state_dict()}, checkpoint_id=str(tmp_path / "dense"), no_dist=True)
-        sr.save(session, str(tmp_path / "rows"))
+        session.save(str(tmp_path / "rows"))
         expected = model.eval()(ids)
     with (
         sr.local_cluster(shards=1, slot_count=64) as other,
@@ -74,7 +74,7 @@ def test_distributed_checkpoint_keeps_it(cluster, tmp_path):
         dcp.load(state, checkpoint_id=str(tmp_path / "dense"), no_dist=True)
         with pytest.raises(FailedPrecondition, match=r"dcp/user on cluster [0-9a-f]{16}, whose rows are not on this"):
             again.load_state_dict(state["model"])
-        sr.restore(session, str(tmp_path / "rows"))
+        session.restore(str(tmp_path / "rows"))
         again.load_state_dict(state["model"])
         torch.testing.assert_close(again.eval()(ids), expected, rtol=0, atol=0)
         copied = sr.copy_sharing_rows(again)
@@ -86,7 +86,7 @@ def test_a_handle_of_another_table_is_refused(cluster, tmp_path):
         state = made(session).state_dict()
         table = session.table("user")
         table.assign(np.arange(5, dtype=np.uint64), np.ones((5, 16), np.float32))
-        sr.save(session, str(tmp_path), model=None)
+        session.save(str(tmp_path), model=None)
     with sr.connect(cluster.address, "third", rank=0, world_size=1) as session:
         model = made(session)
         with pytest.raises(
@@ -108,10 +108,10 @@ def test_a_renamed_table_is_known_by_its_present_name(cluster, tmp_path):
         model = made(session)
         step(session, model, None)
         expected = model.eval()(torch.arange(40).reshape(20, 2))
-        sr.save(session, str(tmp_path), model=model)
+        session.save(str(tmp_path), model=model)
     with sr.connect(cluster.address, "renamed", rank=0, world_size=1) as session:
         again = made(session, name="person")
-        sr.restore(session, str(tmp_path), model=again, renames={"user": "person"})
+        session.restore(str(tmp_path), model=again, renames={"user": "person"})
         ids = torch.arange(40).reshape(20, 2)
         torch.testing.assert_close(again.eval()(ids), expected, rtol=0, atol=0)
 
@@ -136,7 +136,7 @@ def test_a_state_that_is_older_than_the_rows_is_told_by_its_steps(cluster, tmp_p
         trained(session, model, 3)
         best = copy.copy(model.state_dict())
         assert told(model, best) == []
-        sr.save(session, str(tmp_path / "best"), model=model)
+        session.save(str(tmp_path / "best"), model=model)
         trained(session, model, 5)
         (text,) = told(model, best)
         assert "of before step 3, and the rows of its tables have been trained for 5 steps since" in text
@@ -144,7 +144,7 @@ def test_a_state_that_is_older_than_the_rows_is_told_by_its_steps(cluster, tmp_p
         assert told(model, model.state_dict()) == []
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            sr.restore(session, str(tmp_path / "best"), model=model)
+            session.restore(str(tmp_path / "best"), model=model)
         assert told(model, best) == [], "the rows are those of the state again"
         trained(session, model, 2)
         (text,) = told(model, best)

@@ -30,9 +30,9 @@ HOT = 77
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster whose table is pulled all the time, key 77 by every pull."""
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=4, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=4, optimizer=sr.optim.SGD(lr=0.5))
         table.assign(np.arange(5000), np.ones((5000, 4), np.float32))
-        sr.save(session, f"file://{tmp_path_factory.mktemp('ckpt')}")
+        session.save(f"file://{tmp_path_factory.mktemp('ckpt')}")
         stop = threading.Event()
 
         def load() -> None:
@@ -185,7 +185,7 @@ def test_top_scrolls_to_what_lies_below(address: str) -> None:
 
 def test_one_namespace_alone(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     with sr.connect(address, "feed") as session:
-        session.create_table("item", dim=2, optimizer=sr.SGD(lr=0.5))
+        session.create_table("item", dim=2, optimizer=sr.optim.SGD(lr=0.5))
         for command in (["top", "--once", "--every=0.1s"], ["status", "--over=0s"]):
             assert run(*command, "--coordinator", address, "--namespace", "feed") == 0
             shown = capsys.readouterr().out

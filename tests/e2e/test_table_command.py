@@ -28,7 +28,7 @@ def cluster() -> Iterator[sr.LocalCluster]:
 def session(cluster: sr.LocalCluster) -> Iterator[sr.Session]:
     with sr.connect(cluster.address, "ads", job="writer", staleness=None) as session:
         for name in ("user", "copy"):
-            schema = sr.TableSchema(namespace="ads", name=name, dim=DIM, optimizer=sr.Adagrad(lr=0.1))
+            schema = sr.TableSchema(namespace="ads", name=name, dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
             session.core.catalog.create_table(schema)
         yield session
 

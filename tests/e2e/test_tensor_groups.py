@@ -61,7 +61,7 @@ def batch(step: int, worker: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def distributed(session: sr.Session) -> Net:
-    return sr.distribute(make_net(), session, optimizer=sr.SGD(lr=2.0), min_rows=1)
+    return session.distribute(make_net(), optimizer=sr.optim.SGD(lr=2.0), min_rows=1)
 
 
 def split_top(model: Net, mesh: DeviceMesh) -> None:
@@ -139,10 +139,10 @@ def by_both(rank: int, address: str, folder: Path) -> None:
         example = batch(0, 0)[:3]
         scores = model.eval()(*example)
         if rank == 0:
-            with pytest.raises(sr.FailedPrecondition, match="publish: ranks have the model in parts"):
-                sr.publish(session, "ctr", model=model, example=example, root=str(folder / "models"))
+            with pytest.raises(sr.errors.FailedPrecondition, match="publish: ranks have the model in parts"):
+                session.publish("ctr", model=model, example=example, root=str(folder / "models"))
             whole.load_state_dict(state)
-            sr.publish(session, "ctr", model=whole, example=example, root=str(folder / "models"))
+            session.publish("ctr", model=whole, example=example, root=str(folder / "models"))
             torch.testing.assert_close(without_group(whole).eval()(*example), scores, rtol=1e-5, atol=1e-6)
         dist.barrier()
 
@@ -157,8 +157,8 @@ def save_in_parts(rank: int, address: str, folder: Path) -> None:
         optimizer = adam(model)
         losses = train(session, model, optimizer, steps=range(HALF))
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
-        saved = sr.save(
-            session, str(folder / "parts"), model=model, optimizer=optimizer, scheduler=scheduler, extra={"at": HALF}
+        saved = session.save(
+            str(folder / "parts"), model=model, optimizer=optimizer, scheduler=scheduler, extra={"at": HALF}
         )
         assert saved.is_done()
         assert saved.step == HALF - 1
@@ -172,7 +172,7 @@ def save_whole(rank: int, address: str, folder: Path) -> None:
         ddp = DistributedDataParallel(distributed(session))
         optimizer = adam(ddp)
         train(session, ddp, optimizer, steps=range(HALF))
-        sr.save(session, str(folder / "whole"), model=ddp, optimizer=optimizer)
+        session.save(str(folder / "whole"), model=ddp, optimizer=optimizer)
         dist.barrier()
 
 
@@ -203,7 +203,7 @@ def go_on_in_groups(rank: int, address: str, folder: Path) -> None:
 
 def go_on(session: sr.Session, model: nn.Module, folder: Path, url: str, name: str) -> None:
     optimizer = adam(model)
-    restored = sr.restore(session, str(folder / url), model=model, optimizer=optimizer)
+    restored = session.restore(str(folder / url), model=model, optimizer=optimizer)
     assert (restored.step, restored.extra) == (HALF - 1, {"at": HALF} if url == "parts" else {})
     torch.save((session.rank, train(session, model, optimizer, steps=range(HALF, STEPS))), folder / f"{name}.pt")
     dist.barrier()
@@ -230,10 +230,12 @@ def towers_of_jobs(rank: int, address: str, folder: Path) -> None:
         torch.testing.assert_close(
             full, wanted.grad, rtol=1e-5, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}"
         )
-    with pytest.raises(sr.InvalidArgument, match="no MLP with two linear layers"):
+    with pytest.raises(sr.errors.InvalidArgument, match="no MLP with two linear layers"):
         split_towers(nn.Linear(2, 2), mesh["tensor"])
     odd = Tower(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
-    with pytest.raises(sr.InvalidArgument, match=r"0\.1 is a BatchNorm1d, which does not work element by element"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"0\.1 is a BatchNorm1d, which does not work element by element"
+    ):
         split_towers(nn.Sequential(odd), mesh["tensor"])
 
 
@@ -266,43 +268,45 @@ def refusals(rank: int, address: str, folder: Path) -> None:
         for was, parameter in zip(before, [each for each in model.parameters() if each.numel() > 0], strict=True):
             assert torch.equal(was, parameter.to_local())
         assert session.current_step == 0
-        with pytest.raises(sr.FailedPrecondition, match="no backward reached a distributed table"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="no backward reached a distributed table"):
             session.step(optimizer)
-        with pytest.raises(sr.FailedPrecondition, match="ranks of a tensor group have different batches"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="ranks of a tensor group have different batches"):
             model(*batch(rank, 0)[:3])
         wrong = (
             "is not allowed; allowed: .0, 60"
             if is_leader
             else f"lookup failed on rank {rank - 1}, which leads this tensor group"
         )
-        with pytest.raises(sr.InvalidArgument, match=wrong):
+        with pytest.raises(sr.errors.InvalidArgument, match=wrong):
             model(inputs[0], inputs[1] + ROWS, inputs[2])
         session.discard()
         train(session, model, optimizer, steps=range(2))
 
-        with pytest.raises(sr.FailedPrecondition, match="with a gradient are not possible in a tensor group"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="with a gradient are not possible in a tensor group"):
             model.bag(inputs[2], per_sample_weights=torch.ones(BATCH, 3, requires_grad=True))
         compiled = torch.compile(model.one, backend="eager")(inputs[1])
         assert torch.equal(compiled, model.one(inputs[1]))
         compiled.sum().backward()
         session.discard()
-        with pytest.raises(sr.FailedPrecondition, match="session in a tensor group cannot join"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="session in a tensor group cannot join"):
             Join([session])
         if not is_leader:
-            with pytest.raises(sr.FailedPrecondition, match=f"leader of its tensor group, which is rank {rank - 1},"):
+            with pytest.raises(
+                sr.errors.FailedPrecondition, match=f"leader of its tensor group, which is rank {rank - 1},"
+            ):
                 session.table("one")
-            with pytest.raises(sr.FailedPrecondition, match="has no session with the servers"):
-                session.create_table("t", dim=1, optimizer=sr.SGD(lr=1.0))
+            with pytest.raises(sr.errors.FailedPrecondition, match="has no session with the servers"):
+                session.create_table("t", dim=1, optimizer=sr.optim.SGD(lr=1.0))
         dist.barrier()
     with sr.connect(address, "halves", mesh=mesh) as session:
         halves = Halves(distributed(session), rank, mesh.get_group("tensor"))
         rows = rows_now(session)
         halves(inputs[1]).sum().backward()
-        with pytest.raises(sr.FailedPrecondition, match="have different gradients of rows"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="have different gradients of rows"):
             session.step(torch.optim.SGD(halves.parameters(), lr=1.0))
         assert np.array_equal(rows, rows_now(session))
         dist.barrier()
-    kind = sr.FailedPrecondition
+    kind = sr.errors.FailedPrecondition
     with pytest.raises(kind, match="it has 2 tables: bag" if is_leader else f"rank {rank - 1}, which leads"):
         sr.connect(address, "halves", job="anew", mesh=mesh, namespace_policy="new")
 
@@ -324,15 +328,15 @@ def meshes(rank: int, address: str, folder: Path) -> None:
         (("data", "tensor"), {"rank": 0}, "connect.rank: 0 is not allowed; allowed: None beside mesh"),
     ]
     for names, arguments, text in refused:
-        with pytest.raises(sr.InvalidArgument, match=text):
+        with pytest.raises(sr.errors.InvalidArgument, match=text):
             sr.connect("nowhere:1", mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=names), **arguments)
     turned = DeviceMesh("cpu", [[1, 0], [3, 2]], mesh_dim_names=("data", "tensor"))
-    with pytest.raises(sr.InvalidArgument, match="a mesh that holds each of the 4 ranks once, rank 0 first"):
+    with pytest.raises(sr.errors.InvalidArgument, match="a mesh that holds each of the 4 ranks once, rank 0 first"):
         sr.connect("nowhere:1", mesh=turned)
-    with pytest.raises(sr.InvalidArgument, match=r"connect\.mesh: 'list' is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"connect\.mesh: 'list' is not allowed"):
         sr.connect("nowhere:1", mesh=[0, 1])
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    with pytest.raises(sr.Unavailable, match="nowhere" if rank % 2 == 0 else f"rank {rank - 1}, which leads"):
+    with pytest.raises(sr.errors.Unavailable, match="nowhere" if rank % 2 == 0 else f"rank {rank - 1}, which leads"):
         sr.connect("nowhere.invalid:1", mesh=mesh, deadline_sec=1.0)
 
 
@@ -417,13 +421,13 @@ def test_parts_are_written_before_the_manifest_and_checked(cluster: sr.LocalClus
     whole = manifest.verify(place, chain)
     assert whole > sum(file.stat().st_size for file in files)
     damage(files[1])
-    with pytest.raises(sr.DataLoss, match=files[1].name):
+    with pytest.raises(sr.errors.DataLoss, match=files[1].name):
         manifest.verify(place, chain)
     with sr.connect(cluster.address, "parts") as session:
         model = distributed(session)
         before = {name: value.clone() for name, value in model.named_parameters()}
-        with pytest.raises(sr.DataLoss, match=files[1].name):
-            sr.restore(session, str(folder / "parts"), model=model)
+        with pytest.raises(sr.errors.DataLoss, match=files[1].name):
+            session.restore(str(folder / "parts"), model=model)
         assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
 
 

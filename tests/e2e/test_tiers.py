@@ -39,7 +39,7 @@ def test_more_rows_than_memory_are_trained_and_read_back(
     keys = rng.permutation(ROWS)
     with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=tmp_path, **ssd_options) as cluster:
         session = sr.connect(cluster.address, namespace="n")
-        table = session.create_table("t", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
+        table = session.create_table("t", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
         before = {int(part[0]): table.pull(part) for part in np.array_split(keys, 12)}
         for _ in range(2):
             for part in np.array_split(keys, 12):
@@ -162,7 +162,7 @@ def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path, ssd_en
     with local_cluster(shards=1, memory_budget=BUDGET, ssd_path=disk, ssd_engine=ssd_engine) as cluster:
         with sr.connect(cluster.address, namespace="n") as session:
             hurt, well = (
-                session.create_table(name, dim=DIM, optimizer=sr.Adagrad(lr=0.1)) for name in ("hurt", "well")
+                session.create_table(name, dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1)) for name in ("hurt", "well")
             )
             for part in np.array_split(rows, 40):
                 hurt.push(part, np.ones((len(part), DIM), np.float32))
@@ -176,9 +176,9 @@ def test_damage_makes_a_table_refuse_until_it_is_restored(tmp_path: Path, ssd_en
             well.pull(rows[:100])  # rows that were pushed once are the first to leave memory
             assert corrupt(disk) > 0
             said = r"table n/hurt: .*; this shard refuses the table; drop it, and make it anew from a checkpoint"
-            with pytest.raises(sr.DataLoss, match=said):
+            with pytest.raises(sr.errors.DataLoss, match=said):
                 pull_all(hurt, rows)
-            with pytest.raises(sr.DataLoss, match=said):
+            with pytest.raises(sr.errors.DataLoss, match=said):
                 hurt.push(rows[:1], np.ones((1, DIM), np.float32))
             np.testing.assert_array_equal(well.pull(rows[:100]), np.full((100, DIM), -0.1, np.float32))
         with pytest.raises(SystemExit) as ended:
@@ -202,7 +202,7 @@ def test_weights_beyond_the_budget_are_carried_to_the_ssd(tmp_path) -> None:
     ):
         model = Wide()
         weight = model.big.weight.detach().clone()
-        sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
         some = np.arange(0, 20_000, 999)
         np.testing.assert_array_equal(session.table("big").pull(some), weight[some])
 
@@ -219,7 +219,7 @@ def carry_and_die(address: str) -> None:
 
     TableRows.assign = assign_or_die
     session = sr.connect(address, namespace="killed")
-    sr.distribute(Wide(), session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["small"])
+    session.distribute(Wide(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1, exclude=["small"])
 
 
 def test_a_carry_that_a_kill_ends_is_made_anew(caplog) -> None:
@@ -231,13 +231,15 @@ def test_a_carry_that_a_kill_ends_is_made_anew(caplog) -> None:
             assert 0 < sum(len(keys) for keys, _ in other.table("big").scan()) < 20_000
             with (
                 sr.connect(cluster.address, namespace="killed") as session,
-                pytest.raises(sr.FailedPrecondition, match=r"killed/big' has a part of its weights alone.* 'beside'"),
+                pytest.raises(
+                    sr.errors.FailedPrecondition, match=r"killed/big' has a part of its weights alone.* 'beside'"
+                ),
             ):
-                sr.distribute(Wide(), session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["small"])
+                session.distribute(Wide(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1, exclude=["small"])
         with sr.connect(cluster.address, namespace="killed") as session:
             model = Wide()
             weight = model.big.weight.detach().clone()
-            sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["small"])
+            session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1, exclude=["small"])
             assert "table killed/big: a process ended while it sent its weights; they are sent again" in caplog.text
             np.testing.assert_array_equal(session.table("big").pull(np.arange(20_000)), weight)
             assert sum(len(keys) for keys, _ in session.table("big").scan()) == 20_000, "the mark is gone"
@@ -248,15 +250,15 @@ def test_a_carry_that_fails_leaves_no_table_for_the_next_try_to_find(caplog) -> 
         for _ in range(2):
             with sr.connect(cluster.address, namespace="wide") as session:
                 model = Wide()
-                with pytest.raises(sr.ResourceExhausted, match=r"memory budget of 16\.0 MiB reached"):
-                    sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+                with pytest.raises(sr.errors.ResourceExhausted, match=r"memory budget of 16\.0 MiB reached"):
+                    session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
                 assert isinstance(model.small, nn.Embedding)
                 assert not session.core.catalog.list_tables("wide")
         assert "were there before" not in caplog.text
         with sr.connect(cluster.address, namespace="wide") as session:
             model = Wide()
             weight = model.small.weight.detach().clone()
-            sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1, exclude=["big"])
+            session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1, exclude=["big"])
             np.testing.assert_array_equal(session.table("small").pull(np.arange(100)), weight)
 
 

@@ -66,8 +66,8 @@ def test_a_step_is_a_trace_from_the_worker_to_the_shards(launcher: Launcher, col
     telemetry = telemetry_from_environment("trainer")
     assert telemetry is not None
     with telemetry, sr.connect(address, "ads", staleness=0) as session:
-        layer = sr.distribute(_bag(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
-        sr.record_otel(session, telemetry.tracer)
+        layer = session.distribute(_bag(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
+        session.record_otel(telemetry.tracer)
         for _ in range(2):
             layer(_ids()).sum().backward()
             session.step()
@@ -112,7 +112,7 @@ def _ids() -> Any:
 def test_a_refused_request_is_one_json_line_with_its_ids(launcher: Launcher) -> None:
     address, up = cluster_of(launcher, "--log-format=json", "--log-level=info")
     with ControlClient(address) as control, sr.connect(address, "ads", staleness=None) as session:
-        session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         schema = control.list_tables("ads")[0]
         from sparserow.cpp_ext import _client
 

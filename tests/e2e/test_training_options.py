@@ -107,7 +107,7 @@ def train_served(
         result, error = None, ""
         try:
             result = trainer.run()
-        except sr.SparserowError as caught:
+        except sr.errors.SparserowError as caught:
             error = f"{type(caught).__name__}: {caught}"
         group.wait("peers")
         state = state_of(trainer, table.pull(np.arange(ROWS)))
@@ -248,12 +248,12 @@ def test_a_step_with_inf_is_refused_and_counted(cluster: sr.LocalCluster, tmp_pa
 
 def test_every_step_refused_is_an_error(log: Path, tmp_path: Path) -> None:
     poisoned = write_log(tmp_path / "poisoned.csv", rows=20, poison_at=3)
-    with pytest.raises(sr.InvalidArgument, match="all 1 steps were refused"):
+    with pytest.raises(sr.errors.InvalidArgument, match="all 1 steps were refused"):
         train_plainly(poisoned, "train.on_nonfinite=skip")
 
 
 def test_zero_needs_two_workers(log: Path) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"train\.parallel\.shard: optimizer needs at least 2 workers"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"train\.parallel\.shard: optimizer needs at least 2 workers"):
         train_plainly(log, "train.parallel={shard: optimizer}")
 
 

@@ -59,7 +59,7 @@ def reference(counts: tuple[int, int], micro_batches: int = 1) -> Net:
 def train_with_ddp(rank: int, address: str) -> dict[str, Tensor]:
     """The model in DDP."""
     with sr.connect(address, "ddp") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=1)
         ddp = DistributedDataParallel(model)
         dense = torch.optim.SGD(ddp.parameters(), lr=0.2)
         with Join([ddp, session]):
@@ -74,7 +74,7 @@ def train_with_ddp(rank: int, address: str) -> dict[str, Tensor]:
 def train_with_ddp_behind(rank: int, address: str) -> dict[str, Tensor]:
     """At staleness 1 the last phase of a commit is sent in the background: of empty ones, too."""
     with sr.connect(address, "behind", staleness=1) as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=1)
         ddp = DistributedDataParallel(model)
         dense = torch.optim.SGD(ddp.parameters(), lr=0.2)
         with Join([ddp, session]):
@@ -90,7 +90,7 @@ def train_with_ddp_behind(rank: int, address: str) -> dict[str, Tensor]:
 def train_accumulating(rank: int, address: str) -> dict[str, Tensor]:
     """Two micro-batches a step, the first without allreduce."""
     with sr.connect(address, "accumulating") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=1)
         ddp = DistributedDataParallel(model)
         dense = torch.optim.SGD(ddp.parameters(), lr=0.2)
         with Join([ddp, session], micro_batches=2):
@@ -107,7 +107,7 @@ def train_accumulating(rank: int, address: str) -> dict[str, Tensor]:
 def train_rows_alone(rank: int, address: str) -> dict[str, Tensor]:
     """No dense parameter, so the session is the first in Join; one step of rank 1 is refused while rank 0 shadows."""
     with sr.connect(address, "alone") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=1)
         with Join([session]):
             for at in range(BATCHES[rank]):
                 if at == 8:
@@ -124,21 +124,24 @@ def train_rows_alone(rank: int, address: str) -> dict[str, Tensor]:
 def refusals(rank: int, address: str) -> dict[str, Tensor]:
     """What Join cannot honour is said before anyone waits; data that ends within a step, by who has it."""
     with sr.connect(address, "refusals") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.2), min_rows=1)
-        with pytest.raises(sr.InvalidArgument, match="divide_by_initial_world_size: False is not allowed"):
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.2), min_rows=1)
+        with pytest.raises(sr.errors.InvalidArgument, match="divide_by_initial_world_size: False is not allowed"):
             Join([session], divide_by_initial_world_size=False)
-        with pytest.raises(sr.InvalidArgument, match=r"micro_batches: 0 is not allowed"):
+        with pytest.raises(sr.errors.InvalidArgument, match=r"micro_batches: 0 is not allowed"):
             Join([session], micro_batches=0)
         loss_of(model, 0, rank).backward()
-        with pytest.raises(sr.InvalidArgument, match=r"stand behind.*Join\(\[ddp_model, session\]\)"), Join([session]):
+        with (
+            pytest.raises(sr.errors.InvalidArgument, match=r"stand behind.*Join\(\[ddp_model, session\]\)"),
+            Join([session]),
+        ):
             session.step(torch.optim.SGD(model.parameters(), lr=0.2))
-        with pytest.raises(sr.FailedPrecondition, match="ended within a step"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="ended within a step"):
             session.join_hook().main_hook()
         session.discard()
         ddp = DistributedDataParallel(model)
         parts = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.2)
         loss_of(ddp, 0, rank).backward()
-        stands_still = pytest.raises(sr.InvalidArgument, match="Join: ZeroRedundancyOptimizer is not allowed")
+        stands_still = pytest.raises(sr.errors.InvalidArgument, match="Join: ZeroRedundancyOptimizer is not allowed")
         with stands_still, Join([ddp, session, parts]):
             session.step(parts)
         dist.barrier()
@@ -191,7 +194,7 @@ def assert_rows(cluster: sr.LocalCluster, namespace: str, model: Net) -> None:
 def test_join_needs_a_group(cluster: sr.LocalCluster) -> None:
     with (
         sr.connect(cluster.address, "no-group") as session,
-        pytest.raises(sr.FailedPrecondition, match=r"needs torch\.distributed"),
+        pytest.raises(sr.errors.FailedPrecondition, match=r"needs torch\.distributed"),
     ):
         Join([session])
 

@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 def distributed(session: sr.Session, optimizer: sr.RowOptimizer) -> nn.Module:
-    return sr.distribute(Net(), session, optimizer=optimizer, min_rows=1)
+    return session.distribute(Net(), optimizer=optimizer, min_rows=1)
 
 
 def rows_of(cluster: sr.LocalCluster, name: str, table: str, keys: list[int]) -> torch.Tensor:
@@ -61,14 +61,14 @@ def trained(
 
 @narrow
 def test_gradients_beyond_float16_move_their_rows(cluster: sr.LocalCluster, wire: str) -> None:
-    rows = trained(cluster, f"large-{wire}", wire, sr.SGD(lr=1e-6), {3: 1e5, 4: -3e9, 5: 7.0})
+    rows = trained(cluster, f"large-{wire}", wire, sr.optim.SGD(lr=1e-6), {3: 1e5, 4: -3e9, 5: 7.0})
     torch.testing.assert_close(rows[:, 0], torch.tensor([-0.1, 3e3, -7e-6]), rtol=HALF_UNIT[wire], atol=0)
 
 
 @narrow
 def test_gradients_below_float16_train(cluster: sr.LocalCluster, wire: str) -> None:
     gradients = {3: 2e-8, 4: 1e-12, 5: 0.5}
-    adagrad = sr.Adagrad(lr=0.1, eps=1e-20)
+    adagrad = sr.optim.Adagrad(lr=0.1, eps=1e-20)
     rows = trained(cluster, f"small-{wire}", wire, adagrad, gradients, steps=50)
     exact = trained(cluster, f"small-exact-{wire}", "float32", adagrad, gradients, steps=50)
     assert exact.abs().min() > 0.5
@@ -78,7 +78,7 @@ def test_gradients_below_float16_train(cluster: sr.LocalCluster, wire: str) -> N
 @narrow
 def test_one_commit_has_rows_that_differ_by_2_to_the_45(cluster: sr.LocalCluster, wire: str) -> None:
     gradients = {key: 1.5 * 2.0 ** (key - 45) for key in range(91)}
-    rows = trained(cluster, f"wide-{wire}", wire, sr.SGD(lr=1.0), gradients)
+    rows = trained(cluster, f"wide-{wire}", wire, sr.optim.SGD(lr=1.0), gradients)
     torch.testing.assert_close(rows[:, 0], -torch.tensor(list(gradients.values())), rtol=0, atol=0)
 
 
@@ -88,7 +88,7 @@ def test_pushes_and_assigned_rows_by_key_have_any_magnitude(cluster: sr.LocalClu
     keys = np.arange(91)
     values = np.repeat((1.5 * 2.0 ** (keys - 45)).astype(np.float32)[:, None], 3, axis=1)
     with sr.connect(cluster.address, name, wire_dtype=wire) as session:
-        session.create_table("t", dim=3, optimizer=sr.SGD(lr=1.0)).push(keys, values)
+        session.create_table("t", dim=3, optimizer=sr.optim.SGD(lr=1.0)).push(keys, values)
     np.testing.assert_array_equal(rows_of(cluster, name, "t", keys.tolist()).numpy(), -values)
     with sr.connect(cluster.address, name, wire_dtype=wire) as session:
         session.table("t").assign(keys, values)
@@ -101,10 +101,10 @@ def test_pushes_and_assigned_rows_by_key_have_any_magnitude(cluster: sr.LocalClu
 def test_what_is_not_finite_is_part_of_the_vote(cluster: sr.LocalCluster, wire: str, policy: str, value: float) -> None:
     name = f"nonfinite-{wire}-{policy}-{value}"
     with sr.connect(cluster.address, name, wire_dtype=wire, on_nonfinite=policy) as session:
-        model = distributed(session, sr.SGD(lr=1.0))
+        model = distributed(session, sr.optim.SGD(lr=1.0))
         (model(torch.tensor([1, 2])) * torch.tensor([[1.0], [value]])).sum().backward()
         if policy == "raise":
-            with pytest.raises(sr.SparserowError, match="key 2"):
+            with pytest.raises(sr.errors.SparserowError, match="key 2"):
                 session.step()
         else:
             assert not session.step()
@@ -113,17 +113,17 @@ def test_what_is_not_finite_is_part_of_the_vote(cluster: sr.LocalCluster, wire: 
 
 def test_a_row_beyond_float16_is_refused_by_the_name_of_its_table(cluster: sr.LocalCluster) -> None:
     with sr.connect(cluster.address, "beyond") as session:
-        distributed(session, sr.SGD(lr=1.0))
+        distributed(session, sr.optim.SGD(lr=1.0))
         session.table("e").assign([7, 8], np.full((2, 4), 65_504.0, np.float32))
     text = r"wire_dtype: 'float16' is not allowed; allowed: float32, because the row of key 8 of table .*\be\b"
     with sr.connect(cluster.address, "beyond", wire_dtype="float16") as session:
-        model = distributed(session, sr.SGD(lr=1.0))
+        model = distributed(session, sr.optim.SGD(lr=1.0))
         assert float(model(torch.tensor([7, 8])).min()) == 65_504
         session.step(allow_empty=True)
         session.table("e").assign([8], np.full((1, 4), 1e6, np.float32))  # what is sent has no such limit
-        with pytest.raises(sr.InvalidArgument, match=text):
+        with pytest.raises(sr.errors.InvalidArgument, match=text):
             session.table("e").pull([7, 8])
-        with pytest.raises(sr.InvalidArgument, match=text):
+        with pytest.raises(sr.errors.InvalidArgument, match=text):
             model(torch.tensor([7, 8]))
         assert float(session.table("e").pull([7]).max()) == 65_504  # the session goes on
     with sr.connect(cluster.address, "beyond", wire_dtype="bfloat16") as session:
@@ -143,8 +143,8 @@ def test_dense_tensors_on_servers_train_with_gradients_of_any_magnitude(cluster:
 
     name = f"dense-{wire}"
     with sr.connect(cluster.address, name, wire_dtype=wire) as session:
-        model = sr.distribute(Tower(), session, optimizer=sr.SGD(lr=1.0), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
+        model = session.distribute(Tower(), optimizer=sr.optim.SGD(lr=1.0), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=1.0))
         model(torch.tensor([1])).backward()
         assert session.step()
     rows = rows_of(cluster, name, "dense", [0, 1, 2])

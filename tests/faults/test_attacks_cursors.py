@@ -22,7 +22,7 @@ class Scene:
 
     def __init__(self, cluster: sr.LocalCluster, session: Any, stub: Any, cluster_id: int, slot_count: int) -> None:
         self.cluster, self.stub, self.cluster_id = cluster, stub, cluster_id
-        self.table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        self.table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         self.nothing = np.zeros(slot_count, "<u8").tobytes()
 
     def open(self, name: str, **fields: Any) -> bytes:

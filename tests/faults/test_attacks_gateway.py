@@ -52,7 +52,7 @@ class Scene:
         self.address = cluster.address
         for namespace in NAMESPACES:
             with sr.connect(cluster.address, namespace, job="maker", security=self.security("all")) as session:
-                session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+                session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         self.launcher.environment["SPARSEROW_SECURITY"] = str(self.path)
         self.gateway = self.launcher.start("gateway", f"--coordinator={cluster.address}", "--port=0")
         where = self.gateway.wait_for(r"gateway ready at gRPC (\S+)")[1].rstrip(",")

@@ -89,9 +89,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         sr.use_security(made.folder / "server.yaml")
         cluster = stack.enter_context(sr.local_cluster(shards=1))
         with sr.connect(cluster.address, "ads", job="publish") as session:
-            table = session.create_table("served", dim=4, optimizer=sr.SGD(lr=0.5))
+            table = session.create_table("served", dim=4, optimizer=sr.optim.SGD(lr=0.5))
             table.assign(np.arange(10, dtype=np.uint64), np.ones((10, 4), np.float32))
-            sr.publish(session, "ctr", root=root)
+            session.publish("ctr", root=root)
             (shard,) = session.core.catalog.status().shards  # type: ignore[attr-defined]
         children = psutil.Process().children(recursive=True)
 

@@ -50,10 +50,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A published model whose rows are all there."""
     folder = str(tmp_path_factory.mktemp("models"))
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         keys = np.arange(ROWS, dtype=np.uint64)
         table.assign(keys, np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32))
-        sr.publish(session, "ctr", root=folder)
+        session.publish("ctr", root=folder)
     return folder
 
 

@@ -18,7 +18,7 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.tensor_file import decode, encode
 from sparserow.proto.errors import DataLoss
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.published.dense import read_dense, write_dense
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.schema import TableSchema
@@ -187,10 +187,10 @@ def test_no_name_leads_out_of_a_folder(tmp_path: Path) -> None:
     folder.make()
     for name in ("../secret", "..", ".", "", "a/b", "/etc/passwd", "a\x00b", "a\nb", "x" * 256):
         for use in (folder.read, folder.exists, folder.size, folder.delete, folder.__truediv__):
-            with pytest.raises(sr.InvalidArgument, match="plain file name"):
+            with pytest.raises(sr.errors.InvalidArgument, match="plain file name"):
                 use(name)
         for write in (folder.put, folder.create, lambda name, data: folder.write(name, [data])):
-            with pytest.raises(sr.InvalidArgument, match="plain file name"):
+            with pytest.raises(sr.errors.InvalidArgument, match="plain file name"):
                 write(name, b"x")
     assert (tmp_path / "secret").read_text() == "hidden"
 

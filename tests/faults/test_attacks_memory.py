@@ -24,7 +24,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.names import id_of_name
 from sparserow.proto.security.security import Security
 from sparserow.proto.whole_file import write_whole
-from sparserow.worker.session.session import Session
+from sparserow.worker.api.session import Session
 from sparserow_process import wait_until
 
 DIM = 64
@@ -126,7 +126,7 @@ def is_closed(peer: socket.socket) -> bool:
 
 def check_pulls(session: Session, times: int) -> None:
     """Pulls by an honest worker come in time, one after the other."""
-    table = session.create_table("a", dim=DIM, optimizer=sr.SGD(lr=0.5))
+    table = session.create_table("a", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
     for _ in range(times):
         began = time.monotonic()
         assert table.pull(MANY).shape == (len(MANY), DIM)
@@ -135,7 +135,7 @@ def check_pulls(session: Session, times: int) -> None:
 
 def test_bodies_that_are_announced_and_trickle(scene: Scene) -> None:
     with scene.session() as session, scene.session("other") as other, contextlib.ExitStack() as stack:
-        other.create_table("a", dim=DIM, optimizer=sr.SGD(lr=0.5)).pull(MANY)
+        other.create_table("a", dim=DIM, optimizer=sr.optim.SGD(lr=0.5)).pull(MANY)
         peers = [stack.enter_context(scene.connect("reader")) for _ in range(4)]
         attack = scene.pull("other/a", 20, announced=(1 << 30) // 8 - 7)
         for peer in peers:
@@ -148,7 +148,7 @@ def test_bodies_that_are_announced_and_trickle(scene: Scene) -> None:
 
 def test_replies_that_are_not_taken(scene: Scene) -> None:
     with scene.session() as session, scene.session("other") as other, contextlib.ExitStack() as stack:
-        other.create_table("a", dim=DIM, optimizer=sr.SGD(lr=0.5)).pull(MANY)
+        other.create_table("a", dim=DIM, optimizer=sr.optim.SGD(lr=0.5)).pull(MANY)
         check_pulls(session, 3)
         before = scene.shard.memory_info().rss
         peers = [stack.enter_context(scene.connect("reader")) for _ in range(8)]

@@ -58,7 +58,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, sr.
 def test_a_certificate_of_the_authority_comes_in(scene: tuple[Scene, sr.LocalCluster]) -> None:
     files, cluster = scene
     with sr.connect(cluster.address, "ads", security=files.security("honest")) as session:
-        table = session.create_table("user", dim=4, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=4, optimizer=sr.optim.SGD(lr=0.5))
         table.push(KEYS, np.ones((len(KEYS), 4), np.float32))
         assert table.pull(KEYS)[0, 0] == -0.5
 
@@ -67,11 +67,14 @@ def test_a_certificate_of_the_authority_comes_in(scene: tuple[Scene, sr.LocalClu
 def test_a_token_without_it_does_not(scene: tuple[Scene, sr.LocalCluster], name: str) -> None:
     files, cluster = scene
     security = files.security(name)
-    with ControlClient(cluster.address, deadline_sec=5.0, security=security) as control, pytest.raises(sr.Unavailable):
+    with (
+        ControlClient(cluster.address, deadline_sec=5.0, security=security) as control,
+        pytest.raises(sr.errors.Unavailable),
+    ):
         control.cluster()
     (shard,) = cluster.shards
     owners = np.zeros(16384, np.uint16)
-    with pytest.raises(sr.Unavailable, match=r"(?i)certificate|closed|alert"):
+    with pytest.raises(sr.errors.Unavailable, match=r"(?i)certificate|closed|alert"):
         _client.Client(
             shards=[(shard.host, shard.port)],
             slot_owner=owners,

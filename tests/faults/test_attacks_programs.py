@@ -53,13 +53,13 @@ class Registry:
     def __init__(self, folder: Path, cluster: sr.LocalCluster, session: sr.Session) -> None:
         self.root = str(folder / "models")
         self.cluster, self.session = cluster, session
-        self.model = sr.distribute(Scorer(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        self.model = session.distribute(Scorer(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
         self.model(*EXAMPLE)
         self.publish(self.root)
         self.folder = folder
 
     def publish(self, root: str, name: str = "ctr") -> None:
-        sr.publish(self.session, name, root=root, model=self.model, example=EXAMPLE)
+        self.session.publish(name, root=root, model=self.model, example=EXAMPLE)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_dense_publishing_runs_nothing(
     if attack is example_inputs:
         sr.DensePublisher(registry.session, "ctr", root=root, model=registry.model).publish()
     else:
-        with pytest.raises(sr.DataLoss, match=r"program\.pt2: "):
+        with pytest.raises(sr.errors.DataLoss, match=r"program\.pt2: "):
             sr.DensePublisher(registry.session, "ctr", root=root, model=registry.model)
     assert not marker.exists(), "the program ran code"
 
@@ -168,7 +168,7 @@ def test_archives_that_two_readers_may_see_differently_are_refused(root: str) ->
         (b"PK\x03\x04 nonsense", "not a program"),
     ):
         replace_program(root, "ctr", 1, data)
-        with pytest.raises(sr.DataLoss, match=words):
+        with pytest.raises(sr.errors.DataLoss, match=words):
             load_program(root, "ctr", 1)
 
 
@@ -189,7 +189,7 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
 ) -> None:
     publisher, reader = keys
     with pytest.raises(
-        sr.FailedPrecondition,
+        sr.errors.FailedPrecondition,
         match=r"manifest\.json: the file is not signed, and .*reader.yaml names a verification_key",
     ):
         load_program(root, "ctr", 1, reader)
@@ -216,11 +216,11 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
         (("ctr", 2), {"proof": {**good["proof"], "signature": "AAAA"}}, "proof: no key of verification_key"),
     ):
         (place / "000001" / "manifest.json").write_text(json.dumps({**good, **change}))
-        with pytest.raises(sr.FailedPrecondition, match=words):
+        with pytest.raises(sr.errors.FailedPrecondition, match=words):
             read_dense(folder, 1, check_dense(*owner, reader))
     shutil.copytree(place / "000001", place / "000002")
     (place / "000002" / "manifest.json").write_text(json.dumps({**good, "number": 2}))
-    with pytest.raises(sr.FailedPrecondition, match="number: is not what"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="number: is not what"):
         read_dense(folder, 2, check_dense("ctr", 2, reader))
 
     # A signed program keeps its model's name and its version.
@@ -232,16 +232,18 @@ def test_with_a_verification_key_only_signed_programs_are_loaded(
         shutil.copy(source, place / "program.pt2")
         moved = replace(store.manifest(*where), program=stolen.program, proof=stolen.proof)
         (place / "manifest.json").write_bytes(moved.to_json())
-        with pytest.raises(sr.FailedPrecondition, match="is not what the publisher of the version has signed"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="is not what the publisher of the version has signed"):
             load_program(root, *where, reader)
 
     # So do its bytes.
     craft(root, "other", 1, example_inputs, tmp_path / "marker")
-    with pytest.raises(sr.FailedPrecondition, match="program: is not what the publisher of the version has signed"):
+    with pytest.raises(
+        sr.errors.FailedPrecondition, match="program: is not what the publisher of the version has signed"
+    ):
         load_program(root, "other", 1, reader)
     path = Path(root) / "other" / "v000001" / "program.pt2"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(sr.DataLoss):
+    with pytest.raises(sr.errors.DataLoss):
         load_program(root, "other", 1)
 
 
@@ -255,14 +257,16 @@ def test_a_wrong_key_is_refused_and_a_new_one_taken_beside_the_old(
     (tmp_path / "both.yaml").write_text("verification_key: both.pub\n")
     sr.use_security(publisher)
     registry.publish(root)
-    with pytest.raises(sr.FailedPrecondition, match="no key of verification_key"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="no key of verification_key"):
         load_program(root, "ctr", 2, Security.load(tmp_path / "wrong.yaml"))
     assert load_program(root, "ctr", 2, Security.load(tmp_path / "both.yaml"))
     (tmp_path / "publisher.key").chmod(0o644)
-    with pytest.raises(sr.InvalidArgument, match=r"signing_key: .*others may read or change it; allowed: mode 0600"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"signing_key: .*others may read or change it; allowed: mode 0600"
+    ):
         Security.load(tmp_path / "publisher.yaml")
     (tmp_path / "bad.yaml").write_text("verification_key: publisher.key\n")
-    with pytest.raises(sr.InvalidArgument, match="verification_key: allowed: Ed25519 public keys"):
+    with pytest.raises(sr.errors.InvalidArgument, match="verification_key: allowed: Ed25519 public keys"):
         Security.load(tmp_path / "bad.yaml")
 
 
@@ -278,7 +282,7 @@ def test_predict_refuses_an_unsigned_program_where_there_is_a_key(
     assert plain.err.count("programs of unknown publishers") == 1
     with (
         sr.ServingClient(serving.addresses, security=tmp_path / "reader.yaml") as client,
-        pytest.raises(sr.FailedPrecondition, match="is not signed"),
+        pytest.raises(sr.errors.FailedPrecondition, match="is not signed"),
     ):
         ServedModel(client, root)
 

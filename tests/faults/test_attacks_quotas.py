@@ -18,7 +18,7 @@ from sparserow.deploy.launch.security_files import add_token, init_security
 from sparserow.proto import control_pb2 as control_pb, rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import Fenced, ResourceExhausted
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.security.channels import SecureChannel
 from sparserow.proto.security.security import Security
@@ -100,7 +100,7 @@ def test_tables_without_end_are_refused_and_others_make_theirs(scene: Scene) -> 
         assert f"namespace 'ads': {TABLES + 1} tables are not allowed; allowed: at most {TABLES}" in refusal
         assert "quotas.namespaces.ads.tables in the security file" in refusal
         with scene.connect("news", "job") as session:
-            session.create_table("t", dim=4, optimizer=sr.SGD())
+            session.create_table("t", dim=4, optimizer=sr.optim.SGD())
         ads.drop_table("ads", "t0")
         ads.create_table(TableSchema("ads", "again", 4, SGD()))
         scene.path.write_text(scene.plain + RAISED)  # the servers read it again
@@ -128,7 +128,7 @@ def test_jobs_without_end_are_refused_and_those_that_run_go_on(scene: Scene) -> 
         assert made == JOBS
         assert f"{JOBS + 1} jobs with workers are not allowed; allowed: at most {JOBS}" in refusal
         with scene.connect("news", "job"):
-            table = sessions[0].create_table("t", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+            table = sessions[0].create_table("t", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
             table.push(np.arange(4, dtype=np.uint64), np.ones((4, 4), np.float32))
         sessions.pop().close()
         sessions.append(scene.connect("ads", "another"))
@@ -159,7 +159,7 @@ def test_registrations_without_end_are_refused_while_others_register(scene: Scen
     try:
         wait_until(lambda: len(refusals) > 50, "registrations that are refused")
         with scene.connect("news", "meanwhile") as session:
-            table = session.create_table("t", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+            table = session.create_table("t", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
             table.push(np.arange(4, dtype=np.uint64), np.ones((4, 4), np.float32))
             assert (table.pull(np.arange(4, dtype=np.uint64)) == -1.0).all()
     finally:
@@ -176,7 +176,7 @@ def test_rows_without_end_are_refused_before_those_of_others(scene: Scene) -> No
 
     with scene.connect("ads", "job-rows") as ads, scene.connect("news", "job-rows") as news:
         greedy, modest = (
-            session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+            session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
             for session in (ads, news)
         )
         pushed, refusal = fill(lambda number: push(greedy, number))
@@ -194,7 +194,7 @@ def test_a_restore_makes_no_more_tables_than_a_namespace_may_have(scene: Scene) 
         for number in range(TABLES):
             control.create_table(TableSchema("ads", f"t{number}", 4, SGD()))
         with sr.connect(scene.address, "ads", job="saver", staleness=None, security=scene.tokens["all"]) as session:
-            sr.save(session, scene.url)
+            session.save(scene.url)
         renames = [control_pb.TableRename(saved=f"ads/t{number}", name=f"shop/t{number}") for number in range(TABLES)]
         control.create_table(TableSchema("shop", "own", 4, SGD()))
         request = control_pb.RestoreRequest(url=scene.url, renames=renames, tables=[each.saved for each in renames])
@@ -208,7 +208,7 @@ def test_a_restore_makes_no_more_tables_than_a_namespace_may_have(scene: Scene) 
 
 def test_pushes_without_keys_are_no_clients_of_a_gateway(scene: Scene, tmp_path: Path) -> None:
     with scene.connect("ads", "job-gateway") as session:
-        session.create_table("t", dim=4, optimizer=sr.SGD(lr=1.0))
+        session.create_table("t", dim=4, optimizer=sr.optim.SGD(lr=1.0))
     launcher = Launcher(tmp_path)
     launcher.environment["SPARSEROW_SECURITY"] = str(scene.path)
     try:

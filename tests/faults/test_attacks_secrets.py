@@ -93,7 +93,7 @@ class Training:
     def _train(self) -> None:
         try:
             with sr.connect(self._scene.address, "ads", job="train", security=self._scene.trainer) as session:
-                table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+                table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
                 while not self._ended.is_set():
                     table.push(KEYS, -np.ones((len(KEYS), DIM), np.float32))
                     self.steps += 1
@@ -129,7 +129,10 @@ def wait_until_ready(scene: Scene) -> None:
     """Returns when the coordinator takes the admin token of the files, and has reached every shard."""
 
     def is_ready() -> bool:
-        with contextlib.suppress(sr.SparserowError), ControlClient(scene.address, security=scene.now()) as control:
+        with (
+            contextlib.suppress(sr.errors.SparserowError),
+            ControlClient(scene.address, security=scene.now()) as control,
+        ):
             status = control.status()
             return status.ready and not any(shard.problem for shard in status.shards)
         return False
@@ -187,9 +190,9 @@ def test_each_secret_changes_while_a_job_trains(scene: Scene) -> None:
 def test_a_client_of_serving_follows_its_token(scene: Scene, launcher: Launcher, tmp_path: Path) -> None:
     root = str(tmp_path / "models")
     with sr.connect(scene.address, "ads", job="publish", security=scene.path) as session:
-        table = session.create_table("served", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("served", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         table.assign(KEYS, np.ones((len(KEYS), DIM), np.float32))
-        sr.publish(session, "ctr", root=root)
+        session.publish("ctr", root=root)
     launcher.environment["SPARSEROW_SECURITY"] = str(scene.path)
     serving = launcher.start("serve", f"--root={root}", "--model=ctr", "--port=0", f"--follow={scene.address}")
     ready = serving.wait_for(r"ready at gRPC (\S+),")
@@ -225,7 +228,7 @@ def test_an_empty_list_takes_all_tokens_back(scene: Scene) -> None:
     scene.tokens.write_text("tokens: []\n")
 
     def is_refused() -> bool:
-        with contextlib.suppress(sr.Unavailable), ControlClient(scene.address, security=scene.now()) as control:
+        with contextlib.suppress(sr.errors.Unavailable), ControlClient(scene.address, security=scene.now()) as control:
             try:
                 control.status()
             except PermissionDenied:

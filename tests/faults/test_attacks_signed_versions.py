@@ -122,22 +122,22 @@ def published(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Security, Se
     """A registry with signed versions ``ctr@1``, ``ctr@2`` and ``other@1`` of a model with features."""
     folder = tmp_path_factory.mktemp("published")
     (folder / "cities.txt").write_text("rome\noslo\nbern\n")
-    features = sr.Features(
+    features = sr.features.Features(
         [
-            sr.IdFeature("city", vocabulary=str(folder / "cities.txt")),
-            sr.TimeFeature("hour", column="moment", zone="Europe/Berlin"),
+            sr.features.IdFeature("city", vocabulary=str(folder / "cities.txt")),
+            sr.features.TimeFeature("hour", column="moment", zone="Europe/Berlin"),
         ]
     )
     example = {"city": ["rome", "oslo"], "moment": ["2026-07-01T12:00:00"] * 2}
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
         torch.manual_seed(1)
-        model = sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        model = session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
         model(torch.arange(4), torch.arange(4))
         sr.use_security(keys[0])
         try:
             for name, sign in (("ctr", None), ("ctr", "rows"), ("other", None)):
                 root = str(folder / "models")
-                sr.publish(session, name, root=root, model=model, features=features, example=example, sign=sign)
+                session.publish(name, root=root, model=model, features=features, example=example, sign=sign)
         finally:
             sr.use_security(None)
     return folder / "models"

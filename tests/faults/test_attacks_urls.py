@@ -125,7 +125,7 @@ class Cluster:
     def _is_ready(self, control: ControlClient) -> bool:
         try:
             return bool(control.status().ready)
-        except sr.SparserowError:
+        except sr.errors.SparserowError:
             return False
 
     def control(self, security: Security | None = None) -> ControlClient:
@@ -234,11 +234,11 @@ def test_a_token_saves_below_the_roots_alone(launcher: Launcher, tmp_path: Path)
             with pytest.raises(FailedPrecondition, match="is below no folder of checkpoint_roots"):
                 cluster_keep(session, url)
         keys = np.arange(10, dtype=np.uint64)
-        table = session.create_table("user", dim=2, optimizer=sr.SGD())
+        table = session.create_table("user", dim=2, optimizer=sr.optim.SGD())
         table.assign(keys, np.ones((10, 2), np.float32))
-        sr.save(session, str(root / "ads"))
+        session.save(str(root / "ads"))
         table.assign(keys, np.zeros((10, 2), np.float32))
-        sr.restore(session, f"{root}//ads/")
+        session.restore(f"{root}//ads/")
         np.testing.assert_array_equal(session.table("user").pull(keys), np.ones((10, 2)))
     assert sorted(path.name for path in others.iterdir()) == ["save-000001", "save-000002", "save-000003"]
     assert not (others / "save-000004").exists()

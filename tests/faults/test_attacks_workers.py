@@ -14,8 +14,8 @@ import sparserow as sr
 from restart_scene import Scene
 from sparserow.proto.control import ControlClient
 from sparserow.proto.security.security import Security
+from sparserow.worker.api.session import Session
 from sparserow.worker.membership.shard_client import shard_client
-from sparserow.worker.session.session import Session
 from sparserow_process import Launcher, wait_until
 
 pytestmark = pytest.mark.started
@@ -36,7 +36,7 @@ def check_others_are_refused(address: str, session: Session, table: sr.Table, pr
             lambda who: control.report_fault(who, message="m", traceback="t", echo=False, deadline_sec=5),
             lambda who: control.lease_data(who, run="r", epoch=1, epochs=1, chunks=1, done=(), step=1),
         ):
-            with pytest.raises(sr.FailedPrecondition, match="proof: the bytes are not the proof of worker"):
+            with pytest.raises(sr.errors.FailedPrecondition, match="proof: the bytes are not the proof of worker"):
                 call(forged)
         schema = next(schema for schema in control.list_tables("ads") if schema.name == "user")
         rows = np.full((len(KEYS), DIM), 9, np.float32)
@@ -46,7 +46,7 @@ def check_others_are_refused(address: str, session: Session, table: sr.Table, pr
             lambda: client.assign(schema.id, KEYS, rows, dim=DIM, sequence=1 << 40, deadline_ms=5000),
             lambda: client.erase(schema.id, KEYS, sequence=1 << 40, deadline_ms=5000),
         ):
-            with pytest.raises(sr.FailedPrecondition, match="has not proved"):
+            with pytest.raises(sr.errors.FailedPrecondition, match="has not proved"):
                 write()
     np.testing.assert_array_equal(table.pull(KEYS), before)
 
@@ -55,7 +55,7 @@ def test_a_worker_is_spoken_for_by_itself_alone(launcher: Launcher, tmp_path: Pa
     scene = Scene(launcher, tmp_path)
     address = scene.address
     with sr.connect(address, "ads", job="train", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         table.push(KEYS, np.ones((len(KEYS), DIM), np.float32))
         for proof in (b"", bytes(16), b"x" * 16):
             check_others_are_refused(address, session, table, proof)

@@ -17,7 +17,7 @@ from restart_scene import Scene, status_of
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DeadlineExceeded
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import Constant, TableSchema
 from sparserow.proto.schema_message import message_of_schema
 from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
@@ -56,11 +56,11 @@ def leave_while_shard_1_is_stopped(scene: Scene, change: Any) -> None:
 
 def test_rows_of_a_dropped_table_do_not_come_back(scene: Scene) -> None:
     with sr.connect(scene.address, "gone", staleness=None) as session:
-        table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         table.push(KEYS, ONES)
         leave_while_shard_1_is_stopped(scene, lambda control: control.drop_table("gone", "rows"))
         wait_until(scene.is_ready, "the cluster to be ready")
-        table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         np.testing.assert_array_equal(table.pull(KEYS), 0 * ONES)
         assert tables_of(scene.address) == [[("gone/rows", 0)], [("gone/rows", 0)]]
 

@@ -31,19 +31,19 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_job(small_disk: Path) -> 
     url = str(small_disk / "ckpt")
     few, many = (np.arange(count, dtype=np.uint64) for count in (1000, 20_000))
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.Adagrad(lr=0.1))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
         table.push(few, np.ones((len(few), DIM), np.float32))
-        sr.save(session, url)
+        session.save(url)
         table.push(many, np.ones((len(many), DIM), np.float32))
         for _ in range(2):
             with pytest.raises(ResourceExhausted, match=r"rows\.\d\.0\.safetensors: No space left"):
-                sr.save(session, url)
+                session.save(url)
             assert files.list_names(Folder(url)) == ["save-000001"]
             files.verify(Folder(url), files.read_chain(Folder(url)))
         table.push(many, np.ones((len(many), DIM), np.float32))
         expected = table.pull(many)
         subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-        sr.save(session, url)
+        session.save(url)
         table.push(many, np.ones((len(many), DIM), np.float32))
-        sr.restore(session, url)
+        session.restore(url)
         np.testing.assert_array_equal(table.pull(many), expected)

@@ -31,7 +31,7 @@ def test_training_goes_on_while_it_is_away(launcher: Launcher, tmp_path: Path, s
     trained.go_on(1)
     before = facts(coordinator.address)
     url = str(tmp_path / "rows")
-    sr.keep_rows(trained.sessions[0], url, every_sec=0.5)
+    trained.sessions[0].keep_rows(url, every_sec=0.5)
     for longer in (True, False):
         trained.go_on(draw.randrange(20))
         coordinator.kill()
@@ -58,10 +58,10 @@ def test_training_goes_on_while_it_is_away(launcher: Launcher, tmp_path: Path, s
 def test_a_shard_that_came_back_is_neither_put_back_again_nor_given_away(launcher: Launcher, tmp_path: Path) -> None:
     coordinator = Scene(launcher, tmp_path)
     with sr.connect(coordinator.address, "restart", staleness=None, deadline_sec=20.0) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         keys, ones = np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, DIM), np.float32)
         table.push(keys, ones)
-        sr.save(session, str(tmp_path / "ckpt"))
+        session.save(str(tmp_path / "ckpt"))
         ended = coordinator.shards[0]
         port = status_of(coordinator.address).shards[0].data.port
         ended.popen.kill()

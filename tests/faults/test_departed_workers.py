@@ -50,7 +50,7 @@ def kill_shard(cluster: sr.LocalCluster, index: int) -> None:
 def save(cluster: sr.LocalCluster, folder: Path) -> None:
     """Saves as ``sparserow checkpoint save`` does, by a job of another namespace."""
     with sr.connect(cluster.address, "saves", staleness=None) as session:
-        sr.save(session, str(folder), wait=True)
+        session.save(str(folder), wait=True)
 
 
 def stays(cluster: sr.LocalCluster, namespace: str) -> int:
@@ -65,7 +65,7 @@ def connect(cluster: sr.LocalCluster, **options: object) -> sr.Session:
 
 
 def table_of(session: sr.Session):
-    return session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+    return session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
 
 
 def test_pushes_of_a_worker_that_left_are_counted_once(cluster: sr.LocalCluster, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_pushes_of_a_worker_that_left_are_counted_once(cluster: sr.LocalCluster,
     kill_shard(cluster, 0)
     assert lost(cluster) == [(62, 0), (62, 0)]
     with connect(cluster) as session:
-        sr.restore(session, str(tmp_path))
+        session.restore(str(tmp_path))
     assert [list(shard.torn_namespaces) for shard in shards_of(cluster)] == [[], []]
 
 
@@ -117,10 +117,10 @@ class AllRows(nn.Module):
 def test_steps_of_a_job_that_has_ended_are_counted(cluster: sr.LocalCluster, tmp_path: Path) -> None:
     save(cluster, tmp_path)
     with sr.connect(cluster.address, "steps", staleness=2) as session:
-        model = sr.distribute(AllRows(), session, optimizer=sr.SGD(lr=1.0), min_rows=1, carry_weights=False)
+        model = session.distribute(AllRows(), optimizer=sr.optim.SGD(lr=1.0), min_rows=1, carry_weights=False)
         for number in range(25):
             if number == 5:
-                sr.keep_rows(session, str(tmp_path / "rows"), every_sec=3600)
+                session.keep_rows(str(tmp_path / "rows"), every_sec=3600)
                 wait_until(lambda: any((tmp_path / "rows").glob("*/manifest.json")), "a save")
             model.rows(torch.arange(400)).sum().backward()
             session.step()
@@ -159,7 +159,7 @@ def push_and_die(address: str, kind: str) -> None:
     """A worker that is killed once it has been told so."""
     session = sr.connect(address, "rows", staleness=2 if kind == "steps" else None)
     if kind == "steps":
-        model = sr.distribute(AllRows(), session, optimizer=sr.SGD(lr=1.0), min_rows=1, carry_weights=False)
+        model = session.distribute(AllRows(), optimizer=sr.optim.SGD(lr=1.0), min_rows=1, carry_weights=False)
     for _ in range(15):
         if kind == "steps":
             model.rows(torch.arange(400)).sum().backward()

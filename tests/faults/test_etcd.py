@@ -25,7 +25,7 @@ from sparserow.proto import etcd_pb2
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import DataLoss, InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import NotLeader
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.security.security import use_security
 from sparserow.ps_server.coordinator.storage.etcd import EtcdAddress, EtcdSeat

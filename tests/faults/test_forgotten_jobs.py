@@ -23,7 +23,7 @@ pytestmark = pytest.mark.started
 def distributed(session: sr.Session) -> torch.nn.Module:
     """A model whose rows begin at zero."""
     table = sr.Table(init=sr.Constant(0.0))
-    return sr.distribute(AllRows(0), session, optimizer=sr.SGD(lr=1.0), min_rows=100, tables={"*": table})
+    return session.distribute(AllRows(0), optimizer=sr.optim.SGD(lr=1.0), min_rows=100, tables={"*": table})
 
 
 def steps_of(session: sr.Session, model: torch.nn.Module, count: int) -> None:
@@ -49,9 +49,9 @@ def late_frames_change_nothing(address: str, who: WorkerIdentity, *, knows_what_
         keys, ones = np.arange(ROWS, dtype=np.uint64), np.ones((ROWS, DIM), np.float32)
         if knows_what_was_taken:
             client.push(schema.id, keys, ones, dim=DIM, lr=1.0, sequence=1, deadline_ms=1_000)
-        with pytest.raises((sr.Unavailable, sr.Fenced)):
+        with pytest.raises((sr.errors.Unavailable, sr.errors.Fenced)):
             client.push(schema.id, keys, ones, dim=DIM, lr=1.0, sequence=1 << 40, deadline_ms=1_000)
-        with pytest.raises(sr.Fenced, match="is not a member of job"):
+        with pytest.raises(sr.errors.Fenced, match="is not a member of job"):
             control.heartbeat_worker(who)
 
 
@@ -60,7 +60,7 @@ def test_a_forgotten_name_is_used_again(launcher: Launcher, tmp_path: Path, stal
     scene = Scene(launcher, tmp_path, "--job-memory=500ms")
     with sr.connect(scene.address, "nights", job="nightly", staleness=staleness) as session:
         steps_of(session, distributed(session), 10)
-        sr.save(session, str(tmp_path / "rows"))
+        session.save(str(tmp_path / "rows"))
         former = session.core.identity
     assert former is not None
 

@@ -15,7 +15,7 @@ import pytest
 from long_form import FULL
 from sparserow.cpp_ext import _server
 from sparserow.proto.errors import FailedPrecondition
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema, Uniform
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.follow_options import NO_THRESHOLD, FollowOptions, ThresholdOptions

@@ -38,7 +38,7 @@ ONES = np.ones((len(KEYS), DIM), np.float32)
 
 def filled(session: sr.Session, keys: np.ndarray = KEYS):
     """A table with a row for each key, all of minus one."""
-    table = session.create_table("rows", dim=DIM, optimizer=sr.Adagrad(lr=0.1), init=sr.Constant(0.0))
+    table = session.create_table("rows", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1), init=sr.Constant(0.0))
     for part in np.array_split(keys, 1 + len(keys) // 100_000):
         table.assign(part, np.full((len(part), DIM), -1, np.float32))
     return table
@@ -74,13 +74,13 @@ def test_rows_stay_when_a_file_is_damaged(tmp_path: Path, asks: str) -> None:
     with sr.local_cluster(shards=2, slot_count=64) as cluster:
         with sr.connect(cluster.address, "stay", staleness=None) as session:
             table = filled(session)
-            sr.save(session, str(url))
+            session.save(str(url))
             table.push(KEYS, ONES)
             expected = table.pull(KEYS)
             part = flip_a_bit(url, "save-000001")
             if asks == "a job":
                 with pytest.raises(DataLoss, match=f"{part}: is damaged: its checksum does not match"):
-                    sr.restore(session, str(url))
+                    session.restore(str(url))
                 np.testing.assert_array_equal(table.pull(KEYS), expected)
                 table.push(KEYS, ONES)
                 expected = table.pull(KEYS)
@@ -97,10 +97,10 @@ def test_a_plan_that_fails_leaves_no_table(tmp_path: Path) -> None:
     url = tmp_path / "ckpt"
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, "a", staleness=None) as a:
         filled(a)
-        sr.save(a, str(url))
+        a.save(str(url))
         part = flip_a_bit(url, "save-000001")
         with pytest.raises(DataLoss, match=str(part)):
-            sr.restore(a, str(url))
+            a.restore(str(url))
         assert [table.full_name for table in a.core.catalog.list_tables("a")] == ["a/rows"]
 
 
@@ -113,8 +113,8 @@ def refusals(session: sr.Session, url: Path) -> list[str]:
         lambda: table.assign(KEYS[:10], ONES[:10]),
         lambda: table.delete(KEYS[:10]),
         lambda: list(table.scan()) if hasattr(table, "scan") else table.pull(KEYS),
-        lambda: sr.save(session, str(url)),
-        lambda: sr.publish(session, "model", root=str(url.parent / "models")),
+        lambda: session.save(str(url)),
+        lambda: session.publish("model", root=str(url.parent / "models")),
     ):
         with pytest.raises(FailedPrecondition) as caught:
             call()
@@ -126,9 +126,9 @@ def test_a_damaged_cluster_says_so_until_a_restore_succeeds(tmp_path: Path) -> N
     url = tmp_path / "ckpt"
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
         table = filled(session)
-        sr.save(session, str(url))
+        session.save(str(url))
         table.push(KEYS, ONES)
-        sr.save(session, str(url))
+        session.save(str(url))
     part = flip_a_bit(url, "save-000002")
     with sr.local_cluster(shards=2, slot_count=64) as cluster:
         with pytest.raises(DataLoss, match=str(part)):
@@ -139,7 +139,7 @@ def test_a_damaged_cluster_says_so_until_a_restore_succeeds(tmp_path: Path) -> N
         assert status.problem == status.damage
         assert status.damage.startswith(reason)
         with sr.connect(cluster.address, staleness=None) as session:  # jobs may join
-            other = session.create_table("other", dim=DIM, optimizer=sr.SGD(lr=1.0))
+            other = session.create_table("other", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
             other.push(KEYS[:10], ONES[:10])  # a table that no restore was of
             for refusal in refusals(session, url):
                 assert reason in refusal
@@ -147,55 +147,55 @@ def test_a_damaged_cluster_says_so_until_a_restore_succeeds(tmp_path: Path) -> N
                 control.begin_save(str(url), None, deadline_sec=60)
             assert files.list_names(Folder(str(url))) == ["save-000001", "save-000002"], "nothing was pruned"
             with pytest.raises(DataLoss, match=str(part)):
-                sr.restore(session, str(url))
+                session.restore(str(url))
             assert status_of(cluster.address).damage.startswith(reason)
-            assert sr.restore(session, str(url), name="save-000001").rows == len(KEYS)
+            assert session.restore(str(url), name="save-000001").rows == len(KEYS)
             status = status_of(cluster.address)
             assert (status.ready, status.problem, status.damage) == (True, "", "")
             np.testing.assert_array_equal(session.table("rows").pull(KEYS), -ONES)
             session.table("rows").push(KEYS, ONES)
-            sr.save(session, str(url))
+            session.save(str(url))
 
 
 def test_a_table_that_is_dropped_is_damaged_no_more(tmp_path: Path) -> None:
     url = tmp_path / "ckpt"
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
         filled(session)
-        sr.save(session, str(url))
+        session.save(str(url))
     flip_a_bit(url, "save-000001")
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        mine = session.create_table("mine", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        mine = session.create_table("mine", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         mine.push(KEYS, ONES)
         expected = mine.pull(KEYS)
         with pytest.raises(DataLoss):
-            sr.restore(session, str(url), tables=["rows"])
+            session.restore(str(url), tables=["rows"])
         np.testing.assert_array_equal(mine.pull(KEYS), expected)
         with pytest.raises(FailedPrecondition, match="the cluster is damaged"):
-            sr.save(session, str(url))
+            session.save(str(url))
         with ControlClient(cluster.address) as control:
             control.drop_table("default", "rows")
         assert status_of(cluster.address).ready
-        sr.save(session, str(url))
+        session.save(str(url))
 
 
 def test_a_restore_that_has_no_room_leaves_a_damaged_cluster(tmp_path: Path) -> None:
     url = tmp_path / "ckpt"
     with sr.local_cluster(shards=1, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
         table = filled(session, KEYS[:1000])
-        sr.save(session, str(url))
+        session.save(str(url))
         table.assign(MANY, np.zeros((len(MANY), DIM), np.float32))
-        sr.save(session, str(url))
+        session.save(str(url))
     with (
         sr.local_cluster(shards=1, slot_count=64, memory_budget="24MiB") as cluster,
         sr.connect(cluster.address, staleness=None) as session,
     ):
-        sr.restore(session, str(url), name="save-000001")
+        session.restore(str(url), name="save-000001")
         with pytest.raises(ResourceExhausted):
-            sr.restore(session, str(url))
+            session.restore(str(url))
         assert not status_of(cluster.address).ready
         with pytest.raises(FailedPrecondition, match=r"because the restore of .*save-000002 failed"):
             session.table("rows").pull(KEYS)
-        sr.restore(session, str(url), name="save-000001")
+        session.restore(str(url), name="save-000001")
         assert status_of(cluster.address).ready
         np.testing.assert_array_equal(session.table("rows").pull(KEYS[:1000]), -ONES[:1000])
 
@@ -206,7 +206,7 @@ def test_what_was_read_whole_last_is_not_pruned(launcher: Launcher, tmp_path: Pa
         with sr.connect(cluster.address, staleness=None) as session:
             filled(session)
             for _ in range(2):
-                sr.save(session, str(url))
+                session.save(str(url))
         restore(cluster.address, url, name="save-000001")
         for expected in (["save-000001", "save-000003"], ["save-000001", "save-000004"]):
             save(cluster.address, url, keep=1)
@@ -242,7 +242,7 @@ def test_a_restore_goes_on_when_its_caller_is_gone(tmp_path: Path) -> None:
     with GatedStore(url) as store, sr.local_cluster(shards=2, slot_count=64) as cluster:
         with sr.connect(cluster.address, staleness=None) as session:
             table = filled(session)
-            sr.save(session, str(url))
+            session.save(str(url))
             table.push(KEYS, ONES)
         store.hold(ROW_FILES)
         with pytest.raises(DeadlineExceeded):
@@ -269,7 +269,7 @@ def test_a_shard_that_is_killed_meanwhile_loads_again(tmp_path: Path, staleness:
     url = tmp_path / "ckpt"
     with sr.local_cluster(shards=2, slot_count=64) as first, sr.connect(first.address) as session:
         filled(session)
-        sr.save(session, str(url))
+        session.save(str(url))
     with GatedStore(url) as store, sr.local_cluster(shards=2, slot_count=64) as cluster:
         store.hold(files_of)
         with restoring(cluster.address, store.url) as reply:
@@ -299,12 +299,12 @@ def test_a_shard_that_is_killed_while_a_job_goes_back_loads_again(tmp_path: Path
         sr.connect(cluster.address, staleness=staleness) as session,
     ):
         table = filled(session)
-        sr.save(session, str(url))
+        session.save(str(url))
         for _ in range(3):
             table.push(KEYS, ONES)
         hold_loads(store, url)
         with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(sr.restore, session, store.url)
+            reply = pool.submit(session.restore, session, store.url)
             store.until_met()
             kill_shard(cluster, 1)
             store.release()
@@ -318,8 +318,8 @@ def test_a_shard_of_a_damaged_cluster_is_let_in_and_restored(tmp_path: Path) -> 
     url = tmp_path / "ckpt"
     with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
         filled(session)
-        sr.save(session, str(url))
-        sr.save(session, str(url))
+        session.save(str(url))
+        session.save(str(url))
     flip_a_bit(url, "save-000002")
     with sr.local_cluster(shards=2, slot_count=64) as cluster:
         with pytest.raises(DataLoss):
@@ -332,7 +332,7 @@ def test_a_shard_of_a_damaged_cluster_is_let_in_and_restored(tmp_path: Path) -> 
         with sr.connect(cluster.address, staleness=None) as session:
             with pytest.raises(FailedPrecondition, match="is damaged"):
                 session.table("rows").pull(KEYS)
-            sr.restore(session, str(url), name="save-000001")
+            session.restore(str(url), name="save-000001")
             np.testing.assert_array_equal(session.table("rows").pull(KEYS), -ONES)
 
 
@@ -344,7 +344,7 @@ def test_a_restore_begins_anew_with_the_coordinator(launcher: Launcher, tmp_path
         scene = Scene(launcher, tmp_path)
         with sr.connect(scene.address, staleness=None) as session:
             table = filled(session)
-            sr.save(session, str(url))
+            session.save(str(url))
             table.push(KEYS, ONES)
         wait_until(lambda: not status_of(scene.address).jobs, "the end of the job")
         hold_loads(store, url)
@@ -367,7 +367,7 @@ def test_damage_outlives_the_coordinator(launcher: Launcher, tmp_path: Path) -> 
     with sr.local_cluster(shards=2, slot_count=64) as first, sr.connect(first.address) as session:
         filled(session)
         for _ in range(2):
-            sr.save(session, str(url))
+            session.save(str(url))
     part = flip_a_bit(url, "save-000002")
     scene = Scene(launcher, tmp_path)
     with pytest.raises(DataLoss, match=str(part)):
@@ -412,11 +412,11 @@ def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: La
         scene = Scene(launcher, tmp_path)
         with sr.connect(scene.address, staleness=None, deadline_sec=60.0) as session:
             table = filled(session)
-            sr.save(session, str(url))
+            session.save(str(url))
             table.push(KEYS, ONES)
             hold_loads(store, url)
             with ThreadPoolExecutor(1) as pool:
-                gone = pool.submit(sr.restore, session, store.url)
+                gone = pool.submit(session.restore, session, store.url)
                 store.until_met()
                 scene.kill()
                 with pytest.raises(Unavailable):
@@ -427,6 +427,6 @@ def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: La
             wait_until(lambda: words in status_of(scene.address).damage, "the damage")
             wait_until(lambda: all(it.state == pb.SERVING for it in status_of(scene.address).shards), "the shards")
             wait_until(lambda: is_reached(session), "the connection of the session")
-            assert sr.restore(session, store.url).rows == len(KEYS)
+            assert session.restore(store.url).rows == len(KEYS)
             minus_ones(session)
             table.push(KEYS, ONES)

@@ -34,7 +34,7 @@ def connected(cluster, namespace: str, **options):
 
 
 def table(session, name: str = "t"):
-    return session.create_table(name, dim=DIM, optimizer=sr.SGD(lr=1.0))
+    return session.create_table(name, dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
 
 
 def fill(session, value: float, name: str = "t") -> None:
@@ -73,12 +73,12 @@ def scene():
 
 def test_a_restore_of_one_namespace_is_of_nothing_else(scene, tmp_path: Path) -> None:
     cluster, daily, own = scene
-    sr.save(daily, str(tmp_path))
+    daily.save(str(tmp_path))
     fill(daily, 3)
     fill(daily, 7, "late")
     fill(own, 2)
     assert status_of(cluster.address).checkpoint.endswith("save-000001")
-    restored = sr.restore(daily, str(tmp_path))  # beside the other namespace's job
+    restored = daily.restore(str(tmp_path))  # beside the other namespace's job
     assert restored.rows == len(KEYS)
     assert (values(daily), values(daily, "late")) == ([1], [0])
     assert values(own) == [2]
@@ -93,19 +93,19 @@ def test_a_restore_of_one_namespace_is_of_nothing_else(scene, tmp_path: Path) ->
 def test_one_shard_returns_after_a_restore(scene, tmp_path: Path, form: str) -> None:
     cluster, daily, own = scene
     fill(daily, 5, "other")
-    sr.save(daily, str(tmp_path))
+    daily.save(str(tmp_path))
     fill(daily, 3)
     fill(daily, 6, "other")
     fill(own, 2)
-    sr.save(daily, str(tmp_path))
+    daily.save(str(tmp_path))
     fill(daily, 4)
     forms = {"tables": {"tables": ["t"]}, "renames": {"renames": {"t": "copy"}, "tables": ["t"]}}
-    sr.restore(daily, str(tmp_path), name="save-000001", **forms.get(form, {}))
+    daily.restore(str(tmp_path), name="save-000001", **forms.get(form, {}))
     if form == "twice":
-        sr.restore(daily, str(tmp_path), name="save-000002")
+        daily.restore(str(tmp_path), name="save-000002")
     if form == "saved after":
         fill(own, 8)
-        sr.save(own, str(tmp_path))
+        own.save(str(tmp_path))
     expected = {
         "namespace": ([1], [5]),
         "tables": ([1], [6]),
@@ -122,59 +122,59 @@ def test_one_shard_returns_after_a_restore(scene, tmp_path: Path, form: str) -> 
     assert (values(daily), values(daily, "other")) == expected
     assert values(own) == ([8] if form == "saved after" else [2])
     fill(own, 9)
-    sr.save(own, str(tmp_path))
-    sr.restore(own, str(tmp_path))
+    own.save(str(tmp_path))
+    own.restore(str(tmp_path))
     assert values(own) == [9]
 
 
 def test_a_damaged_file_is_found_before_a_row_goes(scene, tmp_path: Path) -> None:
     cluster, daily, own = scene
-    sr.save(daily, str(tmp_path))
+    daily.save(str(tmp_path))
     fill(own, 2)
     for part in (tmp_path / "save-000001").glob("rows*"):
         data = bytearray(part.read_bytes())
         data[-100] ^= 1
         part.write_bytes(data)
     with pytest.raises(DataLoss):
-        sr.restore(daily, str(tmp_path))
+        daily.restore(str(tmp_path))
     assert status_of(cluster.address).damage == ""
     assert (values(daily), values(own)) == ([1], [2])
 
 
 def test_jobs_of_the_namespace_stand_still_and_no_others(scene, tmp_path: Path) -> None:
     cluster, daily, own = scene
-    sr.save(daily, str(tmp_path))
+    daily.save(str(tmp_path))
     with connected(cluster, "daily", job="second"):
         with pytest.raises(FailedPrecondition, match="jobs daily/second are running on namespace daily; stop them"):
-            sr.restore(daily, str(tmp_path))
+            daily.restore(str(tmp_path))
         fill(own, 2)
-        sr.restore(own, str(tmp_path))
+        own.restore(str(tmp_path))
     assert (values(daily), values(own)) == ([1], [1])
 
 
 def test_rows_of_others_are_refused_by_name(scene, tmp_path: Path) -> None:
     cluster, daily, own = scene
-    sr.save(daily, str(tmp_path))
+    daily.save(str(tmp_path))
     fill(own, 2)
     with pytest.raises(InvalidArgument, match="'own/t' is not allowed; allowed: tables of the namespace 'daily'"):
-        sr.restore(daily, str(tmp_path), tables=["own/t"])
+        daily.restore(str(tmp_path), tables=["own/t"])
     with pytest.raises(InvalidArgument, match="'own/t' is not allowed"):
-        sr.restore(daily, str(tmp_path), renames={"t": "own/t"})
-    sr.restore(daily, str(tmp_path), tables=["own/t"], renames={"own/t": "daily/warm"})
+        daily.restore(str(tmp_path), renames={"t": "own/t"})
+    daily.restore(str(tmp_path), tables=["own/t"], renames={"own/t": "daily/warm"})
     assert (values(daily, "warm"), values(daily), values(own)) == ([1], [1], [2])
     with connected(cluster, "new") as new:
         fill(new, 3)
         with pytest.raises(NotFound, match="has no table of namespace 'new'; there are: daily/t, own/t"):
-            sr.restore(new, str(tmp_path))
+            new.restore(str(tmp_path))
         assert values(new) == [3]
 
 
 def test_a_cluster_without_rows_is_restored_whole(scene, tmp_path: Path) -> None:
     _, daily, _ = scene
-    sr.save(daily, str(tmp_path))
+    daily.save(str(tmp_path))
     with sr.local_cluster(shards=1, slot_count=64) as fresh, ExitStack() as sessions:
         with connected(fresh, "daily") as restoring:
-            assert sr.restore(restoring, str(tmp_path)).rows == 2 * len(KEYS)
+            assert restoring.restore(str(tmp_path)).rows == 2 * len(KEYS)
         for namespace in ("daily", "own"):
             assert values(sessions.enter_context(connected(fresh, namespace))) == [1]
 
@@ -186,7 +186,7 @@ def test_a_follower_of_another_namespace_goes_on_as_if_nothing_were(scene, tmp_p
     with ExitStack() as ends:
         followers = {}
         for name, session in (("daily", daily), ("own", own)):
-            sr.publish(session, name, root=str(root))
+            session.publish(name, root=str(root))
             registry = ModelRegistry(str(root))
             version = load_version(registry, registry.manifest(name, 1), ShardAssignment())
             options = FollowOptions(cluster.address, f"test-{name}", retry_sec=0.01)
@@ -200,12 +200,12 @@ def test_a_follower_of_another_namespace_goes_on_as_if_nothing_were(scene, tmp_p
             version = followers[name][1]
             return np.unique(version.store.pull(version.tables["t"].schema.id, KEYS)[0]).tolist()
 
-        sr.save(daily, str(tmp_path / "saves"))
+        daily.save(str(tmp_path / "saves"))
         fill(daily, 3)
         fill(own, 2)
         wait_until(lambda: (served("daily"), served("own")) == ([3], [2]), "what was trained")
         before = followers["own"][0].stats()
-        sr.restore(daily, str(tmp_path / "saves"))
+        daily.restore(str(tmp_path / "saves"))
         wait_until(lambda: served("daily") == [1], "the rows of the restored namespace")
         fill(own, 4)
         wait_until(lambda: served("own") == [4], "what the other namespace trained on")

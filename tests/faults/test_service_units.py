@@ -73,9 +73,9 @@ def test_every_unit_is_started_again_without_a_limit() -> None:
 def test_a_shard_waits_for_its_place_and_comes_back(units: Units, tmp_path: Path) -> None:
     shard = units.shards[1]
     with sr.connect(units.address, "units", staleness=None) as session:
-        table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         table.push(KEYS, ONES)
-        sr.keep_rows(session, str(tmp_path / "kept"), every_sec=3600)
+        session.keep_rows(str(tmp_path / "kept"), every_sec=3600)
         wait_until(lambda: saved(tmp_path / "kept") == 1, "rows that are saved")
         units.kill(1)
         table.push(KEYS, ONES)
@@ -89,9 +89,9 @@ def test_a_shard_waits_for_its_place_and_comes_back(units: Units, tmp_path: Path
 def test_a_shard_of_a_synchronous_job_is_let_in_when_the_job_has_ended(units: Units, tmp_path: Path) -> None:
     shard = units.shards[0]
     with sr.connect(units.address, "units", staleness=0, deadline_sec=3600.0) as session:
-        table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         table.push(KEYS, ONES)
-        sr.save(session, str(tmp_path / "saved"))
+        session.save(str(tmp_path / "saved"))
         units.kill(0)
         # The coordinator tells the worker long before its deadline.
         told = "shard 0 ended with its rows of 1 tables, and job units/units is synchronous: .*; connect anew when the"
@@ -106,7 +106,7 @@ def test_a_shard_of_a_synchronous_job_is_let_in_when_the_job_has_ended(units: Un
     assert "another process is accepted when the job has ended; this process waits for the shard" in words
     assert "start a new cluster" not in words
     with sr.connect(units.address, "units", staleness=0) as session:
-        sr.restore(session, str(tmp_path / "saved"))
+        session.restore(str(tmp_path / "saved"))
         assert (session.table("rows").pull(KEYS) == -1).all()
 
 
@@ -135,9 +135,9 @@ def test_the_deadline_of_a_push_holds_while_no_process_comes(launcher: Launcher,
     wait_until(lambda: is_ready(address), "the cluster to be ready")
     ends: list[SparserowError | None] = []
     with sr.connect(address, "units", staleness=None, deadline_sec=4.0) as session:
-        table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0))
         table.push(KEYS, ONES)
-        sr.save(session, str(tmp_path / "saved"))
+        session.save(str(tmp_path / "saved"))
         shard.signal(signal.SIGKILL)
         shard.end()
 

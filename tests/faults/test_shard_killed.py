@@ -27,7 +27,7 @@ ALL = np.arange(1200, dtype=np.uint64)
 
 
 def make_table(session: sr.Session) -> sr.TableRows:
-    return session.create_table("user", dim=DIM, optimizer=sr.Adagrad(lr=0.1), init=sr.Uniform(-1, 1), seed=5)
+    return session.create_table("user", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1), init=sr.Uniform(-1, 1), seed=5)
 
 
 def kill_shard(cluster: sr.LocalCluster, index: int) -> None:
@@ -69,7 +69,7 @@ class Lookups:
                 if found.is_partial:
                     self.failures.append(f"partial: {found.errors}")
                 self.count += 1
-            except sr.SparserowError as error:
+            except sr.errors.SparserowError as error:
                 self.failures.append(repr(error))
 
     def end(self) -> None:
@@ -82,13 +82,13 @@ def test_serving_goes_over_to_the_restored_cluster(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     with contextlib.ExitStack() as stack:
         with (
-            contextlib.suppress(sr.SparserowError),  # of the dead cluster, at the end of the block
+            contextlib.suppress(sr.errors.SparserowError),  # of the dead cluster, at the end of the block
             sr.local_cluster(shards=2, port=port) as cluster,
             sr.connect(cluster.address, "ads", staleness=None) as session,
         ):
             table = make_table(session)
             table.assign(KEYS, rng.standard_normal((len(KEYS), DIM), np.float32))
-            sr.publish(session, "ctr", root=root)
+            session.publish("ctr", root=root)
             follow = {"follow": cluster.address, "sync_interval": "20ms", "poll": "50ms"}
             live = stack.enter_context(sr.local_serving("now", namespace="ads", **follow))
             published = stack.enter_context(sr.local_serving("ctr", root=root, **follow))
@@ -96,7 +96,7 @@ def test_serving_goes_over_to_the_restored_cluster(tmp_path: Path) -> None:
                 stack.enter_context(sr.ServingClient(serving.addresses, refresh_sec=0.1))
                 for serving in (live, published)
             ]
-            sr.save(session, checkpoint)
+            session.save(checkpoint)
             table.push(KEYS, rng.standard_normal((len(KEYS), DIM)).astype(np.float32))
             table.assign(ALL[600:900], rng.standard_normal((300, DIM), np.float32))
             table.delete(KEYS[:100])
@@ -121,11 +121,11 @@ def test_serving_goes_over_to_the_restored_cluster(tmp_path: Path) -> None:
             sr.connect(cluster.address, "ads", staleness=None) as session,
         ):
             table = make_table(session)
-            sr.restore(session, checkpoint)
+            session.restore(checkpoint)
             assert sum(len(keys) for keys, _ in table.scan()) == len(KEYS)
             wait_until(lambda: equals(clients[0], table), "the restored rows, without a version")
             wait_until(lambda: "was trained by cluster" in problems(published.addresses[0]), "the other cluster")
-            sr.publish(session, "ctr", root=root)
+            session.publish("ctr", root=root)
             wait_until(lambda: clients[1].version == 2, "the version of the restored rows")
             for _ in range(3):
                 table.push(KEYS[:300], rng.standard_normal((300, DIM)).astype(np.float32))

@@ -32,9 +32,9 @@ def test_a_session_follows_a_shard_to_its_new_address(launcher: Launcher, tmp_pa
     with ControlClient(address) as control:
         wait_until(lambda: control.status().ready, "the cluster to be ready")
         with sr.connect(address, "moves", staleness=None, deadline_sec=60.0) as session:
-            table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+            table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
             table.push(KEYS, ONES)
-            sr.keep_rows(session, str(tmp_path / "kept"), every_sec=3600)
+            session.keep_rows(str(tmp_path / "kept"), every_sec=3600)
             wait_until(lambda: len(files.list_names(Folder(str(tmp_path / "kept")))) == 1, "rows that are saved")
             table.push(KEYS, ONES)
             shard.signal(signal.SIGKILL)
@@ -64,6 +64,6 @@ def test_a_session_follows_a_shard_that_ended_before_the_first_table(launcher: L
             wait_until(lambda: not control.status().ready, "the shard's lease to end")
             start_shard(1)
             wait_until(lambda: control.status().ready, "the cluster to be ready again")
-            table = session.create_table("rows", dim=4, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+            table = session.create_table("rows", dim=4, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
             table.push(KEYS, ONES)
             np.testing.assert_array_equal(table.pull(KEYS), -ONES)

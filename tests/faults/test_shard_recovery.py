@@ -68,17 +68,17 @@ def steps_by_row(session, model) -> np.ndarray:
 @pytest.mark.parametrize("holds_all", [True, False])
 def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatch, staleness, holds_all):
     if not holds_all:
-        monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 1)  # then the newest commit alone
+        monkeypatch.setattr("sparserow.worker.api.connect.REPLAY_BYTES", 1)  # then the newest commit alone
     with (
         sr.local_cluster(shards=2, slot_count=64, worker_lease=30.0) as cluster,
         sr.connect(cluster.address, "held", staleness=staleness) as session,
     ):
-        model = sr.distribute(AllRows(), session, optimizer=sr.SGD(lr=1.0), min_rows=100,
+        model = session.distribute(AllRows(), optimizer=sr.optim.SGD(lr=1.0), min_rows=100,
                               tables={"*": sr.Table(init=sr.Constant(0.0))})  # fmt: skip
         for _ in range(5):
             step(session, model)
         session.flush()
-        sr.keep_rows(session, str(tmp_path), every_sec=3600)
+        session.keep_rows(str(tmp_path), every_sec=3600)
         wait_until(lambda: saved(tmp_path) == 1, "rows that are saved")
         for _ in range(6):
             step(session, model)
@@ -102,15 +102,15 @@ def test_what_is_held_is_sent_again_and_the_rest_is_counted(tmp_path, monkeypatc
 @pytest.mark.parametrize("holds_all", [True, False])
 def test_writes_by_key_are_sent_again_and_the_rest_is_counted(tmp_path, monkeypatch, holds_all):
     if not holds_all:
-        monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 1)  # then the newest write alone
+        monkeypatch.setattr("sparserow.worker.api.connect.REPLAY_BYTES", 1)  # then the newest write alone
     with (
         sr.local_cluster(shards=1, slot_count=64) as cluster,
         sr.connect(cluster.address, "by-key", staleness=None) as session,
     ):
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         keys, ones = np.arange(4, dtype=np.uint64), np.ones((4, DIM), np.float32)
         table.push(keys, ones)
-        sr.save(session, str(tmp_path))
+        session.save(str(tmp_path))
         table.push(keys, ones)
         table.assign(keys[:2], 5 * ones[:2])
         table.delete(keys[1:3])
@@ -123,16 +123,16 @@ def test_writes_by_key_are_sent_again_and_the_rest_is_counted(tmp_path, monkeypa
 
 
 def test_a_shard_that_ends_again_at_once_counts_every_lost_push_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 1)  # the newest write alone
+    monkeypatch.setattr("sparserow.worker.api.connect.REPLAY_BYTES", 1)  # the newest write alone
     with (
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "counts", staleness=None) as session,
     ):
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         keys = np.arange(16, dtype=np.uint64)
         ones = np.ones((len(keys), DIM), np.float32)
         table.push(keys, -ones)
-        sr.save(session, str(tmp_path))
+        session.save(str(tmp_path))
         for _ in range(100):
             table.push(keys, -ones)
         kill_shard(cluster, 1)
@@ -156,14 +156,14 @@ def test_the_next_save_has_what_came_back(tmp_path):
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "again", staleness=None) as session,
     ):
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         keys = np.arange(ROWS, dtype=np.uint64)
         table.push(keys, np.ones((ROWS, DIM), np.float32))
-        sr.save(session, str(tmp_path), full_every=5)
+        session.save(str(tmp_path), full_every=5)
         table.push(keys, np.ones((ROWS, DIM), np.float32))
         kill_shard(cluster, 0)
         np.testing.assert_array_equal(table.pull(keys), np.full((ROWS, DIM), -2.0))
-        saved_again = sr.save(session, str(tmp_path), full_every=5)
+        saved_again = session.save(str(tmp_path), full_every=5)
         manifest = files.read_manifest(Folder(str(tmp_path)), saved_again.name)
         assert (manifest.base, manifest.rows) == ("", ROWS), "what came back is of another lineage: all rows are saved"
         table.push(keys[:7], np.ones((7, DIM), np.float32))
@@ -186,8 +186,8 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
     reasons: list[str] = []
     with pytest.raises(Unavailable), sr.local_cluster(shards=2, slot_count=64) as cluster:  # noqa: PT012
         with sr.connect(cluster.address, "gone", staleness=None) as session:
-            session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
-            sr.save(session, str(url))
+            session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
+            session.save(str(url))
         (url / "save-000001" / "slots.0.safetensors").unlink()
         os.kill(cluster.shard_pids[0], signal.SIGKILL)
         wait_until(lambda: has_ended(cluster), "the end of the cluster")
@@ -200,7 +200,7 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "sync") as session,
     ):
-        sr.save(session, str(tmp_path / "sync"))
+        session.save(str(tmp_path / "sync"))
         os.kill(cluster.shard_pids[1], signal.SIGKILL)
         wait_until(lambda: has_ended(cluster), "the end of the cluster")
     assert "(job sync/sync is synchronous: its workers and all shards have to be restored together)" in reasons[1]
@@ -209,11 +209,11 @@ def test_a_shard_that_cannot_come_back_ends_the_cluster(tmp_path):
 def test_status_says_why_a_shard_does_not_come_back_and_a_restore_brings_it(launcher, tmp_path):
     scene, keys = Scene(launcher, tmp_path), np.arange(ROWS, dtype=np.uint64)
     with sr.connect(scene.address, staleness=None) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         table.assign(keys, np.ones((ROWS, DIM), np.float32))
-        sr.save(session, str(tmp_path / "ckpt"))
+        session.save(str(tmp_path / "ckpt"))
         table.assign(keys, np.zeros((ROWS, DIM), np.float32))
-        sr.save(session, str(tmp_path / "ckpt"))
+        session.save(str(tmp_path / "ckpt"))
     (tmp_path / "ckpt" / "save-000002" / "slots.0.safetensors").unlink()
     scene.shards[0].popen.kill()
     scene.shards[0].end()
@@ -237,12 +237,12 @@ def test_bad_input(tmp_path):
             sr.connect(cluster.address, "sync") as session,
             pytest.raises(FailedPrecondition, match="has staleness 0, where all shards are restored together"),
         ):
-            sr.keep_rows(session, str(tmp_path))
+            session.keep_rows(str(tmp_path))
         with sr.connect(cluster.address, "bad", staleness=None) as session:
             with pytest.raises(InvalidArgument, match=r"every_sec: 0.0 is not allowed; allowed: \(0, 86400\]"):
-                sr.keep_rows(session, str(tmp_path), every_sec=0)
+                session.keep_rows(str(tmp_path), every_sec=0)
             with pytest.raises(InvalidArgument, match="nosuch://x"):
-                sr.keep_rows(session, "nosuch://x")
+                session.keep_rows("nosuch://x")
 
 
 @pytest.mark.parametrize("mode", [("2", "ddp"), *([("null", "ps")] if FULL else [])])

@@ -16,7 +16,7 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import ResourceExhausted, SparserowError
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.storage.state_writer import StateWriter
 from sparserow_process import Launcher, wait_until

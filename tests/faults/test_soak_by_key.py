@@ -69,16 +69,16 @@ def test_each_push_is_in_the_rows_or_counted_as_lost(tmp_path, monkeypatch):
     seed = int(os.environ.get("SPARSEROW_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"seed {seed}")
     pauses = random.Random(seed)
-    monkeypatch.setattr("sparserow.worker.session.connect.REPLAY_BYTES", 4096)  # so that some are lost
+    monkeypatch.setattr("sparserow.worker.api.connect.REPLAY_BYTES", 4096)  # so that some are lost
     with (
         sr.local_cluster(shards=2, slot_count=64) as cluster,
         sr.connect(cluster.address, "soak", staleness=None, deadline_sec=60) as session,
         ControlClient(cluster.address) as control,
     ):
-        table = session.create_table("rows", dim=DIM, optimizer=sr.SGD(lr=1.0), init=sr.Constant(0.0))
+        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.SGD(lr=1.0), init=sr.Constant(0.0))
         pusher = Pusher(table)
         try:
-            sr.keep_rows(session, str(tmp_path), every_sec=2.0)
+            session.keep_rows(str(tmp_path), every_sec=2.0)
             wait_until(lambda: control.status().checkpoint, "the first save")
             for kill in range(KILLS):
                 time.sleep(pauses.uniform(1.0, 4.0))

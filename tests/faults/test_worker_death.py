@@ -19,7 +19,7 @@ from sparserow.cpp_ext import _client
 from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import error_of
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow_process import DEADLINE_SEC, stop, wait_until
 

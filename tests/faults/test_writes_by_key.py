@@ -27,7 +27,7 @@ _client.set_error_factory(error_of)
 def test_threads_that_push_through_one_session_lose_and_double_nothing(shards: int) -> None:
     threads, pushes = 8, 250
     with sr.local_cluster(shards=shards) as cluster, sr.connect(cluster.address, "ads", staleness=None) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
 
         def push(_: int) -> None:
             for _ in range(pushes):
@@ -42,7 +42,7 @@ def test_steps_beside_threads_that_write_by_key_are_all_applied() -> None:
     steps = 200
     stored = np.array([900, 901], np.uint64)
     with sr.local_cluster(shards=2) as cluster, sr.connect(cluster.address, "ads", staleness=0) as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=1.0))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=1.0))
         native = session.core.native
         is_over = threading.Event()
 

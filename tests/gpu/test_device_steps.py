@@ -43,7 +43,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 def model_of(session: sr.Session, where: torch.device) -> Net:
     torch.manual_seed(0)
-    return sr.distribute(Net(), session, optimizer=sr.Adagrad(lr=0.05), min_rows=1).to(where)
+    return session.distribute(Net(), optimizer=sr.optim.Adagrad(lr=0.05), min_rows=1).to(where)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def train(session: sr.Session, where: torch.device, *, ahead: bool, amp: torch.d
     dense = torch.optim.Adam(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler(where.type) if amp == torch.float16 else None
     given = batches()
-    source = sr.prefetch(given, session, 2, device=where, on_host=lambda batch: [batch[0]]) if ahead else given
+    source = session.prefetch(given, 2, device=where, on_host=lambda batch: [batch[0]]) if ahead else given
     losses = []
     for number, (ids, labels) in enumerate(source):
         with no_hidden_wait(ahead and where.type == "cuda" and number >= 4):
@@ -134,7 +134,7 @@ def test_a_table_on_the_device_alone_is_as_one_on_servers() -> None:
         model = Net().to(CUDA)
         with sr.InProcessCluster(shards=1).connect(placement) as session:
             tables = {"*": sr.Table(placement=placement)}
-            sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.05), min_rows=1, tables=tables)
+            session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.05), min_rows=1, tables=tables)
             dense, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
             for ids, labels in batches():
                 scores = model(ids.to(CUDA))
@@ -144,7 +144,7 @@ def test_a_table_on_the_device_alone_is_as_one_on_servers() -> None:
                 losses.append(loss.item())
             if placement == "device":
                 assert session.core.device_tables.table("bag").weights.device.type == "cuda"
-                whole = sr.gather_tables(session, model)
+                whole = session.gather_tables(model)
                 assert whole is not None
                 torch.testing.assert_close(whole(batches()[0][0]), model.eval()(batches()[0][0].to(CUDA)).cpu())
             ends.append(losses)

@@ -65,7 +65,7 @@ def train(
 
 def made(session: sr.Session, where: torch.device) -> Net:
     torch.manual_seed(5)
-    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=1.0), min_rows=1).to(where)
+    return session.distribute(Net(), optimizer=sr.optim.SGD(lr=1.0), min_rows=1).to(where)
 
 
 def on_host(session: sr.Session) -> list[float]:
@@ -85,7 +85,7 @@ def fsdp(address: str, folder: Path, rank: int, world: int) -> None:
         fully_shard(model, mesh=mesh)
         dense = torch.optim.Adam(model.parameters(), lr=0.01)
         losses = train(session, model, dense, where, range(3))
-        saved = sr.save(session, str(folder / f"saved{world}"), model=model, optimizer=dense)
+        saved = session.save(str(folder / f"saved{world}"), model=model, optimizer=dense)
         assert saved.is_done()
         losses += train(session, model, dense, where, range(3, STEPS))
         dist.barrier()
@@ -93,7 +93,7 @@ def fsdp(address: str, folder: Path, rank: int, world: int) -> None:
         model = made(session, where)
         fully_shard(model, mesh=mesh)
         dense = torch.optim.Adam(model.parameters(), lr=0.01)
-        sr.restore(session, str(folder / f"saved{world}"), model=model, optimizer=dense)
+        session.restore(str(folder / f"saved{world}"), model=model, optimizer=dense)
         again = train(session, model, dense, where, range(3, STEPS))
         torch.testing.assert_close(again, losses[3:], rtol=1e-5, atol=1e-6)
         dist.barrier()

@@ -16,8 +16,8 @@ def test_batches_are_copied_beside_the_training() -> None:
     batches = [torch.randint(0, 500, (64, 3), generator=torch.Generator().manual_seed(seed)) for seed in range(20)]
     with sr.InProcessCluster(shards=2).connect("device") as session:
         model = nn.ModuleList(nn.Embedding(500, 8) for _ in range(3))
-        sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        for given, batch in zip(batches, sr.prefetch(batches, session, depth=3, device="cuda"), strict=True):
+        session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        for given, batch in zip(batches, session.prefetch(batches, depth=3, device="cuda"), strict=True):
             assert batch.is_cuda
             assert torch.equal(batch.cpu(), given)
             sum(table(batch[:, column]).square().sum() for column, table in enumerate(model)).backward()
@@ -42,10 +42,10 @@ def test_ids_that_a_forward_changes_in_place_are_looked_up_as_they_are(depth: in
     with sr.InProcessCluster(shards=1).connect("in-place") as session:
         model = Wrapped()
         weights = model.table.weight.detach().clone()
-        sr.distribute(model, session, optimizer=sr.SGD(lr=0.0), min_rows=1, carry_weights=True).to("cuda")
+        session.distribute(model, optimizer=sr.optim.SGD(lr=0.0), min_rows=1, carry_weights=True).to("cuda")
         batches = [ids.clone() for ids in given]
         for ids, batch in zip(
-            given, sr.prefetch(batches, session, depth=depth, device="cuda") if depth else batches, strict=True
+            given, session.prefetch(batches, depth=depth, device="cuda") if depth else batches, strict=True
         ):
             rows = model(batch.cuda())
             rows.sum().backward()

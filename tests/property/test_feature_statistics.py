@@ -48,6 +48,8 @@ def test_a_near_constant_has_its_own_deviation(value: float, step: float, cuts: 
 
 
 def test_a_constant_column_stays_in_bounds_when_it_changes_later() -> None:
-    features = sr.Features([sr.NumericFeature("x", scale="standardize")]).fit([{"x": [36.6] * 65_536}])
+    features = sr.features.Features([sr.features.NumericFeature("x", scale="standardize")]).fit(
+        [{"x": [36.6] * 65_536}]
+    )
     found = features({"x": [36.6, 37.0]})["x"].flatten().tolist()
     assert found == pytest.approx([0.0, 0.4], abs=1e-5)

@@ -107,48 +107,48 @@ def scaled(value: float | None, first: float, width: float, default: float) -> f
 def expected(feature: Feature, row: dict[str, Any]) -> Any:
     """A row's value by plain Python: a number, a key, or keys with weights."""
     match feature:
-        case sr.IdFeature(vocabulary=None):
+        case sr.features.IdFeature(vocabulary=None):
             return hashed(row[feature.columns[0]], feature.modulo)
-        case sr.IdFeature():
+        case sr.features.IdFeature():
             return known(row["word"], feature.unknown, str(feature.default))
-        case sr.NumericFeature():
+        case sr.features.NumericFeature():
             first, second = feature.statistics or (0.0, 1.0)
             width = second - first if feature.scale == "min_max" else second
             return scaled(row["value"], first, width, feature.default)
-        case sr.BucketizedFeature():
+        case sr.features.BucketizedFeature():
             edges, value = feature.boundaries or (), row["value"]
             return len(edges) + 1 if value is None else sum(edge <= value for edge in edges)
-        case sr.CrossFeature():
+        case sr.features.CrossFeature():
             parts = tuple("" if row[name] is None else str(row[name]) for name in feature.of)
             return sr.hash_key(parts) % (feature.modulo or 2**63)
-        case sr.TimeFeature():
+        case sr.features.TimeFeature():
             return part_of(row["moment"], feature.part, feature.zone)
-        case sr.MultiHotFeature():
+        case sr.features.MultiHotFeature():
             return [hashed(each, feature.modulo) for each in row["list"] or []]
-        case sr.SequenceFeature():
+        case sr.features.SequenceFeature():
             keys = [hashed(each) for each in row["list"] or []]
             return keys[-2:] if feature.keep == "last" else keys[:2]
-        case sr.SplitFeature():
+        case sr.features.SplitFeature():
             parts_ = (row["word"] or "").split("|") if row["word"] else []
             return [hashed(each) for each in parts_][-3:]
     raise AssertionError(feature)
 
 
 FEATURES: tuple[Feature, ...] = (
-    sr.IdFeature("word"),
-    sr.IdFeature("number", modulo=1000),
-    sr.IdFeature("known", column="word", vocabulary="words", default="b"),
-    sr.IdFeature("hashed", column="word", vocabulary="words", unknown=HashUnknown(hash=3)),
-    sr.NumericFeature("value", clip=(-100.0, 100.0), log1p=True, scale="standardize", statistics=(0.5, 2.0)),
-    sr.NumericFeature("ranged", column="value", clip=(-100.0, 100.0), log1p=True, scale="min_max",
+    sr.features.IdFeature("word"),
+    sr.features.IdFeature("number", modulo=1000),
+    sr.features.IdFeature("known", column="word", vocabulary="words", default="b"),
+    sr.features.IdFeature("hashed", column="word", vocabulary="words", unknown=HashUnknown(hash=3)),
+    sr.features.NumericFeature("value", clip=(-100.0, 100.0), log1p=True, scale="standardize", statistics=(0.5, 2.0)),
+    sr.features.NumericFeature("ranged", column="value", clip=(-100.0, 100.0), log1p=True, scale="min_max",
                       statistics=(-1.0, 3.0), default=0.25),
-    sr.BucketizedFeature("bucket", column="value", boundaries=(-2.5, 0.0, 4.0)),
-    sr.CrossFeature("cross", of=("word", "number", "known_twin"), modulo=10**6),
-    sr.MultiHotFeature("weighted", column="list", weights="weight", modulo=50),
-    sr.SequenceFeature("last", column="list", max_len=2),
-    sr.SequenceFeature("first", column="list", max_len=2, keep="first"),
-    sr.SplitFeature("split", column="word", max_len=3),
-    *(sr.TimeFeature(part, column="moment", part=part, zone="America/New_York")
+    sr.features.BucketizedFeature("bucket", column="value", boundaries=(-2.5, 0.0, 4.0)),
+    sr.features.CrossFeature("cross", of=("word", "number", "known_twin"), modulo=10**6),
+    sr.features.MultiHotFeature("weighted", column="list", weights="weight", modulo=50),
+    sr.features.SequenceFeature("last", column="list", max_len=2),
+    sr.features.SequenceFeature("first", column="list", max_len=2, keep="first"),
+    sr.features.SplitFeature("split", column="word", max_len=3),
+    *(sr.features.TimeFeature(part, column="moment", part=part, zone="America/New_York")
       for part in ("hour", "weekday", "day", "month")),
 )  # fmt: skip
 
@@ -187,8 +187,8 @@ def test_features_are_the_same_from_their_files() -> None:
     columns = columns_of(draw, ROWS)
     columns["known_twin"] = columns["word"]
     learnt = (
-        sr.NumericFeature("z", column="value", scale="standardize"),
-        sr.BucketizedFeature("q", column="value", quantiles=5),
+        sr.features.NumericFeature("z", column="value", scale="standardize"),
+        sr.features.BucketizedFeature("q", column="value", quantiles=5),
     )
     features = FeatureSet.of((*FEATURES, *learnt), read).fit([columns])
     names = tuple(feature.name for feature in features.features)
@@ -217,14 +217,16 @@ def test_statistics_do_not_depend_on_the_pieces_of_the_data(pieces: int) -> None
     column = [None if math.isnan(value) else value for value in values]
     features = FeatureSet.of(
         (
-            sr.NumericFeature("z", column="v", scale="standardize"),
-            sr.NumericFeature("r", column="v", scale="min_max"),
-            sr.BucketizedFeature("q", column="v", quantiles=10),
+            sr.features.NumericFeature("z", column="v", scale="standardize"),
+            sr.features.NumericFeature("r", column="v", scale="min_max"),
+            sr.features.BucketizedFeature("q", column="v", quantiles=10),
         ),
         read,
     )
     assert features.lacks == ("z", "r", "q")
-    with pytest.raises(sr.FailedPrecondition, match="z, r, q need statistics of the training data; call fit first"):
+    with pytest.raises(
+        sr.errors.FailedPrecondition, match="z, r, q need statistics of the training data; call fit first"
+    ):
         features({"v": column})
     fitted = features.fit({"v": part.tolist()} for part in np.array_split(np.array(column, object), pieces))
     arrays, present = fitted({"v": column}), ~np.isnan(values)
@@ -243,9 +245,9 @@ def test_texts_of_times_may_have_zones() -> None:
     moments = [datetime.datetime(2024, 1, 5, 6, 30), datetime.datetime(2024, 1, 5, 4, 30)]
     moments += [datetime.datetime(2024, 1, 5, 10), datetime.datetime(2024, 1, 5)]
     hours = [moment.replace(tzinfo=datetime.UTC).astimezone(ZoneInfo("Asia/Tokyo")).hour for moment in moments]
-    feature = sr.TimeFeature("hour", column="at", zone="Asia/Tokyo")
+    feature = sr.features.TimeFeature("hour", column="at", zone="Asia/Tokyo")
     for kind in (pa.string(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())):
-        found = sr.Features([feature])({"at": pa.array(texts, pa.string()).cast(kind)})["hour"]
+        found = sr.features.Features([feature])({"at": pa.array(texts, pa.string()).cast(kind)})["hour"]
         assert found.tolist() == [*hours, 24], kind
 
 

@@ -45,9 +45,9 @@ def main() -> None:
     )
     with session:
         table = sr.Table(init=sr.Constant(0.0))
-        model = sr.distribute(Counted(int(rows)), session, optimizer=sr.SGD(lr=1.0), min_rows=1, tables={"*": table})
+        model = session.distribute(Counted(int(rows)), optimizer=sr.optim.SGD(lr=1.0), min_rows=1, tables={"*": table})
         if rank == "0" and staleness != "0":
-            sr.keep_rows(session, keep, every_sec=1.0)
+            session.keep_rows(keep, every_sec=1.0)
         print("joined", flush=True)
         ids, acknowledged = torch.arange(int(rows)), 0
         while not Path(stop).exists():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparserow.proto.native import optimizer_parameters
-from sparserow.proto.optimizers import RowOptimizer
+from sparserow.proto.optim import RowOptimizer
 
 Array = np.ndarray[Any, Any]
 LANES = 16  # partial sums of a kernel's sum over columns

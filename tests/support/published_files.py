@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparserow.proto.checkpoint.tensor_file import Tensor
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.published.manifest import (
     MANIFEST,
     SLOTS,

@@ -33,12 +33,12 @@ def main() -> None:
     rank, coordinator, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     with sr.connect(coordinator, "restored", rank=rank, world_size=WORKERS, quorum=QUORUM) as session:
         tables = {"trace": sr.Table(init=sr.Constant(0.0))}
-        model = sr.distribute(Net(1000), session, optimizer=sr.SGD(lr=1.0), min_rows=100, tables=tables)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
+        model = session.distribute(Net(1000), optimizer=sr.optim.SGD(lr=1.0), min_rows=100, tables=tables)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=1.0))
         take_steps(session, model, STEPS)
-        sr.save(session, url)  # it returns when all workers have come here
+        session.save(url)  # it returns when all workers have come here
         take_steps(session, model, 2 * STEPS)
-        sr.restore(session, url)
+        session.restore(url)
         begin = session.current_step
         assert begin >= 2 * STEPS, "no step of the clock before comes again"
         take_steps(session, model, begin + STEPS)

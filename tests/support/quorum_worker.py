@@ -85,8 +85,8 @@ def main() -> None:
     with sr.connect(coordinator, "quorum", rank=rank, world_size=world, quorum=quorum, cache=cache) as session:
         net = Net(last + 1)
         tables = {"trace": sr.Table(init=sr.Constant(0.0))}
-        model = sr.distribute(net, session, optimizer=sr.SGD(lr=1.0), min_rows=100, tables=tables)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
+        model = session.distribute(net, optimizer=sr.optim.SGD(lr=1.0), min_rows=100, tables=tables)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=1.0))
         print("ready", flush=True)
         sys.stdin.readline()
         taken = []

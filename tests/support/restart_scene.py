@@ -48,7 +48,7 @@ class Trained:
         ) as session:
             self.sessions.append(session)
             table = sr.Table(init=sr.Constant(0.0))
-            model = sr.distribute(AllRows(rank), session, optimizer=sr.SGD(lr=1.0), min_rows=100, tables={"*": table})
+            model = session.distribute(AllRows(rank), optimizer=sr.optim.SGD(lr=1.0), min_rows=100, tables={"*": table})
             while not self._stop.is_set():
                 model().backward()
                 session.step()

@@ -39,6 +39,7 @@ CPP_EXCEPTIONS = {("store/store.cc", "store/changes/change_log.h")}
 # A room of Python may import its own files, other top-level folders as MAY_IMPORT says, and these rooms of its folder.
 SESSION = {"worker/membership", "worker/session"}
 LOOKUPS = {"worker/lookups", "worker/lookups/makers"}
+VERBS = {f"worker/{room}" for room in ("checkpoint", "layers", "prefetch", "publish", "row_files")}
 LOCAL = {"deploy/launch", "deploy/train"}
 PYTHON_ROOMS = {
     "cpp_ext/device": set(),
@@ -58,11 +59,12 @@ PYTHON_ROOMS = {
     "worker/checkpoint": {*SESSION, "worker/layers", "worker/device_tables"},
     "worker/publish": {*SESSION, *LOOKUPS, "worker/layers", "worker/checkpoint", "worker/data"},
     "worker/gateway": SESSION,
+    "worker/api": {*SESSION, *VERBS, "worker/data"},
     "worker/training": {
         *SESSION,
         *LOOKUPS,
-        *("worker/checkpoint", "worker/data", "worker/data/sources", "worker/layers", "worker/metrics"),
-        *("worker/models", "worker/prefetch", "worker/publish", "worker/row_files"),
+        *VERBS,
+        *("worker/api", "worker/data", "worker/data/sources", "worker/metrics", "worker/models"),
     },
     "serving/client": set(),
     "serving/inference": {"serving/client"},

@@ -43,12 +43,12 @@ def publish_scorer(root: str, batches: int, rows: int = 16) -> list[Tensor]:
     """
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
         torch.manual_seed(0)
-        model = sr.distribute(Scorer(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+        model = session.distribute(Scorer(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1)
         dense = torch.optim.Adam(model.parameters(), lr=0.01)
         for seed in range(4):
             model(*batch(seed, rows)).square().mean().backward()
             session.step(dense)
-        sr.publish(session, "ctr", root=root, model=model, example=batch(0, rows))
+        session.publish("ctr", root=root, model=model, example=batch(0, rows))
         model.eval()
         with torch.no_grad():
             scores = [model(*batch(seed, rows)) for seed in range(batches)]

@@ -38,7 +38,7 @@ class Checkpoints:
 
     def load(self, name: str) -> None:
         if name not in self.names:
-            raise sr.NotFound(f"no checkpoint {name}")
+            raise sr.errors.NotFound(f"no checkpoint {name}")
         self.loaded.append(name)
 
 
@@ -127,7 +127,7 @@ def test_a_new_run_forgets_the_note_of_another(made: Any) -> None:
 def test_a_save_that_fails_leaves_the_former_best(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     best, checkpoints = made()
     best.begin(Progress(), [])
-    with pytest.raises(sr.FailedPrecondition, match=r"metrics\.best: no model was kept"):
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"metrics\.best: no model was kept"):
         best.bring_back([])
     best.add(result(1, 0.6), Progress(2))
     checkpoints.fails = True
@@ -140,7 +140,7 @@ def test_a_save_that_fails_leaves_the_former_best(made: Any, caplog: pytest.LogC
     assert best.kept.epoch == 3, "it is better than what was kept"
     checkpoints.names.clear()
     with pytest.raises(
-        sr.FailedPrecondition, match=r"that of epoch 3, could not be restored: .*stays in the checkpoint"
+        sr.errors.FailedPrecondition, match=r"that of epoch 3, could not be restored: .*stays in the checkpoint"
     ):
         best.bring_back([result(4, 0.9)])
 
@@ -181,7 +181,7 @@ CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_key(sets: list[str], message: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         load_config(JobConfig, None, ["data.train=a", "data.test=b", "model.kind=dlrm", *sets])
 
 
@@ -193,7 +193,7 @@ def test_the_k_of_a_metric_is_one_that_is_measured(tmp_path: Path, metric: str, 
         load_config(JobConfig, None, [*sets, stop])
         return
     words = r"metrics\.stop\.metric: 'next\.ndcg@10' is not allowed; allowed: .*next\.hit_rate@5, next\.ndcg@5"
-    with pytest.raises(sr.InvalidArgument, match=words):
+    with pytest.raises(sr.errors.InvalidArgument, match=words):
         load_config(JobConfig, None, [*sets, stop])
 
 
@@ -201,6 +201,6 @@ def test_a_metric_that_is_not_measured_ends_the_job(made: Any) -> None:
     best, _ = made()
     best.begin(Progress(), [])
     with pytest.raises(
-        sr.InvalidArgument, match=r"metrics\.best: there is no metric 'click\.log_loss'; there are: a\.b"
+        sr.errors.InvalidArgument, match=r"metrics\.best: there is no metric 'click\.log_loss'; there are: a\.b"
     ):
         best.add(EpochResult(1, 0.5, 10, 1.0, 0.5, 0.5, {"a.b": 1.0}), Progress(2))

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
 from sparserow.ps_server.coordinator.state import departed_workers, ended_jobs

@@ -27,7 +27,7 @@ def connect(cache: sr.RowCache | None, staleness: int | None = 0) -> sr.Session:
 def model_of(session: sr.Session) -> nn.Module:
     torch.manual_seed(1)
     layers = nn.ModuleDict({"one": nn.Embedding(ROWS, DIM), "bag": nn.EmbeddingBag(ROWS, 2 * DIM, mode="sum")})
-    return sr.distribute(layers, session, optimizer=sr.Adagrad(lr=0.3), min_rows=1)
+    return session.distribute(layers, optimizer=sr.optim.Adagrad(lr=0.3), min_rows=1)
 
 
 def batch(seed: int) -> Tensor:
@@ -147,7 +147,7 @@ def test_evaluation_sees_the_newest_rows() -> None:
 def test_a_prefetch_goes_through_the_cache() -> None:
     with connect(sr.RowCache(MIB, staleness=3, own_commits="bounded"), staleness=5) as session:
         model = model_of(session)
-        train(session, model, sr.prefetch([batch(0) for _ in range(9)], session, depth=2))
+        train(session, model, session.prefetch([batch(0) for _ in range(9)], depth=2))
         stats = session.stats()
         assert stats.cache_hits > 0
         assert stats.lookups_missed == 0
@@ -171,13 +171,13 @@ GOOD = sr.RowCache(MIB)
     ],
 )
 def test_settings_out_of_range_are_named(cache: sr.RowCache, staleness: int | None, message: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         connect(cache, staleness)
 
 
 def test_a_cache_beyond_the_machine_names_its_memory() -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with pytest.raises(sr.InvalidArgument, match=f"allowed: 1 to {memory}, the memory of this machine"):
+    with pytest.raises(sr.errors.InvalidArgument, match=f"allowed: 1 to {memory}, the memory of this machine"):
         connect(sr.RowCache(memory + 1))
 
 
@@ -185,7 +185,7 @@ def test_too_few_bytes_for_a_table_are_refused_by_distribute() -> None:
     with (
         connect(sr.RowCache(300)) as session,
         pytest.raises(
-            sr.InvalidArgument, match=r"cache.bytes: 300 is not allowed; allowed: >= \d+ with table 'cached/"
+            sr.errors.InvalidArgument, match=r"cache.bytes: 300 is not allowed; allowed: >= \d+ with table 'cached/"
         ),
     ):
         model_of(session)
@@ -195,10 +195,10 @@ def test_prefetch_must_leave_room_for_the_cache() -> None:
     with connect(sr.RowCache(MIB, staleness=3), staleness=4) as session:
         model_of(session)
         with pytest.raises(
-            sr.InvalidArgument,
+            sr.errors.InvalidArgument,
             match=r"prefetch.depth: 2 is not allowed; allowed: a sum with cache.staleness 3 of at most 4",
         ):
-            sr.prefetch([batch(0)], session, depth=2)
+            session.prefetch([batch(0)], depth=2)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,10 @@ def test_prefetch_must_leave_room_for_the_cache() -> None:
         (["train.cache.bytes=4096", "train.cache.own_commits=late"], "train.cache.own_commits"),
         (["train.cache.bytes=4096", "train.cache.dtype=float16"], "train.cache.dtype: 'float16' is not allowed"),
         (["train.cache.bytes=1 MiB", "model.backend=local"], "train.cache: needs model.backend ps"),
-        (["train.cache.bytes=1 MiB", "train.prefetch=2"], "train.cache: is not possible with exact prefetch"),
+        (
+            ["train.cache.bytes=1 MiB", "train.prefetch=2"],
+            "train.prefetch: 2 is not allowed with train.cache and train.staleness 0",
+        ),
         (
             ["train.cache.bytes=1 MiB", "train.cache.staleness=3", "train.prefetch=2", "train.staleness=4"],
             "train.cache.staleness: 3 is not allowed with train.staleness 4 and train.prefetch 2; allowed: 0 to 2",
@@ -217,7 +220,7 @@ def test_prefetch_must_leave_room_for_the_cache() -> None:
     ],
 )
 def test_wrong_jobs_are_refused(settings: list[str], message: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         load_config(
             JobConfig,
             None,

@@ -53,7 +53,7 @@ def job_of(folder: Path, kind: str = "popularity", **changes: Any) -> JobConfig:
 
 def keys_of() -> np.ndarray:
     """The key of each item, by its number."""
-    features = sr.Features([sr.IdFeature("item", modulo=1_000_000)])
+    features = sr.features.Features([sr.features.IdFeature("item", modulo=1_000_000)])
     keys = features({"item": np.arange(ITEMS)})["item"].numpy()
     assert len(set(keys.tolist())) == ITEMS
     return keys
@@ -210,7 +210,7 @@ def test_a_position_with_other_negatives_is_refused(
         reader_of(job_of(tmp_path, kind or "uniform"), **({} if kind else {"candidates": None}))
         for kind in (saved, now)
     ]
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         readers[1].load_state_dict(readers[0].state_dict())
 
 
@@ -228,23 +228,23 @@ def test_a_position_with_other_negatives_is_refused(
 def test_what_does_not_fit_is_refused_by_its_key(tmp_path: Path, task: dict[str, Any], message: str) -> None:
     document = job_of(tmp_path).model_dump(mode="json", exclude_unset=True, by_alias=True)
     document["tasks"]["next"] |= task
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         validate(JobConfig, document)
 
 
 def test_a_second_task_cannot_draw_or_read_the_item(tmp_path: Path) -> None:
     document = job_of(tmp_path).model_dump(mode="json", exclude_unset=True, by_alias=True)
     tasks = document["tasks"]
-    with pytest.raises(sr.InvalidArgument, match=r"tasks\.other\.negatives: tasks\.next has negatives too"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"tasks\.other\.negatives: tasks\.next has negatives too"):
         validate(JobConfig, {**document, "tasks": {**tasks, "other": tasks["next"]}})
     reads = {"loss": "in_batch_softmax", "item": "item"}
-    with pytest.raises(sr.InvalidArgument, match=r"tasks\.other\.item: 'item' becomes a list of candidates"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"tasks\.other\.item: 'item' becomes a list of candidates"):
         validate(JobConfig, {**document, "tasks": {**tasks, "other": reads}})
 
 
 def test_training_files_with_one_item_are_refused(tmp_path: Path) -> None:
     job = job_of(tmp_path, features={"item": {"kind": "id", "modulo": 1}, "row": {"kind": "dense"}})
-    with pytest.raises(sr.InvalidArgument, match=r"negatives: feature 'item' has 1 different keys"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"negatives: feature 'item' has 1 different keys"):
         sampler_of(job)
 
 
@@ -263,11 +263,11 @@ def test_a_reward_weighs_the_loss_of_the_first_candidate(loss: str) -> None:
         each = np.log1p(np.exp(x[:, 1:] - x[:, :1])).mean(axis=1)
     assert float(found) == pytest.approx(float((rewards * weights * each).sum() / 4), rel=1e-6)
     with pytest.raises(
-        sr.InvalidArgument, match=r"tasks\.next\.negatives: forward returned \(4, 2\) for 4 samples of 3"
+        sr.errors.InvalidArgument, match=r"tasks\.next\.negatives: forward returned \(4, 2\) for 4 samples of 3"
     ):
         outputs.of(torch.zeros(4, 2), 4)
     with pytest.raises(
-        sr.InvalidArgument, match=r"tasks\.next: labels: -1\.0 of sample 0 .*; allowed: finite numbers >= 0"
+        sr.errors.InvalidArgument, match=r"tasks\.next: labels: -1\.0 of sample 0 .*; allowed: finite numbers >= 0"
     ):
         outputs.check(Batch(torch.zeros(1, 0), torch.zeros(1, 0, dtype=torch.int64), torch.tensor([-1.0])))
 

@@ -18,7 +18,7 @@ from sparserow.proto.checkpoint.best import BestCheckpoint, forget_best, note_be
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.row_parts import PartFacts, Rows, decode_rows, encode_rows
 from sparserow.proto.errors import DataLoss
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 
 SCHEMA = TableSchema("n", "t", 4, SGD(), id=7, version=1)

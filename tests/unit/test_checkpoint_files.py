@@ -28,7 +28,7 @@ from sparserow.proto.checkpoint.tensor_file import Tensor, decode, encode
 from sparserow.proto.checkpoint.urls import parent_of
 from sparserow.proto.config.checkpoint_config import CheckpointConfig
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from sparserow.proto.optimizers import Adagrad
+from sparserow.proto.optim import Adagrad
 from sparserow.proto.schema import TableSchema
 from sparserow.worker.checkpoint.state_tree import encode_tree
 from sparserow.worker.data.feature_tensors import read_vocabulary

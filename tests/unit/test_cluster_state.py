@@ -10,7 +10,7 @@ import pytest
 
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument
-from sparserow.proto.optimizers import Adam
+from sparserow.proto.optim import Adam
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.damage import Damage

@@ -20,7 +20,7 @@ from sparserow.worker.data.sources.text_columns import FALLBACK, CsvColumns
 
 
 def features() -> FeatureSet:
-    return sr.Features([sr.IdFeature("user"), sr.NumericFeature("age")]).set
+    return sr.features.Features([sr.features.IdFeature("user"), sr.features.NumericFeature("age")]).set
 
 
 def read_columns(path: Path, read_by: FeatureSet, rows: int, dialect: CsvDialect = FALLBACK, **options):
@@ -41,14 +41,14 @@ def test_a_column_of_csv_that_is_a_key_is_read_as_text(tmp_path: Path) -> None:
 
 def test_cells_of_csv_are_what_the_features_read(tmp_path: Path) -> None:
     """As in training, an empty cell and a missing text are nulls, and a list is a field with its own delimiter."""
-    some = sr.Features(
+    some = sr.features.Features(
         [
-            sr.IdFeature("user", default="nobody"),
-            sr.IdFeature("age_key", column="age"),
-            sr.NumericFeature("age"),
-            sr.MultiHotFeature("tags", weights="weights"),
-            sr.SequenceFeature("seen"),
-            sr.TimeFeature("hour", column="at"),
+            sr.features.IdFeature("user", default="nobody"),
+            sr.features.IdFeature("age_key", column="age"),
+            sr.features.NumericFeature("age"),
+            sr.features.MultiHotFeature("tags", weights="weights"),
+            sr.features.SequenceFeature("seen"),
+            sr.features.TimeFeature("hour", column="at"),
         ]
     )
     path = tmp_path / "rows.csv"
@@ -63,10 +63,12 @@ def test_cells_of_csv_are_what_the_features_read(tmp_path: Path) -> None:
         pairs = zip(found[name], value, strict=True) if isinstance(value, tuple) else [(found[name], value)]
         assert all(torch.equal(*pair) for pair in pairs), name
     path.write_text("user;age;tags;weights;seen;at\n1;1.50;;;;\n")
-    with pytest.raises(sr.InvalidArgument, match=r"'age' is read as a number and as a text, so .* plain integers"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"'age' is read as a number and as a text, so .* plain integers"
+    ):
         list(read_columns(path, some.set, 10, FALLBACK.changed({"delimiter": ";", "list_delimiter": "+"})))
     for options, message in (({"delimiter": "||"}, "delimiter: .* one ASCII"), ({"list_delimiter": ""}, "list_delim")):
-        with pytest.raises(sr.InvalidArgument, match=message):
+        with pytest.raises(sr.errors.InvalidArgument, match=message):
             FALLBACK.changed(options)
 
 
@@ -84,13 +86,19 @@ def test_the_dialect_of_training_reads_alike(tmp_path: Path) -> None:
     (columns,) = read_columns(path, features(), 10, dialect.changed({"header": True, "columns": ()}))
     assert columns.column("user").to_pylist() == ["x"]
     path.write_text("39, Private\n")
-    with pytest.raises(sr.InvalidArgument, match=r"rows\.csv, line 1"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"rows\.csv, line 1"):
         list(read_columns(path, features(), 10, dialect))
 
 
 def test_json_lines_keep_texts_and_ids(tmp_path: Path) -> None:
     """A text that looks like a date is no time, ids of 64 bits are no floats, and weights may have fractions later."""
-    some = sr.Features([sr.IdFeature("day"), sr.IdFeature("user"), sr.MultiHotFeature("tags", weights="weights")])
+    some = sr.features.Features(
+        [
+            sr.features.IdFeature("day"),
+            sr.features.IdFeature("user"),
+            sr.features.MultiHotFeature("tags", weights="weights"),
+        ]
+    )
     path = tmp_path / "rows.jsonl"
     rows = [{"day": "2024-01-05", "user": 2**64 - 1, "tags": ["a"], "weights": [1]} for _ in range(40_000)]
     rows.append({"day": "2024-01-06", "user": 7, "tags": ["b"], "weights": [0.5]})
@@ -115,17 +123,17 @@ def test_rows_come_in_batches(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    with pytest.raises(sr.NotFound, match=r"--input .*rows\.csv: the file does not exist"):
+    with pytest.raises(sr.errors.NotFound, match=r"--input .*rows\.csv: the file does not exist"):
         list(read_columns(path, features(), 4))
     path.write_text("age,usr\n1,2\n")
-    with pytest.raises(sr.InvalidArgument, match=r"there is no column 'user', which .*; columns: age, usr"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"there is no column 'user', which .*; columns: age, usr"):
         list(read_columns(path, features(), 4))
     path.write_text("age,user\nold,2\n")
-    with pytest.raises(sr.InvalidArgument, match=r"rows\.csv, line 2, column .*age.*old"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"rows\.csv, line 2, column .*age.*old"):
         list(read_columns(path, features(), 4))
     damaged = tmp_path / "rows.parquet"
     damaged.write_bytes(b"PAR1 and no more")
-    with pytest.raises(sr.DataLoss, match=r"rows\.parquet: "):
+    with pytest.raises(sr.errors.DataLoss, match=r"rows\.parquet: "):
         list(read_columns(damaged, features(), 4))
 
 
@@ -135,8 +143,8 @@ def test_columns_that_are_kept_and_columns_of_nulls(tmp_path: Path) -> None:
     (columns,) = read_columns(path, features(), 10, keep=["name", "user"], nulls=True)
     assert columns.column_names == ["user", "name", "age"]
     assert features()(columns)["age"].tolist() == [0.0, 0.0], "the default of a null"
-    with pytest.raises(sr.InvalidArgument, match=r"--keep nme: .* has no such column; columns: user, name"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"--keep nme: .* has no such column; columns: user, name"):
         list(read_columns(path, features(), 10, keep=["nme"]))
     pa.parquet.write_table(pa.table({"name": ["a"]}), path)
-    with pytest.raises(sr.InvalidArgument, match=r"there is no column 'user', which the features read"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"there is no column 'user', which the features read"):
         list(read_columns(path, features(), 10, nulls=True))

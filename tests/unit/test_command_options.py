@@ -40,11 +40,11 @@ def test_a_child_has_the_whole_configuration_of_its_parent() -> None:
 
 
 def test_a_configuration_that_is_handed_down_is_checked_as_flags_are() -> None:
-    with pytest.raises(sr.InvalidArgument, match="shards: 0 is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match="shards: 0 is not allowed"):
         cluster_config('{"shards": 0}', {})
-    with pytest.raises(sr.InvalidArgument, match="shards: 0 is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match="shards: 0 is not allowed"):
         cluster_config(None, {"shards": 0})
-    with pytest.raises(sr.InvalidArgument):
+    with pytest.raises(sr.errors.InvalidArgument):
         cluster_config("[1, 2]", {})
 
 
@@ -67,7 +67,7 @@ def test_a_shard_and_a_coordinator_take_all_of_it() -> None:
     assert (cluster.shards, cluster.slot_count, cluster.worker_lease_sec, cluster.shard_lease_sec) == (3, 64, 1.5, 2.5)
     assert cluster.job_memory_sec == 7.0
     assert cluster.checkpoint_roots.check("s3://bucket/rows/x") == "s3://bucket/rows/x"
-    with pytest.raises(sr.SparserowError):
+    with pytest.raises(sr.errors.SparserowError):
         cluster.checkpoint_roots.check("/elsewhere")
 
 
@@ -110,7 +110,7 @@ def test_flags_of_serve() -> None:
     ],
 )
 def test_flags_of_serve_that_are_refused(flags: dict[str, Any], words: str) -> None:
-    with pytest.raises(sr.InvalidArgument) as error:
+    with pytest.raises(sr.errors.InvalidArgument) as error:
         ServeOptions.from_flags(**{"model": ["ctr"], "root": "/models", **flags})
     assert words in str(error.value)
 

@@ -10,7 +10,7 @@ from sparserow.proto.control import ControlClient
 from sparserow.proto.coordinators import parse_address
 from sparserow.proto.errors import InvalidArgument, SparserowError, Unavailable
 from sparserow.proto.grpc_status import error_of_status, status_of_error
-from sparserow.proto.optimizers import (
+from sparserow.proto.optim import (
     FTRL,
     LAMB,
     OPTIMIZERS,

@@ -16,7 +16,7 @@ from sparserow.deploy.train import training_run
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.cores import available_cores
-from sparserow.worker.session import connect as connecting
+from sparserow.worker.api import connect as connecting
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_report import Silence
 

@@ -41,7 +41,7 @@ def session() -> Iterator[sr.Session]:
 
 @pytest.fixture
 def model(session: sr.Session) -> Net:
-    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    return session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
 
 
 def rows(session: sr.Session) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_what_cannot_step_is_refused_before_rows_move(
 ) -> None:
     before, step, head = rows(session), session.current_step, model.head.weight.detach().clone()
     (model(IDS) ** 2).mean().backward()
-    with pytest.raises(sr.InvalidArgument, match=words):
+    with pytest.raises(sr.errors.InvalidArgument, match=words):
         session.step(given(model))
     np.testing.assert_array_equal(rows(session), before)
     assert session.current_step == step
@@ -79,7 +79,7 @@ def test_what_cannot_step_is_refused_before_rows_move(
 def test_the_optimizer_of_the_rows_is_refused_as_the_dense_one(session: sr.Session, model: Net) -> None:
     before = rows(session)
     (model(IDS) ** 2).mean().backward()
-    with pytest.raises(sr.InvalidArgument, match=r"session\.step: dense is session\.optimizer"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"session\.step: dense is session\.optimizer"):
         session.step(session.optimizer)
     np.testing.assert_array_equal(rows(session), before)
 
@@ -87,7 +87,7 @@ def test_the_optimizer_of_the_rows_is_refused_as_the_dense_one(session: sr.Sessi
 def test_a_wrapped_sparse_adam_is_refused_before_rows_move(session: sr.Session, model: Net) -> None:
     before, optimizer = rows(session), session.wrap(torch.optim.SparseAdam(model.parameters()))
     (model(IDS) ** 2).mean().backward()
-    with pytest.raises(sr.InvalidArgument, match="SparseAdam takes sparse gradients"):
+    with pytest.raises(sr.errors.InvalidArgument, match="SparseAdam takes sparse gradients"):
         optimizer.step()
     np.testing.assert_array_equal(rows(session), before)
 
@@ -128,7 +128,7 @@ def test_a_dense_step_that_fails_after_the_commit_says_that_rows_have_moved(
 ) -> None:
     before, head = rows(session), model.head.weight.detach().clone()
     with pytest.raises(
-        sr.FailedPrecondition,
+        sr.errors.FailedPrecondition,
         match=r"the rows of step 0 were committed, and then Failing\.step\(\) raised ValueError: the state is lost; "
         "the dense weights were not updated.* restore a checkpoint, or go on",
     ) as raised:

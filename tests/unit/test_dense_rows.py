@@ -38,9 +38,9 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 OPTIMIZERS = {
-    "sgd": (sr.SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    "adagrad": (sr.Adagrad(lr=0.1), lambda p: torch.optim.Adagrad(p, lr=0.1)),
-    "adam": (sr.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+    "sgd": (sr.optim.SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "adagrad": (sr.optim.Adagrad(lr=0.1), lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    "adam": (sr.optim.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
 }
 
 
@@ -52,8 +52,8 @@ def test_it_trains_as_torch(name: str, shards: int) -> None:
     optimizers = [torch.optim.SGD(reference.table.parameters(), lr=0.5)]
     optimizers += [theirs([*reference.tower.parameters(), *reference.unused.parameters()])]
     with sr.InProcessCluster(shards=shards).connect(f"dense-{name}-{shards}") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=ours)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
+        session.dense_on_servers(model, optimizer=ours)
         for step in range(20):
             loss, expected = loss_of(model, step), loss_of(reference, step)
             torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
@@ -77,8 +77,8 @@ def test_micro_batches_see_the_same_parameters_and_sum() -> None:
     reference = make_net()
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     with sr.InProcessCluster().connect("dense-micro") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         for step in range(5):
             for part in range(3):
                 loss_of(model, 3 * step + part).backward()
@@ -91,8 +91,8 @@ def test_micro_batches_see_the_same_parameters_and_sum() -> None:
 
 def test_the_rate_is_the_sessions() -> None:
     with sr.InProcessCluster().connect("dense-rate") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         before = [p.detach().clone() for p in model.parameters()]
         for group in session.optimizer.param_groups:
             group["lr"] = 0.0
@@ -108,7 +108,7 @@ def test_values_are_given_once() -> None:
     cluster = sr.InProcessCluster()
     with cluster.connect("dense-once") as session:
         model = make_net()
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         loss_of(model, 0).backward()
         session.step()
         model.eval()
@@ -116,20 +116,20 @@ def test_values_are_given_once() -> None:
         trained = model.tower[0].weight.detach().clone()
     with cluster.connect("dense-once") as session:
         other = make_net(seed=2)
-        dense = sr.dense_on_servers(other, session, optimizer=sr.SGD(lr=0.1))
+        dense = session.dense_on_servers(other, optimizer=sr.optim.SGD(lr=0.1))
         torch.testing.assert_close(other.tower[0].weight.detach(), trained, rtol=0, atol=0)
         assert dense.table.pull(np.array([MARKER_KEY], np.uint64)).all()
-        with pytest.raises(sr.FailedPrecondition, match="this session has the dense tensors of a model"):
-            sr.dense_on_servers(make_net(), session, optimizer=sr.SGD(lr=0.1))
-    another = pytest.raises(sr.FailedPrecondition, match="holds the parameters of another model")
+        with pytest.raises(sr.errors.FailedPrecondition, match="this session has the dense tensors of a model"):
+            session.dense_on_servers(make_net(), optimizer=sr.optim.SGD(lr=0.1))
+    another = pytest.raises(sr.errors.FailedPrecondition, match="holds the parameters of another model")
     with cluster.connect("dense-once") as session, another:
-        sr.dense_on_servers(nn.Linear(3, 3), session, optimizer=sr.SGD(lr=0.1))
+        session.dense_on_servers(nn.Linear(3, 3), optimizer=sr.optim.SGD(lr=0.1))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     with sr.InProcessCluster(shards=2).connect("dense-nan") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         before = loss_of(model, 0)
         before.backward()
         with torch.no_grad():
@@ -144,14 +144,16 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
 
 def test_what_is_refused() -> None:
     with sr.InProcessCluster().connect("dense-refused") as session:
-        with pytest.raises(sr.InvalidArgument, match="no parameters besides its tables"):
-            sr.dense_on_servers(nn.ReLU(), session, optimizer=sr.SGD())
-        with pytest.raises(sr.InvalidArgument, match=r"'weight' is torch.bfloat16 on cpu; allowed: float32 on cpu"):
-            sr.dense_on_servers(nn.Linear(2, 2).bfloat16(), session, optimizer=sr.SGD())
+        with pytest.raises(sr.errors.InvalidArgument, match="no parameters besides its tables"):
+            session.dense_on_servers(nn.ReLU(), optimizer=sr.optim.SGD())
+        with pytest.raises(
+            sr.errors.InvalidArgument, match=r"'weight' is torch.bfloat16 on cpu; allowed: float32 on cpu"
+        ):
+            session.dense_on_servers(nn.Linear(2, 2).bfloat16(), optimizer=sr.optim.SGD())
         model = make_net()
-        sr.dense_on_servers(model, session, optimizer=sr.SGD())
+        session.dense_on_servers(model, optimizer=sr.optim.SGD())
         loss_of(model, 0).backward()
-        with pytest.raises(sr.InvalidArgument, match="the dense tensors are on the servers"):
+        with pytest.raises(sr.errors.InvalidArgument, match="the dense tensors are on the servers"):
             session.step(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
@@ -159,8 +161,8 @@ def test_an_evaluation_within_a_step_loses_no_gradient() -> None:
     reference = make_net()
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     with sr.InProcessCluster(shards=1).connect("dense-eval-within") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         for step in range(3):
             loss_of(reference, step).backward()
             optimizer.step()
@@ -197,23 +199,23 @@ def _step_locally(model: Net) -> None:
 @pytest.mark.parametrize("train", [True, False])
 def test_a_parameter_that_was_changed_here_is_refused_by_name(change, train: bool) -> None:
     with sr.InProcessCluster(shards=1).connect("changed") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         loss_of(model, 0).backward()
         assert session.step()
         model.train(train)
         loss_of(model, 1)
         change(model)
         with pytest.raises(
-            sr.FailedPrecondition, match=r"'tower.0.weight' was changed in this process.*'changed/dense'"
+            sr.errors.FailedPrecondition, match=r"'tower.0.weight' was changed in this process.*'changed/dense'"
         ):
             loss_of(model, 1)
 
 
 def test_a_parameter_frozen_later_stays_and_goes_on_after() -> None:
     with sr.InProcessCluster(shards=1).connect("later") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         for step, trains in enumerate((True, False, False, True)):
             model.tower[0].requires_grad_(trains)
             loss_of(model, step)
@@ -228,15 +230,15 @@ def test_a_parameter_frozen_later_stays_and_goes_on_after() -> None:
 
 def test_a_parameter_that_was_frozen_before_is_not_trained_silently() -> None:
     with sr.InProcessCluster(shards=1).connect("before") as session:
-        model = sr.distribute(make_net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        model = session.distribute(make_net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
         model.tower[0].requires_grad_(False)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
         model.tower[0].weight.data.mul_(2)  # it is this process's own
         loss_of(model, 0).backward()
         assert session.step()
         model.tower[0].requires_grad_(True)
         with pytest.raises(
-            sr.FailedPrecondition, match=r"'tower.0.weight' requires a gradient now and was frozen when"
+            sr.errors.FailedPrecondition, match=r"'tower.0.weight' requires a gradient now and was frozen when"
         ):
             loss_of(model, 1)
         model.eval()

@@ -14,9 +14,9 @@ import sparserow as sr
 from sparserow.cpp_ext.device import row_optimizers
 from sparserow.cpp_ext.device.link import HostLink
 from sparserow.proto.schema import TableSchema
+from sparserow.worker.api.in_process import InProcessCluster
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.device_tables.share import Share
-from sparserow.worker.session.in_process import InProcessCluster
 
 DEVICE = sr.Table(placement="device")
 
@@ -37,8 +37,8 @@ def cluster() -> InProcessCluster:
 
 
 def on_devices(session: sr.Session, model: nn.Module | None = None, **options: object) -> nn.Module:
-    arguments = {"optimizer": sr.Adagrad(lr=0.1), "min_rows": 1, "tables": {"user": DEVICE}, **options}
-    return sr.distribute(model or Net(), session, **arguments)
+    arguments = {"optimizer": sr.optim.Adagrad(lr=0.1), "min_rows": 1, "tables": {"user": DEVICE}, **options}
+    return session.distribute(model or Net(), **arguments)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
@@ -78,7 +78,7 @@ def test_a_model_may_have_tables_on_both(cluster: InProcessCluster) -> None:
     session.step()
     assert np.array_equal(whole_rows(session.core.device_tables, "user").numpy(), rows)
     session.close()
-    with pytest.raises(sr.FailedPrecondition, match="no open session of this process has it"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="no open session of this process has it"):
         here.user(ids)
 
 
@@ -109,7 +109,7 @@ def test_initial_rows_are_those_of_the_servers(cluster: InProcessCluster) -> Non
     ],
 )
 def test_options_of_tables_are_refused(options: dict[str, object], text: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=text):
+    with pytest.raises(sr.errors.InvalidArgument, match=text):
         sr.Table(**{"placement": "device", **options})
 
 
@@ -125,54 +125,62 @@ def test_what_cannot_be_is_refused_before_anything_changes(
     cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cluster.connect("late", staleness=1) as session:
-        refused(session, sr.InvalidArgument, "staleness: 1 is not allowed; allowed: 0 with tables.placement 'device'")
+        refused(
+            session, sr.errors.InvalidArgument, "staleness: 1 is not allowed; allowed: 0 with tables.placement 'device'"
+        )
     with cluster.connect() as session:
-        session.create_table("user", dim=4, optimizer=sr.SGD(lr=1.0))
-        refused(session, sr.FailedPrecondition, "has a table 'user' on the servers, whose rows would not be used")
+        session.create_table("user", dim=4, optimizer=sr.optim.SGD(lr=1.0))
+        refused(
+            session, sr.errors.FailedPrecondition, "has a table 'user' on the servers, whose rows would not be used"
+        )
         session.drop_table("user")
         alone = session.core.placement
         session.core.placement = dataclasses.replace(alone, world_size=2)
-        refused(session, sr.FailedPrecondition, "the job has 2 workers, which exchange rows by torch.distributed")
+        refused(
+            session, sr.errors.FailedPrecondition, "the job has 2 workers, which exchange rows by torch.distributed"
+        )
         session.core.placement = alone
         kernels = {name: kernel for name, kernel in row_optimizers.KERNELS.items() if name != "adagrad"}
         with monkeypatch.context() as patched:
             patched.setattr(row_optimizers, "KERNELS", MappingProxyType(kernels))
-            refused(session, sr.InvalidArgument, "'adagrad' is not allowed; allowed: on devices: sgd, rowwise")
+            refused(session, sr.errors.InvalidArgument, "'adagrad' is not allowed; allowed: on devices: sgd, rowwise")
         with monkeypatch.context() as patched:
             patched.setattr(HostLink, "free_bytes", lambda _: 700)
             text = r"rank 0 needs 720 bytes for its 20 of 20 rows and state, and 700 bytes are free on cpu; allowed: a"
-            refused(session, sr.InvalidArgument, text)
+            refused(session, sr.errors.InvalidArgument, text)
         monkeypatch.setattr(cluster, "create_table", fail)
-        refused(session, sr.ResourceExhausted, "no table on the servers")
+        refused(session, sr.errors.ResourceExhausted, "no table on the servers")
         monkeypatch.undo()
         on_devices(session)
 
 
 def fail(schema: TableSchema) -> TableSchema:
-    raise sr.ResourceExhausted("no table on the servers")
+    raise sr.errors.ResourceExhausted("no table on the servers")
 
 
 def test_dense_on_servers_and_device_tables_exclude_each_other(cluster: InProcessCluster) -> None:
     with cluster.connect() as session:
         model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1))
-        sr.distribute(model, session, optimizer=sr.SGD(lr=1.0), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=1.0))
-        with pytest.raises(sr.FailedPrecondition, match=r"are on the servers \(dense: ps\)"):
+        session.distribute(model, optimizer=sr.optim.SGD(lr=1.0), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=1.0))
+        with pytest.raises(sr.errors.FailedPrecondition, match=r"are on the servers \(dense: ps\)"):
             on_devices(session)
 
 
 def test_a_graph_is_refused(cluster: InProcessCluster) -> None:
     with cluster.connect() as session:
         program = torch.export.export(nn.Sequential(nn.Embedding(20, 4)), (torch.arange(3),))
-        with pytest.raises(sr.InvalidArgument, match="placement: 'device' is not allowed, as a graph has no layer"):
-            sr.lift_embeddings(program, session, optimizer=sr.SGD(lr=1.0), min_rows=1, tables={"*": DEVICE})
+        with pytest.raises(
+            sr.errors.InvalidArgument, match="placement: 'device' is not allowed, as a graph has no layer"
+        ):
+            session.lift_embeddings(program, optimizer=sr.optim.SGD(lr=1.0), min_rows=1, tables={"*": DEVICE})
 
 
 def test_a_layer_that_was_moved_is_refused(cluster: InProcessCluster) -> None:
     with cluster.connect() as session:
         model = on_devices(session)
         model.to("meta")
-        with pytest.raises(sr.FailedPrecondition, match="is on cpu, and its layer was moved to meta"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="is on cpu, and its layer was moved to meta"):
             model.user(torch.arange(3))
 
 
@@ -181,7 +189,7 @@ def test_a_step_that_the_servers_refuse_changes_no_row_on_devices() -> None:
     with cluster.connect() as session:
         model = nn.Module()
         model.user, model.item = nn.Embedding(20, 4), nn.Embedding(100_000, 2048, device="meta")
-        on_devices(session, model, optimizer=sr.SGD(lr=1.0, momentum=0.5), carry_weights=False)
+        on_devices(session, model, optimizer=sr.optim.SGD(lr=1.0, momentum=0.5), carry_weights=False)
 
         def step(ids: torch.Tensor) -> None:
             (model.user(ids % 20).sum() + model.item(ids).sum()).backward()
@@ -189,7 +197,7 @@ def test_a_step_that_the_servers_refuse_changes_no_row_on_devices() -> None:
 
         step(torch.arange(3))
         before = whole_rows(session.core.device_tables, "user").clone()
-        with pytest.raises(sr.ResourceExhausted):
+        with pytest.raises(sr.errors.ResourceExhausted):
             step(torch.arange(2000))
         assert torch.equal(whole_rows(session.core.device_tables, "user"), before)
         assert session.current_step == 1

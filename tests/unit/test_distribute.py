@@ -13,7 +13,7 @@ from torch import nn
 import sparserow as sr
 
 ROWS, DIM = 100, 4
-SGD = sr.SGD(lr=0.5)
+SGD = sr.optim.SGD(lr=0.5)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class Model(nn.Module):
 def test_swaps_by_size_and_carries_weights(session: sr.Session) -> None:
     model = Model()
     weight = model.tower.user_id.weight.detach().clone()
-    assert sr.distribute(model, session, optimizer=SGD, min_rows=ROWS) is model
+    assert session.distribute(model, optimizer=SGD, min_rows=ROWS) is model
     assert type(model.tower.user_id).__name__ == "DistributedEmbedding"
     assert type(model.tower.small) is nn.Embedding
     np.testing.assert_array_equal(session.table("tower.user_id").pull(np.arange(ROWS)), weight)
@@ -53,19 +53,21 @@ def test_swaps_by_size_and_carries_weights(session: sr.Session) -> None:
 
 def test_options_by_pattern(session: sr.Session) -> None:
     model = Model()
-    tables = {"tower.user_*": sr.Table(dtype="bfloat16", init=sr.Constant(2.0), optimizer=sr.Adagrad(lr=0.3), seed=5)}
-    sr.distribute(model, session, optimizer=SGD, min_rows=10, tables=tables)
+    tables = {
+        "tower.user_*": sr.Table(dtype="bfloat16", init=sr.Constant(2.0), optimizer=sr.optim.Adagrad(lr=0.3), seed=5)
+    }
+    session.distribute(model, optimizer=SGD, min_rows=10, tables=tables)
     schema = session.table("tower.user_id").schema
-    assert (schema.dtype, schema.optimizer, schema.seed) == ("bfloat16", sr.Adagrad(lr=0.3), 5)
+    assert (schema.dtype, schema.optimizer, schema.seed) == ("bfloat16", sr.optim.Adagrad(lr=0.3), 5)
     np.testing.assert_array_equal(session.table("tower.user_id").pull([1, 2]), np.full((2, DIM), 2.0))
 
 
 def test_an_existing_table_keeps_its_rows(cluster: sr.InProcessCluster) -> None:
     with cluster.connect("again") as first:
-        sr.distribute(Model(), first, optimizer=SGD, min_rows=10)
+        first.distribute(Model(), optimizer=SGD, min_rows=10)
         first.table("tower.user_id").assign([1], np.full((1, DIM), 9, np.float32))
     with cluster.connect("again") as second:
-        sr.distribute(Model(), second, optimizer=SGD, min_rows=10)
+        second.distribute(Model(), optimizer=SGD, min_rows=10)
         np.testing.assert_array_equal(second.table("tower.user_id").pull([1]), np.full((1, DIM), 9))
 
 
@@ -87,35 +89,38 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_refusals_name_layer_and_reason(name: str, session: sr.Session) -> None:
     make, reason = REFUSALS[name]
     model = make()
-    with pytest.raises(sr.FailedPrecondition, match=rf"tower\.user_id.*{reason}"):
-        sr.distribute(model, session, optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.errors.FailedPrecondition, match=rf"tower\.user_id.*{reason}"):
+        session.distribute(model, optimizer=SGD, min_rows=10)
     assert type(model.tower.user_id) is nn.Embedding
     assert session.core.catalog.list_tables("ads") == ()
 
 
 def test_a_pattern_without_a_layer_is_an_error(session: sr.Session) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"tables\['user_\*'\] matches no layer.*tower\.user_id"):
-        sr.distribute(Model(), session, optimizer=SGD, min_rows=10, tables={"user_*": sr.Table()})
-    with pytest.raises(sr.InvalidArgument, match="min_rows=1000"):
-        sr.distribute(Model(), session, optimizer=SGD, min_rows=1000)
-    with pytest.raises(sr.InvalidArgument, match="itself an embedding"):
-        sr.distribute(nn.Embedding(ROWS, DIM), session, optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.errors.InvalidArgument, match=r"tables\['user_\*'\] matches no layer.*tower\.user_id"):
+        session.distribute(Model(), optimizer=SGD, min_rows=10, tables={"user_*": sr.Table()})
+    with pytest.raises(sr.errors.InvalidArgument, match="min_rows=1000"):
+        session.distribute(Model(), optimizer=SGD, min_rows=1000)
+    with pytest.raises(sr.errors.InvalidArgument, match="itself an embedding"):
+        session.distribute(nn.Embedding(ROWS, DIM), optimizer=SGD, min_rows=10)
 
 
 def test_names_in_use_are_an_error(session: sr.Session, cluster: sr.InProcessCluster) -> None:
-    sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
-    with pytest.raises(sr.FailedPrecondition, match=r"'tower\.user_id' is already in use by this session"):
-        sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
-    with cluster.connect("ads") as other, pytest.raises(sr.FailedPrecondition, match="already bound in this process"):
-        sr.distribute(Model(), other, optimizer=SGD, min_rows=10)
-    with cluster.connect("ads") as other, pytest.raises(sr.FailedPrecondition, match="another schema"):
-        sr.distribute(Model(), other, optimizer=sr.Adam(), min_rows=10)
+    session.distribute(Model(), optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"'tower\.user_id' is already in use by this session"):
+        session.distribute(Model(), optimizer=SGD, min_rows=10)
+    with (
+        cluster.connect("ads") as other,
+        pytest.raises(sr.errors.FailedPrecondition, match="already bound in this process"),
+    ):
+        other.distribute(Model(), optimizer=SGD, min_rows=10)
+    with cluster.connect("ads") as other, pytest.raises(sr.errors.FailedPrecondition, match="another schema"):
+        other.distribute(Model(), optimizer=sr.optim.Adam(), min_rows=10)
 
 
 def test_a_module_in_two_places_is_one_table(session: sr.Session) -> None:
     model = Model()
     model.again = model.tower.user_id
-    sr.distribute(model, session, optimizer=sr.SGD(lr=1.0), min_rows=10)
+    session.distribute(model, optimizer=sr.optim.SGD(lr=1.0), min_rows=10)
     assert model.again is model.tower.user_id
     before = session.table("tower.user_id").pull([3])
     (model.again(torch.tensor([3])).sum() + model.tower.user_id(torch.tensor([3])).sum()).backward()
@@ -124,8 +129,8 @@ def test_a_module_in_two_places_is_one_table(session: sr.Session) -> None:
 
 
 def test_weight_is_not_there(session: sr.Session) -> None:
-    model = sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
-    with pytest.raises(sr.FailedPrecondition, match=r"\.weight is not here"):
+    model = session.distribute(Model(), optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"\.weight is not here"):
         model.tower.user_id.weight.sum()
     assert not hasattr(model.tower.user_id, "weight")
 
@@ -135,25 +140,25 @@ def test_a_layer_that_is_excluded_stays_local(session: sr.Session) -> None:
         ("tower.*", r"exclude: 'tower\.\*' is not allowed; allowed: a sequence of patterns, such as \['tower\.\*'\]"),
         (["towr.*"], r"exclude 'towr\.\*' matches no layer; layers to distribute: tower\.user_id"),
     ):
-        with pytest.raises(sr.InvalidArgument, match=words):
-            sr.distribute(Model(), session, optimizer=SGD, min_rows=10, exclude=given)
-    with pytest.raises(sr.InvalidArgument, match=r"no nn\.Embedding or"):
-        sr.distribute(Model(), session, optimizer=SGD, min_rows=10, exclude=["*"])
+        with pytest.raises(sr.errors.InvalidArgument, match=words):
+            session.distribute(Model(), optimizer=SGD, min_rows=10, exclude=given)
+    with pytest.raises(sr.errors.InvalidArgument, match=r"no nn\.Embedding or"):
+        session.distribute(Model(), optimizer=SGD, min_rows=10, exclude=["*"])
     model = Model()
     model.tower.other = nn.Embedding(ROWS, DIM)
-    sr.distribute(model, session, optimizer=SGD, min_rows=10, exclude=["tower.u*"])
+    session.distribute(model, optimizer=SGD, min_rows=10, exclude=["tower.u*"])
     assert model.tower.user_id.weight.requires_grad
     assert session.core.bound_tables() == ("tower.other",)
 
 
 def test_a_model_is_distributed_once(session: sr.Session) -> None:
-    model = sr.distribute(Model(), session, optimizer=SGD, min_rows=10)
-    with pytest.raises(sr.FailedPrecondition, match=r"layers tower\.user_id.* are distributed already"):
-        sr.distribute(model, session, optimizer=SGD, min_rows=10)
+    model = session.distribute(Model(), optimizer=SGD, min_rows=10)
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"layers tower\.user_id.* are distributed already"):
+        session.distribute(model, optimizer=SGD, min_rows=10)
 
 
 def test_padding_row_begins_at_zero_without_carried_weights(session: sr.Session) -> None:
-    sr.distribute(Model(padding_idx=7), session, optimizer=SGD, min_rows=10, carry_weights=False)
+    session.distribute(Model(padding_idx=7), optimizer=SGD, min_rows=10, carry_weights=False)
     rows = session.table("tower.user_id").pull([7, 8])
     assert not rows[0].any()
     assert rows[1].any()
@@ -179,7 +184,7 @@ def test_deferred_layers_take_the_init_they_were_given(session: sr.Session) -> N
     assert model.plain.weight.is_meta
     assert not model.small.weight.is_meta
     assert not nn.Embedding(2_000_000, 1).weight.is_meta
-    sr.distribute(model, session, optimizer=SGD, min_rows=1_000_000)
+    session.distribute(model, optimizer=SGD, min_rows=1_000_000)
     inits = {schema.name: schema.init for schema in session.core.catalog.list_tables("ads")}
     assert inits["plain"] == sr.Normal(0.0, 1.0)
     assert inits["uniform"] == sr.Uniform(-0.25, 0.25)
@@ -213,7 +218,7 @@ def test_deferred_layers_stay_when_their_model_is_moved(session: sr.Session, whe
         model = copy.deepcopy(model).cpu().double().to(torch.float32)
     assert model.tables["user"].weight.is_meta
     assert (model.out.weight.device.type, model.tables["user"].weight.dtype) == ("cpu", torch.float32)
-    sr.distribute(model, session, optimizer=SGD, min_rows=1_000_000)
+    session.distribute(model, optimizer=SGD, min_rows=1_000_000)
     inits = {schema.name: schema.init for schema in session.core.catalog.list_tables("ads")}
     assert inits == {"tables.user": sr.Normal(0.0, 1e-4), "tables.item": sr.Uniform(-0.5, 0.5)}
     assert model.to("cpu")(torch.tensor([1_999_999])).shape == (1, 1)
@@ -224,16 +229,16 @@ def test_deferred_refuses_what_a_server_cannot_repeat() -> None:
         weight = nn.Embedding(100, 4).weight
         assert weight.is_meta  # asking is allowed
         for fill in (nn.init.trunc_normal_, nn.init.orthogonal_):
-            with pytest.raises(sr.FailedPrecondition, match=fill.__name__):
+            with pytest.raises(sr.errors.FailedPrecondition, match=fill.__name__):
                 fill(weight)
-        with pytest.raises(sr.FailedPrecondition, match="mul_"), torch.no_grad():
+        with pytest.raises(sr.errors.FailedPrecondition, match="mul_"), torch.no_grad():
             weight.mul_(2.0)
-    with pytest.raises(sr.InvalidArgument, match="min_rows"), sr.deferred(min_rows=0):
+    with pytest.raises(sr.errors.InvalidArgument, match="min_rows"), sr.deferred(min_rows=0):
         pass
 
 
 def test_rows_by_key(session: sr.Session) -> None:
-    table = session.create_table("keys", dim=2, optimizer=sr.SGD(lr=0.5), init=sr.Constant(1.0))
+    table = session.create_table("keys", dim=2, optimizer=sr.optim.SGD(lr=0.5), init=sr.Constant(1.0))
     keys = np.array([5, 2**63 + 1, 5], dtype=np.uint64)
     np.testing.assert_array_equal(table.pull(keys), np.ones((3, 2)))
     table.push(keys, np.ones((3, 2), np.float32))  # 5 stands twice: its gradients are summed
@@ -251,20 +256,20 @@ def test_rows_by_key(session: sr.Session) -> None:
 
 
 def test_rows_by_key_refuses(session: sr.Session) -> None:
-    table = session.create_table("keys", dim=2, optimizer=sr.SGD(lr=0.5))
-    with pytest.raises(sr.InvalidArgument, match="-3 is not allowed"):
+    table = session.create_table("keys", dim=2, optimizer=sr.optim.SGD(lr=0.5))
+    with pytest.raises(sr.errors.InvalidArgument, match="-3 is not allowed"):
         table.pull([1, -3])
-    with pytest.raises(sr.InvalidArgument, match="float64"):
+    with pytest.raises(sr.errors.InvalidArgument, match="float64"):
         table.pull(np.array([1.5]))
-    with pytest.raises(sr.InvalidArgument, match=r"grads: the shape must be \(1, 2\)"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"grads: the shape must be \(1, 2\)"):
         table.push([1], np.ones((1, 3), np.float32))
-    with pytest.raises(sr.InvalidArgument, match="grads of key 4 is not finite"):
+    with pytest.raises(sr.errors.InvalidArgument, match="grads of key 4 is not finite"):
         table.push([3, 4], np.array([[1, 1], [1, np.nan]], np.float32))
     np.testing.assert_array_equal(table.pull([3]), np.zeros((1, 2)))
-    with pytest.raises(sr.NotFound, match="tables there: keys"):
+    with pytest.raises(sr.errors.NotFound, match="tables there: keys"):
         session.table("other")
-    with pytest.raises(sr.FailedPrecondition):
-        session.create_table("keys", dim=3, optimizer=sr.SGD(lr=0.5))
+    with pytest.raises(sr.errors.FailedPrecondition):
+        session.create_table("keys", dim=3, optimizer=sr.optim.SGD(lr=0.5))
 
 
 def test_hash_key_is_pinned() -> None:
@@ -295,12 +300,12 @@ def test_compiled_modules_leave_no_trace_in_names_of_tables(
     cluster: sr.InProcessCluster, compiled: Callable[[Model], nn.Module]
 ) -> None:
     with cluster.connect("run") as first:
-        sr.distribute(Model(), first, optimizer=SGD, min_rows=ROWS)
+        first.distribute(Model(), optimizer=SGD, min_rows=ROWS)
         first.table("tower.user_id").assign([1], np.full((1, DIM), 9, np.float32))
     with cluster.connect("run") as second:
         model = compiled(Model())
         options = {"tower.user_id": sr.Table(seed=0)}
-        sr.distribute(model, second, optimizer=SGD, min_rows=ROWS, tables=options)
+        second.distribute(model, optimizer=SGD, min_rows=ROWS, tables=options)
         assert second.core.bound_tables() == ("tower.user_id",)
         plain = model.get_submodule("_orig_mod") if compiled is compiled_whole else model
         layer = plain.tower.user_id if compiled is not compiled_tower else plain.tower._orig_mod.user_id
@@ -309,9 +314,9 @@ def test_compiled_modules_leave_no_trace_in_names_of_tables(
 
 
 def test_weights_of_a_compiled_model_are_imported(session: sr.Session) -> None:
-    sr.distribute(Model(), session, optimizer=SGD, min_rows=ROWS)
+    session.distribute(Model(), optimizer=SGD, min_rows=ROWS)
     for compiled in (compiled_whole, compiled_tower, compiled_layer):
         model = Model()
         weight = model.tower.user_id.weight.detach().clone()
-        assert sr.import_weights(session, compiled(model).state_dict()) == {"tower.user_id": ROWS}
+        assert session.import_weights(compiled(model).state_dict()) == {"tower.user_id": ROWS}
         np.testing.assert_array_equal(session.table("tower.user_id").pull(np.arange(ROWS)), weight)

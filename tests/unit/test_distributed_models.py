@@ -42,7 +42,7 @@ def test_it_trains_as_a_local_model(name):
     local = make_model()
     local_optimizer = torch.optim.SGD(local.parameters(), lr=0.01)
     with sr.InProcessCluster(shards=2).connect(name.replace("_", "-")) as session:
-        model = sr.distribute(copy.deepcopy(local), session, optimizer=sr.SGD(lr=0.01), min_rows=1)
+        model = session.distribute(copy.deepcopy(local), optimizer=sr.optim.SGD(lr=0.01), min_rows=1)
         dense = torch.optim.SGD(model.parameters(), lr=0.01)
         for step, (samples, is_empty) in enumerate([(9, False), (5, False), (0, True), (3, True), (17, False)]):
             tensors, before = make(samples, is_empty), session.stats().pulls
@@ -64,10 +64,10 @@ def test_it_trains_as_a_local_model(name):
 
 def test_prefetched_batches_have_the_rows_of_a_model_of_features():
     with sr.InProcessCluster(shards=2).connect("ahead") as session:
-        model = sr.distribute(MODELS["din"][0](), session, optimizer=sr.SGD(lr=0.01), min_rows=1)
+        model = session.distribute(MODELS["din"][0](), optimizer=sr.optim.SGD(lr=0.01), min_rows=1)
         dense = torch.optim.SGD(model.parameters(), lr=0.01)
         batches = [{**with_history(9), "user": keys(9, seed)} for seed in range(5)]
-        for batch in sr.prefetch(batches, session):
+        for batch in session.prefetch(batches):
             loss_of(model(**batch)).backward()
             session.step(dense)
         stats = session.stats()
@@ -79,7 +79,7 @@ def test_a_compiled_model_is_one_graph_for_any_batch():
     torch._dynamo.reset()
     with sr.InProcessCluster(shards=2).connect("compiled") as session:
         local = MODELS["din"][0]()
-        model = sr.distribute(copy.deepcopy(local), session, optimizer=sr.SGD(lr=0.01), min_rows=1).eval()
+        model = session.distribute(copy.deepcopy(local), optimizer=sr.optim.SGD(lr=0.01), min_rows=1).eval()
         compiled = sr.compile_model(model, backend="eager", fullgraph=True, dynamic=True)
         for samples, is_empty in ((9, False), (5, False), (1, True), (0, True)):
             tensors = with_history(samples, is_empty)

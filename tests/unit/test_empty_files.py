@@ -70,7 +70,7 @@ def test_files_of_no_rows_are_named(tmp_path: Path, form: str, train_rows: int, 
     empty = other if train_rows else one
     words = rf"{empty.name}: ({NONE}|the file is empty; expected a JSON object on each line)"
     for call in (dry_run, train):
-        with pytest.raises(sr.InvalidArgument, match=words):
+        with pytest.raises(sr.errors.InvalidArgument, match=words):
             call(job)
     (tmp_path / "job.yaml").write_text(json.dumps(job.model_dump(mode="json", exclude_unset=True)))
     wrong = [finding for finding in check_job(tmp_path / "job.yaml") if finding.level == "wrong"]
@@ -91,5 +91,5 @@ def test_a_job_begins_with_the_first_rows_that_it_selects(tmp_path: Path) -> Non
     write(tmp_path / "log.parquet", 30)
     made = dry_run(job_of(tmp_path / "log.parquet", tmp_path / "log.parquet", "data.where=x >= 25"))
     assert made.samples == 5
-    with pytest.raises(sr.InvalidArgument, match=NONE):
+    with pytest.raises(sr.errors.InvalidArgument, match=NONE):
         dry_run(job_of(tmp_path / "log.parquet", tmp_path / "log.parquet", "data.where=x >= 30"))

@@ -52,6 +52,6 @@ def test_what_for_serving_returns_is_exported() -> None:
 
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(
-        sr.InvalidArgument, match=r"what for_serving returns: 'int' is not allowed; allowed: an nn\.Module"
+        sr.errors.InvalidArgument, match=r"what for_serving returns: 'int' is not allowed; allowed: an nn\.Module"
     ):
         exported(Model(served=3), batches())

@@ -56,40 +56,56 @@ def test_wrong_sets_are_named() -> None:
     with pytest.raises(InvalidArgument, match="features: there is none"):
         set_of()
     with pytest.raises(InvalidArgument, match="two of them have the name 'a'"):
-        set_of(sr.IdFeature("a"), sr.NumericFeature("a"))
+        set_of(sr.features.IdFeature("a"), sr.features.NumericFeature("a"))
     with pytest.raises(InvalidArgument, match=r"name: '9a' is not allowed; allowed: a name of letters"):
-        sr.IdFeature("9a")
+        sr.features.IdFeature("9a")
     with pytest.raises(InvalidArgument, match=r"features\.t\.zone: 'Mars/Olympus' is no zone"):
-        set_of(sr.TimeFeature("t", zone="Mars/Olympus"))
+        set_of(sr.features.TimeFeature("t", zone="Mars/Olympus"))
     assert set(KINDS) == {"id", "dense", "bucketize", "cross", "multi_hot", "sequence", "split", "time"}
 
 
 @pytest.mark.parametrize(
     ("feature", "columns", "message"),
     [
-        (sr.IdFeature("user"), {"usr": [1]}, "log.parquet: column 'user' of feature 'user': .* nearest names: usr"),
-        (sr.IdFeature("a"), {"a": [1.5]}, "column 'a' .* has type double; an integer or a text is needed"),
-        (sr.NumericFeature("a"), {"a": ["x"]}, "column 'a' .* has type string; a number is needed"),
-        (sr.NumericFeature("a"), {"a": [1.0, float("inf")]}, "row 1 is inf, which is not finite as a float32"),
-        (sr.NumericFeature("a", on_null="refuse"), {"a": [1.0, None]}, "row 1 is null, which on_null refuses"),
-        (sr.IdFeature("a", on_null="refuse"), {"a": [None, 1]}, "row 0 is null, which on_null refuses"),
-        (sr.MultiHotFeature("a"), {"a": ["x"]}, "has type string; a list is needed"),
-        (sr.MultiHotFeature("a", max_len=1), {"a": [[1], [1, 2]]}, r"row 1 has 2 keys; allowed: at most 1 \(max_len\)"),
-        (sr.MultiHotFeature("a", weights="w"), {"a": [[1, 2]], "w": [[1.0]]}, "row 0 has 1 weights for 2 keys"),
         (
-            sr.MultiHotFeature("a", weights="w"),
+            sr.features.IdFeature("user"),
+            {"usr": [1]},
+            "log.parquet: column 'user' of feature 'user': .* nearest names: usr",
+        ),
+        (sr.features.IdFeature("a"), {"a": [1.5]}, "column 'a' .* has type double; an integer or a text is needed"),
+        (sr.features.NumericFeature("a"), {"a": ["x"]}, "column 'a' .* has type string; a number is needed"),
+        (sr.features.NumericFeature("a"), {"a": [1.0, float("inf")]}, "row 1 is inf, which is not finite as a float32"),
+        (sr.features.NumericFeature("a", on_null="refuse"), {"a": [1.0, None]}, "row 1 is null, which on_null refuses"),
+        (sr.features.IdFeature("a", on_null="refuse"), {"a": [None, 1]}, "row 0 is null, which on_null refuses"),
+        (sr.features.MultiHotFeature("a"), {"a": ["x"]}, "has type string; a list is needed"),
+        (
+            sr.features.MultiHotFeature("a", max_len=1),
+            {"a": [[1], [1, 2]]},
+            r"row 1 has 2 keys; allowed: at most 1 \(max_len\)",
+        ),
+        (
+            sr.features.MultiHotFeature("a", weights="w"),
+            {"a": [[1, 2]], "w": [[1.0]]},
+            "row 0 has 1 weights for 2 keys",
+        ),
+        (
+            sr.features.MultiHotFeature("a", weights="w"),
             {"a": [[1]], "w": [[None]]},
             "has a weight that is null or not fin",
         ),
         (
-            sr.SequenceFeature("a", on_null="refuse"),
+            sr.features.SequenceFeature("a", on_null="refuse"),
             {"a": [[1, None]]},
             "row 0 has a null in its list, which on_null",
         ),
-        (sr.TimeFeature("a"), {"a": ["noon"]}, "row 0 is no timestamp: 'noon'"),
-        (sr.TimeFeature("a"), {"a": [3]}, "has type int64; a timestamp, a date, or a text of ISO 8601 is needed"),
-        (sr.IdFeature("a"), {"a": [1], "b": [1, 2]}, "the columns have different lengths: a 1, b 2"),
-        (sr.IdFeature("a"), {"a": [1, "x"]}, "column 'a': Arrow cannot take it"),
+        (sr.features.TimeFeature("a"), {"a": ["noon"]}, "row 0 is no timestamp: 'noon'"),
+        (
+            sr.features.TimeFeature("a"),
+            {"a": [3]},
+            "has type int64; a timestamp, a date, or a text of ISO 8601 is needed",
+        ),
+        (sr.features.IdFeature("a"), {"a": [1], "b": [1, 2]}, "the columns have different lengths: a 1, b 2"),
+        (sr.features.IdFeature("a"), {"a": [1, "x"]}, "column 'a': Arrow cannot take it"),
     ],
 )
 def test_wrong_columns_are_named(feature: Feature, columns: dict[str, Any], message: str) -> None:
@@ -100,21 +116,21 @@ def test_wrong_columns_are_named(feature: Feature, columns: dict[str, Any], mess
 def test_two_columns_of_one_name_are_refused() -> None:
     table = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(InvalidArgument, match="there are 2 columns of this name"):
-        set_of(sr.IdFeature("a"))(table)
+        set_of(sr.features.IdFeature("a"))(table)
 
 
 def test_vocabularies_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     with pytest.raises(NotFound, match=r"words\.txt: the file does not exist"):
-        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
+        sr.features.Features([sr.features.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"")
     with pytest.raises(InvalidArgument, match="the file has no line"):
-        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
+        sr.features.Features([sr.features.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"x\ny\nx\n")
     with pytest.raises(InvalidArgument, match="line 3 repeats line 1, 'x'"):
-        sr.Features([sr.IdFeature("a", vocabulary=str(path))])
+        sr.features.Features([sr.features.IdFeature("a", vocabulary=str(path))])
     path.write_bytes(b"x\r\ny")
-    features = sr.Features([sr.IdFeature("a", vocabulary=str(path), unknown="refuse", default="y")])
+    features = sr.features.Features([sr.features.IdFeature("a", vocabulary=str(path), unknown="refuse", default="y")])
     assert features.keys_of("a") == 2
     assert features({"a": ["y", "x", None]})["a"].tolist() == [1, 0, 1]
     with pytest.raises(InvalidArgument, match=r"has 'z', which is not in the vocabulary .*words\.txt, and unknown is"):
@@ -122,7 +138,9 @@ def test_vocabularies_are_checked(tmp_path: Path) -> None:
 
 
 def test_damaged_documents_are_refused() -> None:
-    features = set_of(sr.IdFeature("a"), sr.BucketizedFeature("b", quantiles=2)).fit([{"a": [1], "b": [1.0]}])
+    features = set_of(sr.features.IdFeature("a"), sr.features.BucketizedFeature("b", quantiles=2)).fit(
+        [{"a": [1], "b": [1.0]}]
+    )
     whole = files_of(features, ("a", "b"))
     document = json.loads(whole[FEATURES])
     assert features_of(whole, "v1")[0].features == features.features
@@ -145,7 +163,7 @@ def test_damaged_documents_are_refused() -> None:
 
 def test_a_timestamp_without_a_zone_is_in_utc() -> None:
     noon = datetime.datetime(2026, 7, 1, 12)
-    features = set_of(sr.TimeFeature("t", zone="Asia/Tokyo"))
+    features = set_of(sr.features.TimeFeature("t", zone="Asia/Tokyo"))
     assert features({"t": [noon, None]})["t"].tolist() == [21, 24]
     assert features({"t": np.array(["2026-07-01T12"], dtype="datetime64[s]")})["t"].tolist() == [21]
     assert features({"t": ["2026-07-01 12:00:00", None]})["t"].tolist() == [21, 24]

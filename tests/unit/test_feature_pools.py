@@ -96,7 +96,7 @@ def test_a_pool_has_its_effect(log: tuple[Path, pa.Table], session: sr.Session, 
     (batch,) = open_reader(job.data, "train", fitted, ReadOptions(batch_size=ROWS))
     local = build_model(job.model, fitted.spec, sparse=False)
     weights = {name: each.weight.detach().numpy().copy() for name, each in local.embeddings.tables.items()}
-    model = sr.distribute(local, session, optimizer=sr.SGD(lr=0.1), min_rows=900)
+    model = session.distribute(local, optimizer=sr.optim.SGD(lr=0.1), min_rows=900)
     found = model.embeddings(batch.tensors, ["tags", "path"]).detach().numpy()
     rows = table.to_pylist()
     for at, row in enumerate(rows):
@@ -122,7 +122,7 @@ def test_a_pool_has_its_effect(log: tuple[Path, pa.Table], session: sr.Session, 
 def test_a_pool_without_an_effect_is_refused(
     log: tuple[Path, pa.Table], tags: str, sets: list[str], message: str
 ) -> None:
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         check_data(job_of(log[0], tags, *sets))
 
 
@@ -135,5 +135,11 @@ def test_a_model_that_pools_by_itself_needs_no_pool(log: tuple[Path, pa.Table]) 
 
 
 def test_features_in_python_say_their_pools() -> None:
-    features = sr.Features([sr.MultiHotFeature("tags", pool="sqrtn"), sr.MultiHotFeature("seen"), sr.IdFeature("user")])
+    features = sr.features.Features(
+        [
+            sr.features.MultiHotFeature("tags", pool="sqrtn"),
+            sr.features.MultiHotFeature("seen"),
+            sr.features.IdFeature("user"),
+        ]
+    )
     assert features.pools == {"tags": "sqrtn"}

@@ -35,7 +35,7 @@ def session() -> Iterator[sr.Session]:
 
 @pytest.fixture
 def model(session: sr.Session) -> Net:
-    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    return session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
 
 
 def warned(model: nn.Module, end: Callable[[int], object], steps: int = STEPS) -> list[warnings.WarningMessage]:
@@ -88,7 +88,7 @@ def test_no_warning_where_weights_are_moved_by_hand(session: sr.Session, model: 
 
 
 def test_no_warning_where_the_dense_tensors_are_on_the_servers(session: sr.Session, model: Net) -> None:
-    sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.1))
+    session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.1))
     assert not warned(model, lambda _: session.step())
 
 
@@ -102,14 +102,14 @@ def test_the_optimizer_of_another_model_is_warned_of(session: sr.Session, model:
 
 
 def test_no_warning_where_the_optimizer_has_one_weight_of_several_models(session: sr.Session, model: Net) -> None:
-    second = sr.distribute(nn.ModuleDict({"two": nn.Embedding(40, 4)}), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    second = session.distribute(nn.ModuleDict({"two": nn.Embedding(40, 4)}), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
     dense = torch.optim.SGD([*Net().parameters(), model.head.bias], lr=0.1)
     assert not warned(model, lambda _: session.step(dense))
     assert list(second.state_dict())
 
 
 def test_no_warning_where_the_model_has_tables_alone(session: sr.Session) -> None:
-    tables = sr.distribute(nn.ModuleDict({"two": nn.Embedding(40, 4)}), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    tables = session.distribute(nn.ModuleDict({"two": nn.Embedding(40, 4)}), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
     head = nn.Linear(4, 1)
     dense = torch.optim.SGD(head.parameters(), lr=0.1)
     assert not warned(lambda ids: head(tables["two"](ids)), lambda _: session.step(dense))

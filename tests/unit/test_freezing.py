@@ -73,7 +73,7 @@ def distributed(session: sr.Session, start: Callable[[Tower], None] | None = Non
     model = plain()
     if start is not None:
         start(model)
-    return sr.distribute(model, session, optimizer=sr.SGD(lr=RATE), min_rows=10, carry_weights=True)
+    return session.distribute(model, optimizer=sr.optim.SGD(lr=RATE), min_rows=10, carry_weights=True)
 
 
 def batches() -> list[Tensor]:
@@ -103,7 +103,7 @@ def check(
     called = model if called is None else called
     trained = torch.optim.SGD([each for each in model.parameters() if each.numel()], lr=RATE)
     wanted = torch.optim.SGD(reference.parameters(), lr=RATE)
-    given = sr.prefetch(batches(), session) if ahead else batches()
+    given = session.prefetch(batches()) if ahead else batches()
     for at, ids in enumerate(given):
         if at % STEPS == 0:
             way(model, states[at // STEPS])
@@ -204,7 +204,7 @@ def test_two_layers_of_one_table_are_frozen_each_by_itself(session: sr.Session) 
             return self.a(ids[:, 0]).sum() + 2 * self.b(ids[:, 1]).sum()
 
     torch.manual_seed(0)
-    model = sr.distribute(Shared(), session, optimizer=sr.SGD(lr=1.0), min_rows=10, bind={"t": ["a", "b"]})
+    model = session.distribute(Shared(), optimizer=sr.optim.SGD(lr=1.0), min_rows=10, bind={"t": ["a", "b"]})
     ids = torch.tensor([[1, 2]])
     before = session.table("t").pull([1, 2])
     for a, b, moved in ((True, True, (1, 2)), (False, True, (0, 2)), (False, False, (0, 0)), (True, False, (1, 0))):
@@ -238,7 +238,7 @@ def test_a_frozen_layer_warns_of_nothing_in_eval_mode_and_weight_is_refused(sess
     model = distributed(session)
     with pytest.raises(AttributeError, match=r"the layer's requires_grad_ freezes it"):
         _ = model.embeddings["one"].weight
-    with pytest.raises(sr.FailedPrecondition, match=r"\.weight cannot be set.*assign\(keys, rows\)"):
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"\.weight cannot be set.*assign\(keys, rows\)"):
         model.embeddings["one"].weight = nn.Parameter(torch.zeros(ROWS, DIM))
     assert not hasattr(model.embeddings["one"], "weight")
     copy.copy(model.embeddings["one"])

@@ -64,7 +64,7 @@ def session() -> Iterator[sr.Session]:
 
 
 def distributed(net: nn.Module, session: sr.Session) -> nn.Module:
-    return sr.distribute(net, session, optimizer=sr.SGD(lr=0.1), min_rows=1).eval()
+    return session.distribute(net, optimizer=sr.optim.SGD(lr=0.1), min_rows=1).eval()
 
 
 def exported(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
@@ -175,7 +175,9 @@ def test_output_of_another_dtype_and_one_lookup_alone(session: sr.Session) -> No
     merged = sr.merge_lookups(traced(model, ()), check=(ids,))
     assert count_merged(merged) == 2
     assert [part.dtype for part in merged(ids)] == [torch.bfloat16] * 2
-    with pytest.raises(sr.InvalidArgument, match="program: type: 'Two' is not allowed; allowed: ExportedProgram"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match="program: type: 'Two' is not allowed; allowed: ExportedProgram"
+    ):
         sr.merge_lookups(model)
     with pytest.raises(ValueError, match="id of table 'merge/first': 300 is not allowed"):
         merged(torch.tensor([0, 300]))

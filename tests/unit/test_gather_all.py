@@ -72,7 +72,7 @@ def test_lists_of_what_no_lookup_has_may_be_empty() -> None:
 
 def model_of(session: sr.Session) -> Net:
     torch.manual_seed(0)
-    return sr.distribute(Net(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+    return session.distribute(Net(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1)
 
 
 def train(session: sr.Session, model: nn.Module, steps: int = 6) -> list[float]:
@@ -187,5 +187,5 @@ def test_arguments_that_do_not_fit_are_named(change: object, text: str) -> None:
 
 
 def test_a_model_without_tables_is_refused() -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"compile_model\.model: 'Linear' is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"compile_model\.model: 'Linear' is not allowed"):
         sr.compile_model(nn.Linear(2, 1))

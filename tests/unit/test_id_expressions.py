@@ -126,7 +126,7 @@ def session() -> Iterator[sr.Session]:
 
 
 def distributed(model: nn.Module, session: sr.Session) -> nn.Module:
-    return sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.3), min_rows=1)
+    return session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.3), min_rows=1)
 
 
 def without_hooks(model: nn.Module) -> nn.Module:
@@ -250,7 +250,7 @@ def test_a_prefetch_learns_them_from_the_forward(
 ) -> None:
     distributed_model = distributed(model(), session)
     batches = [make(seed) for seed in range(STEPS)]
-    inputs = (in_loop(batch) for batch in sr.prefetch(batches, session, depth=2))
+    inputs = (in_loop(batch) for batch in session.prefetch(batches, depth=2))
     train(distributed_model, session, inputs)
     stats = session.stats()
     if isinstance(batches[0], np.ndarray):  # no tensor of the batch

@@ -15,7 +15,7 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.placement_config import refusal_of_devices
 from sparserow.proto.config.quorum_config import check_members
 from sparserow.proto.errors import InvalidArgument
-from sparserow.proto.optimizers import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
+from sparserow.proto.optim import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.state.registry import first_difference
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import sparserow as sr
 
 ROWS, DIM = 1000, 4
-SGD = sr.SGD(lr=0.5)
+SGD = sr.optim.SGD(lr=0.5)
 
 
 class Net(nn.Module):
@@ -50,7 +50,7 @@ def batch(seed: int, size: int = 8) -> tuple[Tensor, Tensor]:
 
 def distributed(session: sr.Session, **options: object) -> Net:
     torch.manual_seed(3)
-    return sr.distribute(Net(), session, optimizer=SGD, min_rows=1, **options)  # type: ignore[arg-type]
+    return session.distribute(Net(), optimizer=SGD, min_rows=1, **options)  # type: ignore[arg-type]
 
 
 def all_rows(session: sr.Session, name: str) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_compile_keeps_both_of_two_equal_lookups(session: sr.Session) -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return self.one(ids).sum() + self.one(ids).sum()
 
-    model = sr.distribute(Twice(), session, optimizer=sr.SGD(lr=1.0), min_rows=1)
+    model = session.distribute(Twice(), optimizer=sr.optim.SGD(lr=1.0), min_rows=1)
     before = all_rows(session, "one")
     torch.compile(model, fullgraph=True)(torch.tensor([5])).backward()
     session.step()
@@ -256,11 +256,11 @@ def test_a_refusing_shard_leaves_everything_as_it_was() -> None:
     cluster = sr.InProcessCluster(shards=2, memory_budget_bytes=16 << 20)
     with cluster.connect("refusing") as session:
         model = nn.Sequential(nn.Embedding(100_000, 2048, device="meta"), nn.Linear(2048, 1))
-        sr.distribute(model, session, optimizer=sr.Adagrad(lr=0.1), min_rows=10_000)
+        session.distribute(model, optimizer=sr.optim.Adagrad(lr=0.1), min_rows=10_000)
         dense = torch.optim.SGD(model.parameters(), lr=0.5)
         weight = model[1].weight.detach().clone()
         model(torch.arange(2000)).sum().backward()
-        with pytest.raises(sr.ResourceExhausted):
+        with pytest.raises(sr.errors.ResourceExhausted):
             session.step(dense)
         assert cluster.row_count("refusing", "0") == 0
         torch.testing.assert_close(model[1].weight.detach(), weight, rtol=0, atol=0)
@@ -272,10 +272,10 @@ def test_a_refusing_shard_leaves_everything_as_it_was() -> None:
 
 def test_step_needs_a_backward(session: sr.Session) -> None:
     model = distributed(session)
-    with pytest.raises(sr.FailedPrecondition, match="no backward reached"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="no backward reached"):
         session.step()
     model(*batch(1))
-    with pytest.raises(sr.FailedPrecondition, match="no backward reached"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="no backward reached"):
         session.step()
     assert session.step(allow_empty=True)
     assert session.current_step == 1
@@ -310,7 +310,7 @@ def test_schedulers_drive_the_sparse_rate(session: sr.Session) -> None:
         after = all_rows(session, "one")
         np.testing.assert_allclose(after[3], rows[3] - 0.5 * factor, atol=1e-6)
         rows = after
-    with pytest.raises(sr.FailedPrecondition, match=r"session\.step"):
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"session\.step"):
         session.optimizer.step()
 
 
@@ -343,24 +343,24 @@ def test_a_scheduler_that_steps_after_the_session_is_not_warned(session: sr.Sess
 def test_ids_out_of_range_are_named(session: sr.Session, ids: list[int], bad: str) -> None:
     model = distributed(session)
     for _ in range(2):  # traced, then pulled ahead
-        with pytest.raises(sr.InvalidArgument, match=rf"id of table 'joint/one': {bad} is not allowed"):
+        with pytest.raises(sr.errors.InvalidArgument, match=rf"id of table 'joint/one': {bad} is not allowed"):
             model(torch.tensor(ids), torch.zeros(2, 3, dtype=torch.int64))
 
 
 def test_float_ids_and_wrong_offsets_are_refused(session: sr.Session) -> None:
     model = distributed(session)
-    with pytest.raises(sr.InvalidArgument, match=r"ids\.dtype: 'Float' is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"ids\.dtype: 'Float' is not allowed"):
         model.one(torch.zeros(3))
-    with pytest.raises(sr.InvalidArgument, match=r"offsets\[1\]: 9 is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"offsets\[1\]: 9 is not allowed"):
         model.bag(torch.tensor([1, 2]), torch.tensor([0, 9]))
-    with pytest.raises(sr.InvalidArgument, match="per_sample_weights"):
+    with pytest.raises(sr.errors.InvalidArgument, match="per_sample_weights"):
         model.bag(torch.tensor([[1, 2]]), None, torch.ones(3))
 
 
 def test_an_unbound_table_says_so(session: sr.Session) -> None:
     model = distributed(session)
     session.close()
-    with pytest.raises(sr.FailedPrecondition, match="'joint/one' is not bound"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="'joint/one' is not bound"):
         model(*batch(1))
 
 

@@ -16,7 +16,9 @@ from sparserow.proto.published.kept_features import keep_features, kept_features
 def files(tmp_path: Path) -> dict[str, bytes]:
     (tmp_path / "words.txt").write_text("a\nb\n")
     words = str(tmp_path / "words.txt")
-    made = sr.Features([sr.IdFeature("word", vocabulary=words), sr.IdFeature("other", vocabulary=words)])
+    made = sr.features.Features(
+        [sr.features.IdFeature("word", vocabulary=words), sr.features.IdFeature("other", vocabulary=words)]
+    )
     return files_of(made.set, ("word", "other"))
 
 
@@ -29,12 +31,12 @@ def test_features_hold_no_path_of_the_publisher(tmp_path: Path, files: dict[str,
 
 def test_kept_features_are_found_with_their_program(tmp_path: Path, files: dict[str, bytes]) -> None:
     folder = Folder(str(tmp_path / "ctr.features"))
-    with pytest.raises(sr.NotFound, match=r"ctr\.features/features\.json: the file does not exist"):
+    with pytest.raises(sr.errors.NotFound, match=r"ctr\.features/features\.json: the file does not exist"):
         kept_features(folder, b"program")
     keep_features(folder, files, b"program")
     assert kept_features(folder, b"program") == files
     assert next(iter(kept_features(folder, b"program"))) == FEATURES
-    with pytest.raises(sr.FailedPrecondition, match=r"ctr\.features: the features belong to another program"):
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"ctr\.features: the features belong to another program"):
         kept_features(folder, b"another")
 
 
@@ -45,7 +47,7 @@ def test_a_program_without_features_forgets_those_before(tmp_path: Path, files: 
     keep_features(folder, files, b"program")
     (Path(folder.path) / "notes.txt").write_text("of someone else")
     keep_features(folder, {}, b"program")
-    with pytest.raises(sr.NotFound):
+    with pytest.raises(sr.errors.NotFound):
         kept_features(folder, b"program")
     assert (Path(folder.path) / "notes.txt").exists()
 
@@ -54,5 +56,5 @@ def test_a_lost_vocabulary_is_named(tmp_path: Path, files: dict[str, bytes]) -> 
     folder = Folder(str(tmp_path / "ctr.features"))
     keep_features(folder, files, b"program")
     folder.delete("vocabulary.0.txt")
-    with pytest.raises(sr.DataLoss, match=r"features\.json: is damaged: .*vocabulary\.0\.txt"):
+    with pytest.raises(sr.errors.DataLoss, match=r"features\.json: is damaged: .*vocabulary\.0\.txt"):
         kept_features(folder, b"program")

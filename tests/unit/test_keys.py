@@ -37,7 +37,7 @@ def test_integers_and_strings_are_keys() -> None:
     ],
 )
 def test_what_is_no_sequence_of_keys_is_refused(given: Any, words: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=words):
+    with pytest.raises(sr.errors.InvalidArgument, match=words):
         as_keys(given)
 
 
@@ -53,7 +53,7 @@ def test_texts_in_a_buffer_have_the_keys_of_texts_alone() -> None:
 
 @pytest.mark.parametrize("offsets", [[0, 9], [3, 2], [-1, 2], []])
 def test_places_outside_the_buffer_are_refused(offsets: list[int]) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"^offsets: "):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"^offsets: "):
         _client.text_keys(np.array(offsets, np.int64), b"abcd")
-    with pytest.raises(sr.InvalidArgument, match=r"^offsets: "):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"^offsets: "):
         _client.text_keys(np.array([0, 1], np.int32), b"abcd")

@@ -50,7 +50,7 @@ def test_every_commit_is_applied_with_its_own_rate(name: str) -> None:
     section, form = FORMS[name]
     with sr.InProcessCluster(shards=2).connect("rates") as session:
         model = nn.Sequential(nn.Embedding(10, 2))
-        sr.distribute(model, session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        session.distribute(model, optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
         weight = nn.Parameter(torch.zeros(1))
         dense = torch.optim.SGD([weight], lr=0.25)
         rates = LearningRates(schedule_of(section), (dense, session.optimizer))

@@ -82,7 +82,7 @@ def model() -> Ranker:
 
 
 def lift(program: Any, session: sr.Session, **options: Any) -> fx.GraphModule:
-    return sr.lift_embeddings(program, session, **{"optimizer": sr.SGD(lr=0.05), "min_rows": 20, **options})
+    return session.lift_embeddings(program, **{"optimizer": sr.optim.SGD(lr=0.05), "min_rows": 20, **options})
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
@@ -145,16 +145,16 @@ def test_bags_keep_the_shape_that_the_model_gave_them(session: sr.Session) -> No
 
 
 def test_tables_options_and_existing_rows(session: sr.Session) -> None:
-    tables = {"us*": sr.Table(optimizer=sr.Adam(lr=0.1), init=sr.Constant(0.25))}
+    tables = {"us*": sr.Table(optimizer=sr.optim.Adam(lr=0.1), init=sr.Constant(0.25))}
     lift(exported(model()), session, tables=tables)
     np.testing.assert_array_equal(session.table("user").pull([1]), np.full((1, DIM), 0.25, np.float32))
-    assert isinstance(session.table("user").schema.optimizer, sr.Adam)
+    assert isinstance(session.table("user").schema.optimizer, sr.optim.Adam)
 
 
 def test_check_finds_a_table_with_rows_of_its_own(session: sr.Session) -> None:
-    schema = sr.TableSchema("lift", "top", DIM, sr.SGD(lr=0.05), init=sr.Normal(0.0, 1.0))
+    schema = sr.TableSchema("lift", "top", DIM, sr.optim.SGD(lr=0.05), init=sr.Normal(0.0, 1.0))
     session.core.catalog.create_table(schema)
-    with pytest.raises(sr.FailedPrecondition, match="output 0 differs from the program's by"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="output 0 differs from the program's by"):
         lift(exported(model()), session, check=batch(1))
 
 
@@ -194,21 +194,23 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
 def test_what_cannot_be_honoured_is_refused_by_name(session: sr.Session, case: str) -> None:
     net, text = REFUSED[case]
     ids = torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(sr.FailedPrecondition, match=text):
+    with pytest.raises(sr.errors.FailedPrecondition, match=text):
         lift(torch.export.export(net, (ids,)), session)
     assert not session.core.catalog.list_tables("lift")
 
 
 def test_layers_left_whole_are_refused_as_operators_are(session: sr.Session) -> None:
-    with pytest.raises(sr.FailedPrecondition, match="max_norm renormalises"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="max_norm renormalises"):
         lift(fx.symbolic_trace(OneBag(max_norm=1.0)), session)
 
 
 def test_arguments_are_checked(session: sr.Session) -> None:
-    with pytest.raises(sr.InvalidArgument, match="no lookup reads a weight of min_rows=41 rows"):
+    with pytest.raises(sr.errors.InvalidArgument, match="no lookup reads a weight of min_rows=41 rows"):
         lift(exported(model()), session, min_rows=ROWS + 1)
-    with pytest.raises(sr.InvalidArgument, match="program: type: 'Ranker' is not allowed; allowed: ExportedProgram"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match="program: type: 'Ranker' is not allowed; allowed: ExportedProgram"
+    ):
         lift(model(), session)
-    with pytest.raises(sr.InvalidArgument, match=r"tables\['x\*'\] matches no layer"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"tables\['x\*'\] matches no layer"):
         lift(exported(model()), session, tables={"x*": sr.Table()})
     assert not session.core.catalog.list_tables("lift")

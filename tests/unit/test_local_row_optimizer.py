@@ -11,33 +11,33 @@ import torch
 from torch import nn, optim
 
 import sparserow as sr
-from sparserow.proto.optimizers import RowOptimizer
+from sparserow.proto.optim import RowOptimizer
 from sparserow.worker.training.local_row_optimizer import LocalRowOptimizer
 
 ROWS, DIM, STEPS, LR, SEED = 6, 3, 200, 0.03, 5
 Make = Callable[[list[torch.Tensor]], optim.Optimizer]
 PAIRS: dict[str, tuple[RowOptimizer, Make]] = {
-    "momentum": (sr.SGD(LR, momentum=0.9), lambda rows: optim.SGD(rows, LR, momentum=0.9)),
+    "momentum": (sr.optim.SGD(LR, momentum=0.9), lambda rows: optim.SGD(rows, LR, momentum=0.9)),
     "dampening": (
-        sr.SGD(LR, momentum=0.9, dampening=0.3),
+        sr.optim.SGD(LR, momentum=0.9, dampening=0.3),
         lambda rows: optim.SGD(rows, LR, momentum=0.9, dampening=0.3),
     ),
     "nesterov": (
-        sr.SGD(LR, momentum=0.9, nesterov=True, weight_decay=0.1),
+        sr.optim.SGD(LR, momentum=0.9, nesterov=True, weight_decay=0.1),
         lambda rows: optim.SGD(rows, LR, momentum=0.9, nesterov=True, weight_decay=0.1),
     ),
     "adagrad": (
-        sr.Adagrad(LR, initial_accumulator=0.1, weight_decay=0.1),
+        sr.optim.Adagrad(LR, initial_accumulator=0.1, weight_decay=0.1),
         lambda rows: optim.Adagrad(rows, LR, initial_accumulator_value=0.1, weight_decay=0.1),
     ),
-    "adam": (sr.Adam(LR), lambda rows: optim.Adam(rows, LR)),
-    "adamw": (sr.AdamW(LR), lambda rows: optim.AdamW(rows, LR)),
-    "amsgrad": (sr.Adam(LR, amsgrad=True), lambda rows: optim.Adam(rows, LR, amsgrad=True)),
+    "adam": (sr.optim.Adam(LR), lambda rows: optim.Adam(rows, LR)),
+    "adamw": (sr.optim.AdamW(LR), lambda rows: optim.AdamW(rows, LR)),
+    "amsgrad": (sr.optim.Adam(LR, amsgrad=True), lambda rows: optim.Adam(rows, LR, amsgrad=True)),
     "rmsprop": (
-        sr.RMSprop(LR, momentum=0.5, centered=True),
+        sr.optim.RMSprop(LR, momentum=0.5, centered=True),
         lambda rows: optim.RMSprop(rows, LR, momentum=0.5, centered=True),
     ),
-    "adadelta": (sr.Adadelta(LR), lambda rows: optim.Adadelta(rows, LR)),
+    "adadelta": (sr.optim.Adadelta(LR), lambda rows: optim.Adadelta(rows, LR)),
 }
 
 
@@ -80,7 +80,12 @@ def test_each_row_moves_as_torch_moves_it_alone(name: str) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [*(ours for ours, _ in PAIRS.values()), sr.RowWiseAdagrad(LR), sr.Lion(LR), sr.LAMB(LR, weight_decay=0.1)],
+    [
+        *(ours for ours, _ in PAIRS.values()),
+        sr.optim.RowWiseAdagrad(LR),
+        sr.optim.Lion(LR),
+        sr.optim.LAMB(LR, weight_decay=0.1),
+    ],
     ids=repr,
 )
 def test_rows_on_servers_move_alike(optimizer: RowOptimizer) -> None:
@@ -98,7 +103,7 @@ def test_rows_on_servers_move_alike(optimizer: RowOptimizer) -> None:
 
 def test_a_row_without_a_gradient_does_not_move() -> None:
     weight = nn.Parameter(first_rows())
-    local = LocalRowOptimizer([weight], sr.AdamW(LR))
+    local = LocalRowOptimizer([weight], sr.optim.AdamW(LR))
     weight.grad = torch.sparse_coo_tensor(torch.tensor([[2]]), torch.ones(1, DIM), weight.shape)
     local.step()
     weight.grad = torch.sparse_coo_tensor(torch.tensor([[4]]), torch.ones(1, DIM), weight.shape)

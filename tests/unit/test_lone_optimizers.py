@@ -38,7 +38,7 @@ def session() -> Iterator[sr.Session]:
 
 def distributed(session: sr.Session) -> Net:
     torch.manual_seed(3)
-    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    return session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -61,7 +61,7 @@ def test_the_next_lookup_for_training_raises(session: sr.Session) -> None:
     dense.step()
     with torch.no_grad():
         model.eval()(IDS)  # it reads, and trains nothing
-    with pytest.raises(sr.FailedPrecondition, match=REFUSED):
+    with pytest.raises(sr.errors.FailedPrecondition, match=REFUSED):
         model.train()(IDS)
     assert session.step(dense), "the rows' gradients are there still"
     assert not np.array_equal(rows(session), before)
@@ -94,7 +94,7 @@ def test_close_raises_and_closes(session: sr.Session) -> None:
     model = distributed(session)
     backward(model)
     sgd(model).step()
-    with pytest.raises(sr.FailedPrecondition, match=REFUSED):
+    with pytest.raises(sr.errors.FailedPrecondition, match=REFUSED):
         session.close()
     assert session.core.native.is_closed
     session.close()
@@ -141,7 +141,7 @@ def test_whatever_holds_its_parameters_counts(session: sr.Session, owner: Callab
     backward(model)
     module = owner(model)
     sgd(module).step()
-    with pytest.raises(sr.FailedPrecondition, match=REFUSED):
+    with pytest.raises(sr.errors.FailedPrecondition, match=REFUSED):
         model(IDS)
 
 
@@ -150,12 +150,12 @@ def test_embeddings_alone_are_distributed(session: sr.Session) -> None:
     model = Net()
     tables = nn.ModuleDict({"one": model.one})
     with pytest.warns(UserWarning, match="by the attribute 'one' of Net"):
-        sr.distribute(tables, session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+        session.distribute(tables, optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
     model.one = tables["one"]
     dense = sgd(model)
     backward(model)
     dense.step()
-    with pytest.raises(sr.FailedPrecondition, match=REFUSED):
+    with pytest.raises(sr.errors.FailedPrecondition, match=REFUSED):
         model(IDS)
     assert session.step(dense)
     other = nn.Linear(2, 1)
@@ -199,7 +199,7 @@ def test_a_scaler_that_steps_the_dense_side_alone_is_noticed(session: sr.Session
     backward(model, scaler)
     scaler.step(dense)
     scaler.update()
-    with pytest.raises(sr.FailedPrecondition, match=REFUSED):
+    with pytest.raises(sr.errors.FailedPrecondition, match=REFUSED):
         model(IDS)
 
 
@@ -295,7 +295,7 @@ def test_a_scaler_that_wrap_was_not_given_is_refused(session: sr.Session) -> Non
     model = distributed(session)
     scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=8.0), session.wrap(sgd(model))
     backward(model, scaler)
-    with pytest.raises(sr.InvalidArgument, match="pass it"):
+    with pytest.raises(sr.errors.InvalidArgument, match="pass it"):
         scaler.step(optimizer)
 
 
@@ -325,8 +325,8 @@ def test_what_cannot_be_wrapped_is_refused(session: sr.Session) -> None:
         (session.optimizer, "is wrapped already, or is session.optimizer"),
         (lbfgs, "LBFGS calls its closure"),
     ):
-        with pytest.raises(sr.InvalidArgument, match=words):
+        with pytest.raises(sr.errors.InvalidArgument, match=words):
             session.wrap(given)
     scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(sr.InvalidArgument, match=r"scaler.step\(optimizer\)"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"scaler.step\(optimizer\)"):
         session.step(session.wrap(dense), scaler)

@@ -55,7 +55,7 @@ def test_one_pull_serves_all_tables(way: str, session: sr.Session) -> None:
     torch.manual_seed(1)
     reference = Columns(look)
     torch.manual_seed(1)
-    model = sr.distribute(Columns(look), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    model = session.distribute(Columns(look), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
     torch_optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     for seed in range(5):
         before = session.stats()
@@ -76,10 +76,9 @@ def test_one_pull_serves_all_tables(way: str, session: sr.Session) -> None:
 
 
 def test_computed_ids_are_left_to_the_ops(session: sr.Session) -> None:
-    model = sr.distribute(
+    model = session.distribute(
         Columns(lambda _, x: [REMAP[x[:, i]] for i in range(TABLES)]),
-        session,
-        optimizer=sr.SGD(lr=0.1),
+        optimizer=sr.optim.SGD(lr=0.1),
         min_rows=1,
     )
     for seed in range(2):
@@ -93,7 +92,7 @@ def test_a_wrong_guess_costs_a_pull_and_is_learnt_anew(session: sr.Session) -> N
     order = list(range(TABLES))
     model = Columns(lambda _, x: [x[:, i] for i in order])
     torch.manual_seed(2)
-    sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
 
     def train(seed: int) -> None:
         out = model(matrix(seed))
@@ -121,7 +120,7 @@ def test_batches_of_another_shape_train_as_in_plain_torch(session: sr.Session) -
     torch.manual_seed(1)
     reference = Columns(look)
     torch.manual_seed(1)
-    model = sr.distribute(Columns(look), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    model = session.distribute(Columns(look), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
     torch_optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     draw = torch.Generator().manual_seed(5)
 
@@ -148,7 +147,7 @@ def test_a_forward_that_replaces_an_entry_of_its_batch_makes_one_pull(session: s
         given["ids"] = given["ids"] % ROWS
         return [given["ids"][:, i] for i in range(TABLES)]
 
-    model = sr.distribute(Columns(look), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    model = session.distribute(Columns(look), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
     draw = torch.Generator().manual_seed(3)
     for step in range(6):
         before = session.stats()
@@ -160,8 +159,8 @@ def test_a_forward_that_replaces_an_entry_of_its_batch_makes_one_pull(session: s
 
 
 def test_micro_batches_in_the_same_memory_are_each_pulled_ahead(session: sr.Session) -> None:
-    model = sr.distribute(
-        Columns(lambda _, x: [x[:, i] for i in range(TABLES)]), session, optimizer=sr.SGD(lr=0.1), min_rows=1
+    model = session.distribute(
+        Columns(lambda _, x: [x[:, i] for i in range(TABLES)]), optimizer=sr.optim.SGD(lr=0.1), min_rows=1
     )
     batch = torch.empty(70, TABLES, dtype=torch.int64)
     model(matrix(0)).sum().backward()

@@ -61,7 +61,7 @@ VARIANTS = [
     Variant("bag_weights", bag(mode="sum"), ids_2d, weights=True),
     Variant("bag_weights_offsets", bag(mode="sum", padding_idx=3), ids_offsets, weights=True),
 ]
-OPTIMIZERS = [sr.SGD(lr=0.1), sr.Adagrad(lr=0.1), sr.Adam(lr=0.01)]
+OPTIMIZERS = [sr.optim.SGD(lr=0.1), sr.optim.Adagrad(lr=0.1), sr.optim.Adam(lr=0.01)]
 
 
 class Net(nn.Module):
@@ -85,7 +85,9 @@ class RowOptimizer:
     def __init__(self, weight: nn.Parameter, optimizer: object) -> None:
         self.weight = weight
         self.rows = [nn.Parameter(row.detach().clone()) for row in weight]
-        make = {sr.SGD: torch.optim.SGD, sr.Adagrad: torch.optim.Adagrad, sr.Adam: torch.optim.Adam}[type(optimizer)]
+        make = {sr.optim.SGD: torch.optim.SGD, sr.optim.Adagrad: torch.optim.Adagrad, sr.optim.Adam: torch.optim.Adam}[
+            type(optimizer)
+        ]
         self.optimizers = [make([row], lr=optimizer.lr) for row in self.rows]  # type: ignore[attr-defined]
 
     def step(self, touched: set[int]) -> None:
@@ -113,7 +115,7 @@ def test_variant_trains_as_torch(variant: Variant, optimizer: object, session: s
     reference = copy.deepcopy(ours)
     row_optimizer = RowOptimizer(reference.table.weight, optimizer)
     dense_reference = torch.optim.SGD([p for n, p in reference.named_parameters() if n != "table.weight"], lr=0.05)
-    sr.distribute(ours, session, optimizer=optimizer, min_rows=1)
+    session.distribute(ours, optimizer=optimizer, min_rows=1)
     dense = torch.optim.SGD(ours.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(11)
     for _ in range(STEPS):

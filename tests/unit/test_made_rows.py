@@ -80,7 +80,7 @@ def pair(session: sr.Session, look: Look) -> tuple[Net, Net]:
     """A distributed model and the same one in plain torch."""
     torch.manual_seed(2)
     plain = Net(look)
-    model = sr.distribute(copy.deepcopy(plain), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    model = session.distribute(copy.deepcopy(plain), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
     return model, plain
 
 
@@ -208,7 +208,7 @@ def test_losses_of_parts_are_differentiated_one_after_the_other(session: sr.Sess
 
     torch.manual_seed(2)
     plain = Apart(look)
-    model = sr.distribute(copy.deepcopy(plain), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    model = session.distribute(copy.deepcopy(plain), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
     reference = torch.optim.SGD(plain.parameters(), lr=0.5)
     for seed in range(4):
         for one, other in zip(model(*batch(seed)), plain(*batch(seed)), strict=True):
@@ -230,7 +230,7 @@ def test_a_second_backward_needs_the_graph(session: sr.Session) -> None:
         def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
             return self.one(ids[:, 0]).sum(), self.two(ids[:, 1]).sum()  # a sum keeps nothing of its own
 
-    sums = sr.distribute(Sums(), session, optimizer=sr.SGD(lr=1.0), min_rows=1)
+    sums = session.distribute(Sums(), optimizer=sr.optim.SGD(lr=1.0), min_rows=1)
     for seed in range(3):
         first, second = sums(batch(seed)[0])
         first.backward(retain_graph=True)
@@ -344,7 +344,7 @@ def test_an_id_out_of_range_is_told_by_its_layer(
     check_steps(session, model, plain, steps=learnt)
     ids, flat, offsets = batch(3)
     ids[2, column] = ROWS
-    with pytest.raises(sr.InvalidArgument, match=rf"'ahead/{layer}'.*{ROWS}"):
+    with pytest.raises(sr.errors.InvalidArgument, match=rf"'ahead/{layer}'.*{ROWS}"):
         model(ids, flat, offsets)
     session.discard()
     check_steps(session, *pair_again(session, model, plain), steps=2)
@@ -372,7 +372,7 @@ def test_shards_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.Monke
             raise RuntimeError("Unavailable: shard 0 cannot be reached")
 
         monkeypatch.setattr(own_rank.ops, "gather_all", fails)
-        with pytest.raises(sr.Unavailable, match="shard 0 cannot be reached"):
+        with pytest.raises(sr.errors.Unavailable, match="shard 0 cannot be reached"):
             model(*batch(4))
         assert (asked, session.stats().pulls_merged) == (["rows"], 2)
 

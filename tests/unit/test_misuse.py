@@ -41,7 +41,7 @@ def local() -> Net:
 
 
 def distributed(session: sr.Session) -> Net:
-    return sr.distribute(local(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    return session.distribute(local(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
 
 
 def assert_rows(session: sr.Session, reference: Net, tolerance: float = 1e-6) -> None:
@@ -152,13 +152,13 @@ def test_a_copied_or_pickled_model_trains_the_same_rows(session: sr.Session) -> 
 
 @pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_session_cannot_be_copied(session: sr.Session, make: Callable[[object], object]) -> None:
-    with pytest.raises(sr.FailedPrecondition, match="connect in each process"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="connect in each process"):
         make(session)
 
 
 def test_a_row_norm_must_be_above_0(session: sr.Session) -> None:
     for value in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(sr.InvalidArgument, match=r"clip_row_norm: .* is not allowed; allowed: > 0"):
+        with pytest.raises(sr.errors.InvalidArgument, match=r"clip_row_norm: .* is not allowed; allowed: > 0"):
             session.step(clip_row_norm=value)
 
 
@@ -184,7 +184,7 @@ def test_rows_clipped_as_numpy_does(session: sr.Session) -> None:
 def test_two_sessions_over_one_process_do_not_take_each_others_commits_for_their_own() -> None:
     cluster = sr.InProcessCluster(shards=2)
     with cluster.connect("two") as one, cluster.connect("two") as two:
-        one.create_table("t", dim=2, optimizer=sr.SGD(lr=1.0))
+        one.create_table("t", dim=2, optimizer=sr.optim.SGD(lr=1.0))
         tables = [session.table("t") for session in (one, two)]
         keys, ones = np.arange(8), np.ones((8, 2), np.float32)
         for table in tables:
@@ -196,26 +196,20 @@ def test_two_sessions_over_one_process_do_not_take_each_others_commits_for_their
         assert [table.delete(keys) for table in tables] == [8, 0]
 
 
-@pytest.mark.parametrize("given", [None, "localhost:7800"])
-def test_prefetch_without_a_session_names_the_argument(given: object) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"prefetch\.session: type: '(NoneType|str)' .* allowed: a session"):
-        sr.prefetch([IDS], given)
-
-
 def test_distribute_over_a_closed_session_says_that_it_is_closed() -> None:
     session = sr.InProcessCluster(shards=1).connect("closed")
     distributed(session)
     session.close()
-    with pytest.raises(sr.FailedPrecondition, match="session is closed"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="session is closed"):
         distributed(session)
 
 
 @pytest.mark.parametrize("lr", [-0.5, float("nan"), float("inf"), "0.5"])
 def test_a_push_by_key_refuses_what_is_no_learning_rate(lr: object) -> None:
     with sr.InProcessCluster(shards=1).connect("rates") as session:
-        table = session.create_table("user", dim=DIM, optimizer=sr.SGD(lr=0.5))
+        table = session.create_table("user", dim=DIM, optimizer=sr.optim.SGD(lr=0.5))
         before, keys = table.pull([1]), np.array([1], np.uint64)
-        with pytest.raises(sr.InvalidArgument, match=r"lr: .* is not allowed; allowed: a finite number >= 0"):
+        with pytest.raises(sr.errors.InvalidArgument, match=r"lr: .* is not allowed; allowed: a finite number >= 0"):
             table.push(keys, np.ones((1, DIM), np.float32), lr)
         np.testing.assert_array_equal(table.pull([1]), before)
 
@@ -223,7 +217,9 @@ def test_a_push_by_key_refuses_what_is_no_learning_rate(lr: object) -> None:
 def test_a_deep_copy_is_refused_because_it_would_follow(session: sr.Session) -> None:
     model = distributed(session)
     for make in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
-        with pytest.raises(sr.FailedPrecondition, match=r"the copy would follow this model.*sr\.copy_sharing_rows"):
+        with pytest.raises(
+            sr.errors.FailedPrecondition, match=r"the copy would follow this model.*sr\.copy_sharing_rows"
+        ):
             make(model)
     averaged = torch.optim.swa_utils.AveragedModel(model.head)
     averaged.update_parameters(model.head)

@@ -51,6 +51,6 @@ def test_the_order_of_a_job(log: Path) -> None:
     ],
 )
 def test_another_order_is_refused(saved: dict, told: str) -> None:
-    with pytest.raises(sr.FailedPrecondition, match=told):
+    with pytest.raises(sr.errors.FailedPrecondition, match=told):
         check_order(saved, {"inputs": ["a", "b"], "tasks": ["x", "y"]}, "ckpt/save-000001")
     check_order({KEY: {"inputs": ["a", "b"], "tasks": ["x", "y"]}}, {"inputs": ["a", "b"], "tasks": ["x", "y"]}, "x")

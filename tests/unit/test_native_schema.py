@@ -9,7 +9,7 @@ import pytest
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto.names import id_of_name
 from sparserow.proto.native import schema_parameters
-from sparserow.proto.optimizers import (
+from sparserow.proto.optim import (
     FTRL,
     LAMB,
     OPTIMIZERS,

@@ -105,7 +105,9 @@ def test_a_position_with_another_share_is_refused(tmp_path: Path, saved: float |
         )
         for keep in (saved, now)
     ]
-    with pytest.raises(sr.InvalidArgument, match=f"reader state: negatives_keep was {saved}; this reader has {now}"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=f"reader state: negatives_keep was {saved}; this reader has {now}"
+    ):
         readers[1].load_state_dict(readers[0].state_dict())
 
 
@@ -121,5 +123,5 @@ def test_logits_of_several_outputs_are_corrected() -> None:
 
 def test_it_needs_one_task_with_binary_cross_entropy(tmp_path: Path) -> None:
     job = job_of(tmp_path).model_dump(mode="json", exclude_unset=True)
-    with pytest.raises(sr.InvalidArgument, match=r"data\.negatives_keep: needs a single task with loss bce"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"data\.negatives_keep: needs a single task with loss bce"):
         validate(JobConfig, {**job, "data": {**job["data"], "negatives_keep": 0.5}, "tasks": {"x": {"loss": "mse"}}})

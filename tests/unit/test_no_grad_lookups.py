@@ -34,7 +34,7 @@ def cluster() -> sr.InProcessCluster:
 
 def distributed(session: sr.Session) -> Net:
     torch.manual_seed(3)
-    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
+    return session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
 
 
 def batches(count: int, size: int = 40) -> Iterator[Tensor]:
@@ -108,7 +108,7 @@ def test_an_evaluation_that_forgot_eval_keeps_no_more_than_its_bound(
         session.discard()
         for around in (True, False):
             loader = list(batches(60))
-            source = sr.prefetch(loader, session, depth=2) if prefetched else loader
+            source = session.prefetch(loader, depth=2) if prefetched else loader
             most = 0
             with scope() if around else torch.enable_grad():
                 for ids in source:
@@ -179,7 +179,7 @@ def test_a_lookup_without_gradient_stages_nothing_and_moves_no_clock(cluster: sr
         with torch.no_grad():
             model(torch.arange(10))
         assert session.current_step == 0
-        with pytest.raises(sr.FailedPrecondition, match="no backward reached"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="no backward reached"):
             session.step()
 
 
@@ -192,5 +192,5 @@ def test_a_lookup_without_gradient_stages_nothing_and_moves_no_clock(cluster: sr
     ],
 )
 def test_bounds_that_cannot_be_are_refused(cluster: sr.InProcessCluster, arguments: dict, words: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=words):
+    with pytest.raises(sr.errors.InvalidArgument, match=words):
         cluster.connect("net", **arguments)

@@ -79,7 +79,7 @@ def test_what_is_refused_leaves_the_former_file(
 ) -> None:
     path = tmp_path / "out.parquet"
     path.write_text("an older file")
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         write_parquet(path, batches(sizes), predict, **options)
     assert path.read_text() == "an older file"
     assert [each.name for each in tmp_path.iterdir()] == ["out.parquet"]
@@ -93,6 +93,6 @@ def test_a_refused_row_is_named_by_its_place_in_the_file(tmp_path: Path) -> None
         return model(columns)
 
     path = tmp_path / "out.parquet"
-    with pytest.raises(sr.InvalidArgument, match=r"in\.csv, row 8, column x: it is 7"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"in\.csv, row 8, column x: it is 7"):
         write_parquet(path, batches([3, 3, 3]), naming_rows(Path("in.csv"), refuses), keep=["id"])
     assert not list(tmp_path.iterdir())

@@ -43,7 +43,7 @@ def cluster() -> sr.InProcessCluster:
 
 def distributed(session: sr.Session, kind: type[nn.Module] = Columns) -> nn.Module:
     torch.manual_seed(0)
-    return sr.distribute(kind(), session, optimizer=sr.Adagrad(lr=0.1), min_rows=1)
+    return session.distribute(kind(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1)
 
 
 def batch(seed: int, size: int = 6) -> Tensor:

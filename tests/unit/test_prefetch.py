@@ -1,4 +1,4 @@
-"""``sr.prefetch``: order, bounds, errors, early ends, and rows that are what a pull at their step would give."""
+"""``session.prefetch``: order, bounds, errors, early ends, and rows that are what a pull at their step would give."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def session() -> Iterator[sr.Session]:
 
 def distributed(session: sr.Session, model: nn.Module | None = None) -> nn.Module:
     torch.manual_seed(1)
-    return sr.distribute(model or Columns(), session, optimizer=sr.Adagrad(lr=0.3), min_rows=1)
+    return session.distribute(model or Columns(), optimizer=sr.optim.Adagrad(lr=0.3), min_rows=1)
 
 
 def rows_of(session: sr.Session) -> list[np.ndarray[Any, Any]]:
@@ -118,7 +118,7 @@ def test_exact_rows_are_bit_equal_to_those_without(shape: str, micro: int) -> No
 
     with connect() as session:
         model = distributed(session)
-        batches = sr.prefetch((make(seed) for seed in range(STEPS)), session, depth=3)
+        batches = session.prefetch((make(seed) for seed in range(STEPS)), depth=3)
         train(session, model, batches, look, micro, wait_for_later_rows)
         stats = session.stats()
         for rows, wanted in zip(rows_of(session), expected, strict=True):
@@ -134,7 +134,7 @@ def test_exact_rows_are_bit_equal_to_those_without(shape: str, micro: int) -> No
 def test_rows_that_others_change_after_they_were_pulled_are_pulled_again(session: sr.Session) -> None:
     model = distributed(session)
     batches = [torch.full((2, TABLES), number) for number in range(4)]  # one key a table, and no two batches share one
-    for number, batch in enumerate(sr.prefetch(batches, session, depth=2)):
+    for number, batch in enumerate(session.prefetch(batches, depth=2)):
         if number > 0:
             assert (model.tables[0](batch[:, 0]) == number - 1).all()
         (model(batch) ** 2).sum().backward()
@@ -154,10 +154,10 @@ def test_only_the_first_forward_pulls_for_itself(session: sr.Session) -> None:
     model = distributed(session)
     for _ in range(2):  # what was learnt is kept for the next pass
         before = session.stats()
-        train(session, model, sr.prefetch([matrix(s) for s in range(5)], session), lambda batch: batch)
+        train(session, model, session.prefetch([matrix(s) for s in range(5)]), lambda batch: batch)
         assert session.stats().lookups_missed == 0
         assert session.stats().rows_prefetched > before.rows_prefetched
-    passes = sr.prefetch([matrix(s) for s in range(5)], session)
+    passes = session.prefetch([matrix(s) for s in range(5)])
     assert len(passes) == 5
     train(session, model, passes, lambda batch: batch)
     before = session.stats()
@@ -169,9 +169,8 @@ def test_only_the_first_forward_pulls_for_itself(session: sr.Session) -> None:
 
 def test_ids_named_by_the_author_reach_computed_lookups(session: sr.Session) -> None:
     model = distributed(session, Columns(lambda x, i: REMAP[x[:, i]]))
-    batches = sr.prefetch(
+    batches = session.prefetch(
         [matrix(seed) for seed in range(STEPS)],
-        session,
         ids=lambda x: {f"tables.{i}": REMAP[x[:, i]] for i in range(TABLES)},
     )
     train(session, model, batches, lambda batch: batch)
@@ -182,7 +181,7 @@ def test_ids_named_by_the_author_reach_computed_lookups(session: sr.Session) -> 
 
 def test_computed_ids_are_said_to_be_missing(session: sr.Session, caplog: pytest.LogCaptureFixture) -> None:
     model = distributed(session, Columns(lambda x, i: REMAP[x[:, i]]))
-    train(session, model, sr.prefetch([matrix(seed) for seed in range(4)], session), lambda batch: batch)
+    train(session, model, session.prefetch([matrix(seed) for seed in range(4)]), lambda batch: batch)
     assert "use ids that are no views, casts or arithmetic of a tensor of the batch" in caplog.text
     assert session.stats().rows_prefetched == 0
 
@@ -190,8 +189,8 @@ def test_computed_ids_are_said_to_be_missing(session: sr.Session, caplog: pytest
 def test_a_dense_tower_on_servers_is_pulled_ahead_of_its_step(caplog: pytest.LogCaptureFixture) -> None:
     with connect(staleness=2) as session:
         model = distributed(session, nn.Sequential(Columns(), nn.Linear(DIM, 1)))
-        sr.dense_on_servers(model, session, optimizer=sr.Adagrad(lr=0.1))
-        train(session, model, sr.prefetch([matrix(seed) for seed in range(STEPS)], session), lambda batch: batch)
+        session.dense_on_servers(model, optimizer=sr.optim.Adagrad(lr=0.1))
+        train(session, model, session.prefetch([matrix(seed) for seed in range(STEPS)]), lambda batch: batch)
         stats = session.stats()
     assert "prefetch" not in caplog.text, "the ids of the tower's rows are the same for every batch"
     assert stats.lookups_missed == 0
@@ -200,7 +199,7 @@ def test_a_dense_tower_on_servers_is_pulled_ahead_of_its_step(caplog: pytest.Log
 
 def test_arithmetic_of_ids_is_pulled_ahead(session: sr.Session) -> None:
     model = distributed(session, Columns(lambda x, i: (x[:, i] * 7 + 3) % ROWS))
-    batches = sr.prefetch([matrix(seed) for seed in range(STEPS)], session)
+    batches = session.prefetch([matrix(seed) for seed in range(STEPS)])
     train(session, model, batches, lambda batch: batch)
     stats = session.stats()
     assert stats.lookups_missed == 0
@@ -217,7 +216,7 @@ def test_a_wrong_guess_is_counted_pulled_and_learnt_anew() -> None:
             model = distributed(session, Columns(lambda x, i: x[:, order[i]]))
             batches: Any = [matrix(seed) for seed in range(16)]
             missed = []
-            for number, batch in enumerate(sr.prefetch(batches, session) if ahead else batches):
+            for number, batch in enumerate(session.prefetch(batches) if ahead else batches):
                 if number == 5:
                     order.reverse()
                 (model(batch) ** 2).sum().backward()
@@ -233,11 +232,12 @@ def test_a_wrong_guess_is_counted_pulled_and_learnt_anew() -> None:
 def test_ids_of_an_unknown_table_or_dtype_are_named(session: sr.Session) -> None:
     distributed(session)
     with pytest.raises(
-        sr.InvalidArgument, match=r"prefetch\.ids: 'nope' is not allowed; allowed: tables\.0, tables\.1, tables\.2"
+        sr.errors.InvalidArgument,
+        match=r"prefetch\.ids: 'nope' is not allowed; allowed: tables\.0, tables\.1, tables\.2",
     ):
-        next(iter(sr.prefetch([matrix(0)], session, ids=lambda x: {"nope": x})))
-    with pytest.raises(sr.InvalidArgument, match="float32"):
-        next(iter(sr.prefetch([matrix(0)], session, ids=lambda x: {"tables.0": x.float()})))
+        next(iter(session.prefetch([matrix(0)], ids=lambda x: {"nope": x})))
+    with pytest.raises(sr.errors.InvalidArgument, match="float32"):
+        next(iter(session.prefetch([matrix(0)], ids=lambda x: {"tables.0": x.float()})))
 
 
 @pytest.mark.parametrize(
@@ -248,13 +248,13 @@ def test_ids_of_an_unknown_table_or_dtype_are_named(session: sr.Session) -> None
     ],
 )
 def test_options_out_of_their_range_are_refused(staleness: int | None, options: dict[str, Any], message: str) -> None:
-    with connect(staleness) as session, pytest.raises(sr.InvalidArgument, match=message):
-        sr.prefetch([], session, **options)
+    with connect(staleness) as session, pytest.raises(sr.errors.InvalidArgument, match=message):
+        session.prefetch([], **options)
 
 
 def test_there_must_be_a_table(session: sr.Session) -> None:
-    with pytest.raises(sr.FailedPrecondition, match="distribute"):
-        sr.prefetch([], session)
+    with pytest.raises(sr.errors.FailedPrecondition, match="distribute"):
+        session.prefetch([])
 
 
 @pytest.mark.parametrize("staleness", [2, None])
@@ -262,7 +262,7 @@ def test_beside_a_cache_rows_are_trained_on_without_being_asked_for_again(stalen
     cache = sr.RowCache(1 << 20, staleness=0)
     with sr.InProcessCluster(shards=2).connect("ahead", staleness=staleness, cache=cache) as session:
         model = distributed(session)
-        train(session, model, sr.prefetch([matrix(s) for s in range(STEPS)], session), lambda batch: batch)
+        train(session, model, session.prefetch([matrix(s) for s in range(STEPS)]), lambda batch: batch)
         session.flush()
         stats = session.stats()
         assert (stats.steps_committed, stats.lookups_missed, stats.rows_revalidated) == (STEPS, 0, 0)
@@ -288,7 +288,7 @@ class Faulty:
 def test_the_loaders_error_reaches_the_training_thread_with_its_traceback(session: sr.Session, good: int) -> None:
     model = distributed(session)
     with pytest.raises(ZeroDivisionError, match="of the loader") as caught:
-        train(session, model, sr.prefetch(Faulty(good), session), lambda batch: batch)
+        train(session, model, session.prefetch(Faulty(good)), lambda batch: batch)
     assert "fail_here" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert session.stats().steps_committed == good
     wait_for_no_threads()
@@ -296,11 +296,11 @@ def test_the_loaders_error_reaches_the_training_thread_with_its_traceback(sessio
 
 def test_an_error_of_a_background_pull_reaches_the_training_thread(session: sr.Session) -> None:
     model = distributed(session)
-    batches = iter(sr.prefetch([matrix(seed) for seed in range(6)], session))
+    batches = iter(session.prefetch([matrix(seed) for seed in range(6)]))
     (model(next(batches)) ** 2).sum().backward()
     session.step()
     session.core.native.close()
-    with pytest.raises(sr.FailedPrecondition, match="closed"):
+    with pytest.raises(sr.errors.FailedPrecondition, match="closed"):
         list(batches)
     wait_for_no_threads()
 
@@ -348,7 +348,7 @@ def leave_by_closing(batches: Prefetch[Tensor]) -> None:
 def test_leaving_early_ends_the_threads(session: sr.Session, leave: Callable[[Prefetch[Tensor]], None]) -> None:
     distributed(session)
     loader = Counted()
-    leave(sr.prefetch(loader, session, depth=2))
+    leave(session.prefetch(loader, depth=2))
     gc.collect()
     wait_for_no_threads()
     assert loader.given <= 4 + 2 + 1  # what was taken, the depth, and one in the loader's hand
@@ -357,7 +357,7 @@ def test_leaving_early_ends_the_threads(session: sr.Session, leave: Callable[[Pr
 def test_closing_the_session_ends_the_threads() -> None:
     session = connect()
     distributed(session)
-    batches = iter(sr.prefetch(Counted(), session))
+    batches = iter(session.prefetch(Counted()))
     next(batches)
     session.close()
     wait_for_no_threads()
@@ -417,7 +417,7 @@ def test_a_loader_that_hangs_does_not_hold_up_the_end(caplog: pytest.LogCaptureF
 
 def test_batches_go_to_the_device_and_keep_their_kind(session: sr.Session) -> None:
     model = distributed(session)
-    batches = list(sr.prefetch([Sample(matrix(seed), 0.5) for seed in range(3)], session, device="cpu"))
+    batches = list(session.prefetch([Sample(matrix(seed), 0.5) for seed in range(3)], device="cpu"))
     assert [batch.scale for batch in batches] == [0.5] * 3
     assert all(torch.equal(batch.ids, matrix(seed)) for seed, batch in enumerate(batches))
     model(batches[0].ids)
@@ -461,17 +461,17 @@ def test_its_state_is_what_was_consumed_not_what_was_loaded(
     whole = batches_of(make())
     assert len(whole) == 8
     for taken in (0, 3, 7):
-        ahead = sr.prefetch(make(), session, depth=depth)
+        ahead = session.prefetch(make(), depth=depth)
         batches = iter(ahead)
         for _ in range(taken):
             model(next(batches)).sum().backward()
             session.step()
         state = ahead.state_dict()
-        with pytest.raises(sr.FailedPrecondition, match="a pass is under way"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="a pass is under way"):
             ahead.load_state_dict(state)
         batches.close()
         assert ahead.state_dict() == state  # a pass that was left early stays where it was
-        resumed = sr.prefetch(make(), session, depth=depth)
+        resumed = session.prefetch(make(), depth=depth)
         resumed.load_state_dict(state)
         assert batches_of(resumed) == whole[taken:]
         assert batches_of(resumed) == whole  # the next pass is a whole one
@@ -480,6 +480,6 @@ def test_its_state_is_what_was_consumed_not_what_was_loaded(
 
 def test_a_loader_without_state_says_so(session: sr.Session) -> None:
     distributed(session)
-    ahead = sr.prefetch([matrix(0)], session)
-    with pytest.raises(sr.FailedPrecondition, match=r"the loader \(list\) has no state_dict"):
+    ahead = session.prefetch([matrix(0)])
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"the loader \(list\) has no state_dict"):
         ahead.state_dict()

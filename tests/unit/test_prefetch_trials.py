@@ -148,7 +148,7 @@ class InTurns(AheadTrial):
 
 def train(session: sr.Session, batches_of: Callable[[list[Tensor]], Any]) -> list[np.ndarray[Any, Any]]:
     torch.manual_seed(1)
-    model = sr.distribute(Columns(), session, optimizer=sr.Adagrad(lr=0.3), min_rows=1)
+    model = session.distribute(Columns(), optimizer=sr.optim.Adagrad(lr=0.3), min_rows=1)
     draw = torch.Generator().manual_seed(2)
     batches = batches_of([torch.randint(ROWS, (7, TABLES), generator=draw) for _ in range(STEPS)])
     for _ in range(2):
@@ -181,9 +181,9 @@ def test_the_share_of_rows_that_are_left_is_that_of_the_batch(
     with sr.InProcessCluster(shards=1).connect("left") as session:
         with sr.deferred(min_rows=1):
             model: nn.Module = nn.Sequential(nn.Embedding(rows, 3))
-        model = sr.distribute(model, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+        model = session.distribute(model, optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
         draw = torch.Generator().manual_seed(2)
-        for batch in sr.prefetch([torch.randint(rows, (64,), generator=draw) for _ in range(20)], session, depth=DEPTH):
+        for batch in session.prefetch([torch.randint(rows, (64,), generator=draw) for _ in range(20)], depth=DEPTH):
             model(batch).sum().backward()
             session.step()
     assert len(trial.shares) == 19, "the first batch is learnt from"
@@ -196,7 +196,7 @@ def test_rows_do_not_depend_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     with sr.InProcessCluster(shards=2).connect("plain") as session:
         expected = train(session, lambda batches: batches)
     with sr.InProcessCluster(shards=2).connect("ahead") as session:
-        rows = train(session, lambda batches: sr.prefetch(batches, session, depth=DEPTH))
+        rows = train(session, lambda batches: session.prefetch(batches, depth=DEPTH))
         stats = session.stats()
     for one, other in zip(rows, expected, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -209,5 +209,5 @@ def test_rows_do_not_depend_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_batch_is_pulled_ahead_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch_batches, "ahead_trial_of", lambda *_: InTurns(DEPTH))
     with sr.InProcessCluster(shards=2).connect("always") as session:
-        train(session, lambda batches: sr.prefetch(batches, session, depth=DEPTH, always=True))
+        train(session, lambda batches: session.prefetch(batches, depth=DEPTH, always=True))
         assert session.stats().batches_aside == 0

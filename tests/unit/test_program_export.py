@@ -72,7 +72,7 @@ def test_a_model_that_holds_data_is_not_published(column: torch.Tensor, name: st
     parts = {part: torch.ones(2) for part in ("mean", "scale", "weight")}
     model = Model(**{**parts, name: column[:2]})
     words = rf"publish: '{name}' of the model, \(2,\), lies in the memory of an argument in `example` \(3\.8 MiB\)"
-    with pytest.raises(sr.InvalidArgument, match=words):
+    with pytest.raises(sr.errors.InvalidArgument, match=words):
         export_program(source(model, column), is_signed=False)
 
 
@@ -115,8 +115,8 @@ class Ranked(nn.Module):
 
 def test_a_tower_on_the_servers_is_in_the_program_once() -> None:
     with sr.InProcessCluster(shards=1).connect("tower") as session:
-        model = sr.distribute(Ranked(), session, optimizer=sr.SGD(lr=0.5), min_rows=1)
-        sr.dense_on_servers(model, session, optimizer=sr.SGD(lr=0.5))
+        model = session.distribute(Ranked(), optimizer=sr.optim.SGD(lr=0.5), min_rows=1)
+        session.dense_on_servers(model, optimizer=sr.optim.SGD(lr=0.5))
         ids = torch.arange(3)
         program = export_program(ProgramSource(model, (ids,)), is_signed=False)
         exported = torch.export.load(io.BytesIO(program.archive))

@@ -11,7 +11,7 @@ import pytest
 
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.schema_message import message_of_schema
 from sparserow.proto.security.quotas import Quotas

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sparserow as sr
-from sparserow.worker.session.in_process import InProcessCluster
+from sparserow.worker.api.in_process import InProcessCluster
 
 IDS = torch.arange(4)
 
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def model(session: sr.Session) -> Net:
-    return sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=1)
+    return session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
 
 
 USES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
@@ -59,7 +59,7 @@ def test_a_transform_is_named_with_what_works(session: sr.Session, model: Net, u
         session.step()
     call, name = USES[use]
     with pytest.raises(
-        sr.FailedPrecondition, match=rf"^table 'default/\w+': .*{name}.*allowed: torch\.compile, torch\.export"
+        sr.errors.FailedPrecondition, match=rf"^table 'default/\w+': .*{name}.*allowed: torch\.compile, torch\.export"
     ):
         call(model)
     assert torch.isfinite(model(IDS))  # it goes on
@@ -78,15 +78,15 @@ def test_layers_have_the_options_of_torchs(model: Net) -> None:
             "sparse",
         ):
             assert getattr(layer, name) == getattr(local, name), name
-        with pytest.raises(sr.FailedPrecondition, match="reset_parameters draws no rows"):
+        with pytest.raises(sr.errors.FailedPrecondition, match="reset_parameters draws no rows"):
             layer.reset_parameters()
 
 
 def test_texts_say_which_one(session: sr.Session, model: Net) -> None:
     assert repr(session) == "Session(namespace='default', rank=0, world_size=1)"
     assert repr(session.table("one")).startswith("TableRows('default/one', dim=4, optimizer=SGD(")
-    with pytest.raises(sr.InvalidArgument, match="of min_rows=100 rows; its largest has 10"):
-        sr.distribute(Net(), session, optimizer=sr.SGD(lr=0.1), min_rows=100)
+    with pytest.raises(sr.errors.InvalidArgument, match="of min_rows=100 rows; its largest has 10"):
+        session.distribute(Net(), optimizer=sr.optim.SGD(lr=0.1), min_rows=100)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_schedule_of_momentum_names_the_option(
     session: sr.Session, model: Net, make: Callable[[torch.optim.Optimizer], object]
 ) -> None:
     with pytest.raises(
-        sr.InvalidArgument, match=r"session\.optimizer: the momentum of rows .*; pass cycle_momentum=False"
+        sr.errors.InvalidArgument, match=r"session\.optimizer: the momentum of rows .*; pass cycle_momentum=False"
     ):
         make(session.optimizer)
     assert "betas" not in session.optimizer.defaults  # others ask too, as a callback that logs the momentum

@@ -8,7 +8,7 @@ import pytest
 
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.names import id_of_name
-from sparserow.proto.optimizers import SGD, Adagrad, Adam
+from sparserow.proto.optim import SGD, Adagrad, Adam
 from sparserow.proto.schema import Constant, RowPolicy, TableSchema, Uniform
 from sparserow.ps_server.coordinator.state import registry as registry_module
 from sparserow.ps_server.coordinator.state.registry import Registry

@@ -8,7 +8,7 @@ from checkpoint_rows import checkpoint_without_rows
 from sparserow.deploy.commands.checkpoint import _replaced
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 
 

@@ -26,7 +26,7 @@ DIM, ROWS = 5, 300
 def session() -> Iterator[sr.Session]:
     with sr.InProcessCluster(shards=3).connect("files", staleness=None) as session:
         for name in ("user", "item"):
-            schema = sr.TableSchema(namespace="files", name=name, dim=DIM, optimizer=sr.Adagrad(lr=0.1))
+            schema = sr.TableSchema(namespace="files", name=name, dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
             session.core.catalog.create_table(schema)
         yield session
 
@@ -45,11 +45,11 @@ def test_what_is_exported_comes_back(session: sr.Session, tmp_path: Path, ending
     keys, rows = filled(session)
     url = f"{tmp_path}/rows.{ending}" if where == "path" else f"memory://folder/{tmp_path.name}.{ending}"
     told: list[int] = []
-    assert sr.export_table(session, "user", url, batch_rows=64, progress=told.append) == ROWS
+    assert session.table("user").export(url, batch_rows=64, progress=told.append) == ROWS
     assert told[-1] == ROWS
     assert len(told) > 1
     told.clear()
-    assert sr.import_table(session, "item", url, batch_rows=77, progress=told.append) == ROWS
+    assert session.table("item").load(url, batch_rows=77, progress=told.append) == ROWS
     assert told == sorted(told)
     assert told[-1] == ROWS
     np.testing.assert_array_equal(session.table("item").pull(keys), rows)
@@ -63,7 +63,7 @@ def test_what_is_exported_comes_back(session: sr.Session, tmp_path: Path, ending
 def test_anyone_can_open_the_files(session: sr.Session, tmp_path: Path) -> None:
     keys, rows = filled(session)
     wanted = {int(key): row for key, row in zip(keys, rows, strict=True)}
-    sr.export_table(session, "user", f"{tmp_path}/rows.parquet")
+    session.table("user").export(f"{tmp_path}/rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
     assert {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)} == {
         "key": "uint64",
@@ -72,7 +72,7 @@ def test_anyone_can_open_the_files(session: sr.Session, tmp_path: Path) -> None:
     for key, row in zip(table["key"].to_pylist(), table["vector"].to_pylist(), strict=True):
         np.testing.assert_array_equal(np.float32(row), wanted[key])
     assert table.schema.metadata[b"sparserow.table"] == b"user"
-    sr.export_table(session, "user", f"{tmp_path}/rows.safetensors", batch_rows=50)
+    session.table("user").export(f"{tmp_path}/rows.safetensors", batch_rows=50)
     loaded = safetensors.numpy.load_file(tmp_path / "rows.safetensors")
     assert loaded["key"].dtype == np.uint64
     for key, row in zip(loaded["key"], loaded["vector"], strict=True):
@@ -84,8 +84,8 @@ def test_anyone_can_open_the_files(session: sr.Session, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["parquet", "safetensors"])
 def test_an_empty_table_is_a_file_without_rows(session: sr.Session, tmp_path: Path, ending: str) -> None:
     url = f"{tmp_path}/none.{ending}"
-    assert sr.export_table(session, "user", url) == 0
-    assert sr.import_table(session, "item", url) == 0
+    assert session.table("user").export(url) == 0
+    assert session.table("item").load(url) == 0
 
 
 def test_an_export_that_fails_leaves_the_old_file(session: sr.Session, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_an_export_that_fails_leaves_the_old_file(session: sr.Session, tmp_path:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sr.export_table(session, "user", str(file), batch_rows=32, progress=stop)
+        session.table("user").export(str(file), batch_rows=32, progress=stop)
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -120,8 +120,8 @@ def test_keys_of_other_types(
     rows = np.random.default_rng(1).normal(size=(40, DIM))
     keys, wanted = made(ids)
     pq.write_table(pa.table({"id": keys, "emb": pa.array(list(rows))}), tmp_path / "other.parquet")
-    count = sr.import_table(
-        session, "user", str(tmp_path / "other.parquet"), key_column="id", vector_column="emb", batch_rows=16
+    count = session.table("user").load(
+        str(tmp_path / "other.parquet"), key_column="id", vector_column="emb", batch_rows=16
     )
     assert count == 40
     found = session.table("user").pull(np.array(list(wanted), np.uint64))
@@ -134,54 +134,62 @@ def parquet(path: Path, keys: Any, vectors: Any, vector_type: pa.DataType | None
 
 
 GOOD = [[1.0] * DIM]
-BAD_FILES: dict[str, tuple[Callable[[Path], str], type[sr.SparserowError], str]] = {
+BAD_FILES: dict[str, tuple[Callable[[Path], str], type[sr.errors.SparserowError], str]] = {
     "late nan": (
         lambda p: parquet(p / "f.parquet", list(range(9)), GOOD * 8 + [[float("nan")] * DIM]),
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "row 8 (key 8) is not finite",
     ),
-    "dim": (lambda p: parquet(p / "f.parquet", [1], [[1.0] * 4]), sr.InvalidArgument, "has 4 values, the table has"),
+    "dim": (
+        lambda p: parquet(p / "f.parquet", [1], [[1.0] * 4]),
+        sr.errors.InvalidArgument,
+        "has 4 values, the table has",
+    ),
     "fixed dim": (
         lambda p: parquet(p / "f.parquet", [1], [[1.0] * 4], pa.list_(pa.float32(), 4)),
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "vectors have 4 values",
     ),
-    "ragged": (lambda p: parquet(p / "f.parquet", [1, 2], [*GOOD, [1.0]]), sr.InvalidArgument, "the vector of row 1"),
-    "null key": (lambda p: parquet(p / "f.parquet", [1, None], GOOD * 2), sr.InvalidArgument, "1 keys are null"),
+    "ragged": (
+        lambda p: parquet(p / "f.parquet", [1, 2], [*GOOD, [1.0]]),
+        sr.errors.InvalidArgument,
+        "the vector of row 1",
+    ),
+    "null key": (lambda p: parquet(p / "f.parquet", [1, None], GOOD * 2), sr.errors.InvalidArgument, "1 keys are null"),
     "null value": (
         lambda p: parquet(p / "f.parquet", [1], [[None] * DIM], pa.list_(pa.float32())),
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "null",
     ),
-    "negative": (lambda p: parquet(p / "f.parquet", [-7], GOOD), sr.InvalidArgument, "-7 is not allowed"),
+    "negative": (lambda p: parquet(p / "f.parquet", [-7], GOOD), sr.errors.InvalidArgument, "-7 is not allowed"),
     "float keys": (
         lambda p: parquet(p / "f.parquet", [0.5], GOOD),
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "type: 'double' is not allowed",
     ),
     "text vectors": (
         lambda p: parquet(p / "f.parquet", [1], ["x"]),
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "type: 'string' is not allowed",
     ),
     "no column": (
         lambda p: pq.write_table(pa.table({"id": [1]}), p / "f.parquet") or str(p / "f.parquet"),
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "there is no column 'key'; its columns: id",
     ),
-    "garbage": (lambda p: str(write(p / "f.parquet", b"PAR1 no")), sr.DataLoss, "no whole Parquet file"),
-    "index": (lambda p: str(indices(p / "f.parquet")), sr.DataLoss, "Value at position 0 out of bounds: 31"),
-    "cut": (lambda p: str(cut(p / "f.safetensors")), sr.DataLoss, "no whole safetensors file"),
+    "garbage": (lambda p: str(write(p / "f.parquet", b"PAR1 no")), sr.errors.DataLoss, "no whole Parquet file"),
+    "index": (lambda p: str(indices(p / "f.parquet")), sr.errors.DataLoss, "Value at position 0 out of bounds: 31"),
+    "cut": (lambda p: str(cut(p / "f.safetensors")), sr.errors.DataLoss, "no whole safetensors file"),
     "shape": (
         lambda p: str(
             tensors(p / "f.safetensors", key=np.arange(3, dtype=np.uint64), vector=np.ones((2, DIM), np.float32))
         ),
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "'key' has shape [3]",
     ),
-    "missing": (lambda p: str(p / "none.parquet"), sr.NotFound, "no such file"),
-    "ending": (lambda p: str(p / "rows.csv"), sr.InvalidArgument, "allowed: .parquet, .safetensors"),
-    "scheme": (lambda _: "nowhere://x.parquet", sr.InvalidArgument, "nowhere"),
+    "missing": (lambda p: str(p / "none.parquet"), sr.errors.NotFound, "no such file"),
+    "ending": (lambda p: str(p / "rows.csv"), sr.errors.InvalidArgument, "allowed: .parquet, .safetensors"),
+    "scheme": (lambda _: "nowhere://x.parquet", sr.errors.InvalidArgument, "nowhere"),
 }
 
 
@@ -216,23 +224,23 @@ def test_a_bad_file_is_named_and_changes_nothing(session: sr.Session, tmp_path: 
     make, error, text = BAD_FILES[case]
     url = make(tmp_path)
     with pytest.raises(error) as caught:
-        sr.import_table(session, "user", url, batch_rows=4)
+        session.table("user").load(url, batch_rows=4)
     assert text in str(caught.value)
     assert url.split("/")[-1] in str(caught.value)
     assert not list(session.table("user").scan())
 
 
 def test_a_file_that_cannot_be_written(session: sr.Session, tmp_path: Path) -> None:
-    with pytest.raises(sr.NotFound, match="no such file or folder"):
-        sr.export_table(session, "user", f"{tmp_path}/nowhere/rows.parquet")
-    with pytest.raises(sr.NotFound, match="tables there: item, user"):
-        sr.export_table(session, "users", f"{tmp_path}/rows.parquet")
+    with pytest.raises(sr.errors.NotFound, match="no such file or folder"):
+        session.table("user").export(f"{tmp_path}/nowhere/rows.parquet")
+    with pytest.raises(sr.errors.NotFound, match="tables there: item, user"):
+        session.table("users").export(f"{tmp_path}/rows.parquet")
     filled(session)
     full = Path("/dev/full")
     if full.exists():  # writes to it fail as on a full disk
         (tmp_path / "rows.parquet.partial").symlink_to(full)
-        with pytest.raises(sr.ResourceExhausted, match=r"rows\.parquet: No space left"):
-            sr.export_table(session, "user", f"{tmp_path}/rows.parquet")
+        with pytest.raises(sr.errors.ResourceExhausted, match=r"rows\.parquet: No space left"):
+            session.table("user").export(f"{tmp_path}/rows.parquet")
         assert not (tmp_path / "rows.parquet").exists()
 
 
@@ -264,7 +272,7 @@ def test_weights_of_a_model(session: sr.Session, tmp_path: Path, kind: str, pref
     entries = state(prefix)
     told: list[int] = []
     source = saved(kind, tmp_path, entries)
-    assert sr.import_weights(session, source, batch_rows=8, progress=told.append) == {"user": 20, "item": 30}
+    assert session.import_weights(source, batch_rows=8, progress=told.append) == {"user": 20, "item": 30}
     assert told[-1] == 50
     for table, count in (("user", 20), ("item", 30)):
         wanted = entries[f"{prefix}{table}.weight"].float().numpy()
@@ -273,29 +281,34 @@ def test_weights_of_a_model(session: sr.Session, tmp_path: Path, kind: str, pref
 
 def test_entries_may_be_paired_by_hand(session: sr.Session) -> None:
     entries = {"old.name": torch.ones(4, DIM), **state()}
-    assert sr.import_weights(session, entries, tables={"old.name": "user"}) == {"user": 4}
+    assert session.import_weights(entries, tables={"old.name": "user"}) == {"user": 4}
     np.testing.assert_array_equal(session.table("user").pull(np.arange(4)), np.ones((4, DIM), np.float32))
     assert not list(session.table("item").scan())
 
 
-BAD_SOURCES: dict[str, tuple[dict[str, Any], dict[str, str] | None, type[sr.SparserowError], str]] = {
-    "nothing fits": ({"tower.weight": torch.ones(2, DIM)}, None, sr.InvalidArgument, "tables: item, user"),
+BAD_SOURCES: dict[str, tuple[dict[str, Any], dict[str, str] | None, type[sr.errors.SparserowError], str]] = {
+    "nothing fits": ({"tower.weight": torch.ones(2, DIM)}, None, sr.errors.InvalidArgument, "tables: item, user"),
     "two fit": (
         {"user.weight": torch.ones(2, DIM), "module.user.weight": torch.ones(2, DIM)},
         None,
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "'user.weight' and 'module.user.weight'",
     ),
-    "dim": ({**state(), "item.weight": torch.ones(2, DIM + 1)}, None, sr.InvalidArgument, "'item.weight' has shape"),
-    "ints": ({"user.weight": torch.ones(2, DIM, dtype=torch.int64)}, None, sr.InvalidArgument, "torch.int64"),
+    "dim": (
+        {**state(), "item.weight": torch.ones(2, DIM + 1)},
+        None,
+        sr.errors.InvalidArgument,
+        "'item.weight' has shape",
+    ),
+    "ints": ({"user.weight": torch.ones(2, DIM, dtype=torch.int64)}, None, sr.errors.InvalidArgument, "torch.int64"),
     "late inf": (
         {**state(), "item.weight": torch.cat([torch.ones(9, DIM), torch.full((1, DIM), float("inf"))])},
         None,
-        sr.InvalidArgument,
+        sr.errors.InvalidArgument,
         "row 9 of 'item.weight' is not finite",
     ),
-    "entry": (state(), {"usr.weight": "user"}, sr.NotFound, "no entry 'usr.weight'"),
-    "table": (state(), {"user.weight": "usr"}, sr.NotFound, "no table 'usr'; there are: item, user"),
+    "entry": (state(), {"usr.weight": "user"}, sr.errors.NotFound, "no entry 'usr.weight'"),
+    "table": (state(), {"user.weight": "usr"}, sr.errors.NotFound, "no table 'usr'; there are: item, user"),
 }
 
 
@@ -303,7 +316,7 @@ BAD_SOURCES: dict[str, tuple[dict[str, Any], dict[str, str] | None, type[sr.Spar
 def test_bad_weights_change_nothing(session: sr.Session, case: str) -> None:
     entries, tables, error, text = BAD_SOURCES[case]
     with pytest.raises(error) as caught:
-        sr.import_weights(session, entries, tables=tables, batch_rows=4)
+        session.import_weights(entries, tables=tables, batch_rows=4)
     assert text in str(caught.value)
     assert not list(session.table("user").scan())
     assert not list(session.table("item").scan())
@@ -311,11 +324,11 @@ def test_bad_weights_change_nothing(session: sr.Session, case: str) -> None:
 
 def test_a_file_that_holds_no_state_dict(session: sr.Session, tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(sr.InvalidArgument, match="holds a list"):
-        sr.import_weights(session, str(tmp_path / "list.pt"))
+    with pytest.raises(sr.errors.InvalidArgument, match="holds a list"):
+        session.import_weights(str(tmp_path / "list.pt"))
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
-    with pytest.raises(sr.DataLoss, match="no whole torch file"):
-        sr.import_weights(session, str(tmp_path / "cut.pt"))
+    with pytest.raises(sr.errors.DataLoss, match="no whole torch file"):
+        session.import_weights(str(tmp_path / "cut.pt"))
 
 
 def test_a_trained_local_model_goes_on_distributed() -> None:
@@ -325,15 +338,15 @@ def test_a_trained_local_model_goes_on_distributed() -> None:
     trained = {name: tensor.clone() for name, tensor in local.state_dict().items()}
     with sr.InProcessCluster().connect("files") as session:
         nn.init.zeros_(local["user"].weight)
-        model = sr.distribute(local, session, optimizer=sr.SGD(lr=0.1), min_rows=1)
-        assert sr.import_weights(session, trained) == {"user": 50, "item": 60}
+        model = session.distribute(local, optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        assert session.import_weights(trained) == {"user": 50, "item": 60}
         ids = torch.tensor([3, 49, 0])
         assert torch.equal(model["user"](ids), trained["user.weight"][ids])
 
 
 def test_the_header_is_as_the_format_says(session: sr.Session, tmp_path: Path) -> None:
     filled(session)
-    sr.export_table(session, "user", f"{tmp_path}/rows.safetensors")
+    session.table("user").export(f"{tmp_path}/rows.safetensors")
     content = (tmp_path / "rows.safetensors").read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])

@@ -145,21 +145,21 @@ def test_a_page_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_damaged_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({"kind": "run", "job": "a"}) + "\n" + line + "\n")
-    with pytest.raises(sr.DataLoss, match=message):
+    with pytest.raises(sr.errors.DataLoss, match=message):
         read_run(path)
 
 
 def test_a_run_without_lines_is_named(tmp_path: Path) -> None:
-    with pytest.raises(sr.NotFound, match="there is no such file"):
+    with pytest.raises(sr.errors.NotFound, match="there is no such file"):
         read_run(tmp_path / "none.jsonl")
     (tmp_path / "run.jsonl").write_text('{"kind": "run", "job": "a"}\n')
-    with pytest.raises(sr.InvalidArgument, match="no progress and no epoch yet"):
+    with pytest.raises(sr.errors.InvalidArgument, match="no progress and no epoch yet"):
         read_run(tmp_path / "run.jsonl")
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(sr.FailedPrecondition, match=r"metrics\.file: .* cannot be written"):
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"metrics\.file: .* cannot be written"):
         RunLog(job_of(file=str(tmp_path / "file" / "run.jsonl")), Silence())
 
 
@@ -175,7 +175,9 @@ def test_a_run_stops_after_epochs_that_are_no_better(after: int, values: list[fl
         stop.add(epoch(number, value))
         seen = number if stop.is_over else None
     assert seen == stops_after
-    with pytest.raises(sr.InvalidArgument, match=r"metrics\.stop\.metric: there is no metric 'x\.auc'; there are"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"metrics\.stop\.metric: there is no metric 'x\.auc'; there are"
+    ):
         EarlyStop(StopConfig(metric="x.auc")).add(epoch(1, 0.5))
     assert not EarlyStop(None).is_over
 
@@ -199,7 +201,7 @@ def test_a_metric_that_the_test_data_do_not_give_is_told_with_the_reason(
         assert training_display.tested(result) == "test AUC none (the test data have one class alone), log-loss 0.6931"
         for setting in ("metrics.best", "metrics.stop.metric"):
             with pytest.raises(
-                sr.InvalidArgument, match=f"{setting}: click.auc is not defined, as the test data have one"
+                sr.errors.InvalidArgument, match=f"{setting}: click.auc is not defined, as the test data have one"
             ):
                 goodness(setting, "click.auc", result)
     assert line in training_display.tested(replace(result, metrics={**metrics, "click.gauc": group_gauc}))

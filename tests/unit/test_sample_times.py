@@ -156,14 +156,16 @@ def test_windows_of_a_run_say_from_when_to_when_they_are(tmp_path: Path) -> None
 )  # fmt: skip
 def test_a_timestamp_without_an_effect_is_refused(tmp_path: Path, sets: list[str], message: str) -> None:
     write(tmp_path / "log.csv", "csv")
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         fit_features(job_of(tmp_path / "log.csv", "csv", *sets).data)
 
 
 def test_a_column_of_another_type_is_no_time(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": [3.5, 4.5]}), path)
-    with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is double; expected a timestamp, a da"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"timestamp: column when of .* is double; expected a timestamp, a da"
+    ):
         fit_features(job_of(path, "parquet", "features={user: {kind: id}}").data)
 
 
@@ -182,7 +184,9 @@ def test_texts_of_times_may_have_any_type_of_text(kind: pa.DataType) -> None:
 def test_a_column_of_lists_is_no_time(tmp_path: Path) -> None:
     path = tmp_path / "clicks.parquet"
     pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": [["a"], ["b"]]}), path)
-    with pytest.raises(sr.InvalidArgument, match=r"timestamp: column when of .* is list<.*>; expected a timestamp"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"timestamp: column when of .* is list<.*>; expected a timestamp"
+    ):
         fit_features(job_of(path, "parquet", "features={user: {kind: id}}").data)
 
 
@@ -249,7 +253,7 @@ def test_integers_without_a_unit_and_beyond_it_are_refused(
     path = tmp_path / "log.parquet"
     pa.parquet.write_table(pa.table({"click": [0, 1], "user": [1, 2], "when": cells}), path)
     job = job_of(path, "parquet", "features={user: {kind: id}}", *sets)
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         list(open_reader(job.data, "train", fit_features(job.data), ReadOptions(batch_size=ROWS)))
 
 
@@ -258,13 +262,18 @@ def test_a_column_of_texts_may_have_integers_and_times_of_iso_8601() -> None:
     found, has_none = microseconds(texts, "s")
     assert has_none.tolist() == [False, False, True, False]
     assert set(found[~has_none].tolist()) == {1_704_067_200_000_000}
-    assert sr.Features([sr.TimeFeature("at", unit="s")])({"at": texts})["at"].tolist() == [0, 0, 24, 0]
+    assert sr.features.Features([sr.features.TimeFeature("at", unit="s")])({"at": texts})["at"].tolist() == [
+        0,
+        0,
+        24,
+        0,
+    ]
 
 
 def test_a_feature_of_integers_needs_a_unit() -> None:
     columns = {"when": [1_700_000_000, 3600]}
-    assert sr.Features([sr.TimeFeature("when", unit="s")])(columns)["when"].tolist() == [22, 1]
-    with pytest.raises(sr.InvalidArgument, match=r"has type int64; a timestamp.* or a unit: of integers"):
-        sr.Features([sr.TimeFeature("when")])(columns)
-    with pytest.raises(sr.InvalidArgument, match=r"timestamp_unit: has no effect without timestamp"):
+    assert sr.features.Features([sr.features.TimeFeature("when", unit="s")])(columns)["when"].tolist() == [22, 1]
+    with pytest.raises(sr.errors.InvalidArgument, match=r"has type int64; a timestamp.* or a unit: of integers"):
+        sr.features.Features([sr.features.TimeFeature("when")])(columns)
+    with pytest.raises(sr.errors.InvalidArgument, match=r"timestamp_unit: has no effect without timestamp"):
         load_config(DataConfig, None, ["format=csv", "train=a", "test=a", "csv={label: a, timestamp_unit: s}"])

@@ -11,6 +11,8 @@ from sparserow.worker.checkpoint.save import stateful
 
 
 def test_a_reader_without_a_place_is_refused_by_name() -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"save\.reader: DataLoader has no state_dict .* StatefulDataLoader"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"save\.reader: DataLoader has no state_dict .* StatefulDataLoader"
+    ):
         stateful(DataLoader([1, 2]), "save.reader")
     assert stateful(StatefulDataLoader([1, 2]), "save.reader").state_dict()

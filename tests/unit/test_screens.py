@@ -15,7 +15,7 @@ from sparserow.deploy.observe.scrolled_screen import KeyReader, ScrolledScreen
 from sparserow.deploy.observe.whole_cells import WholeCells
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import NotFound
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.schema_message import message_of_schema
 

@@ -35,7 +35,7 @@ def client() -> Any:
 )
 def test_of_a_publisher_of_dense_weights(given: dict[str, Any], words: str, allowed: str) -> None:
     session: Any = None
-    with pytest.raises(sr.InvalidArgument) as caught:
+    with pytest.raises(sr.errors.InvalidArgument) as caught:
         sr.DensePublisher(session, "ctr", root="/none", **{"model": nn.Linear(1, 1), **given})
     assert str(caught.value) == f"DensePublisher.{words} is not allowed; allowed: {allowed}"
 
@@ -54,7 +54,7 @@ def test_of_a_publisher_of_dense_weights(given: dict[str, Any], words: str, allo
     ],
 )
 def test_of_a_client(given: dict[str, Any], words: str, allowed: str) -> None:
-    with pytest.raises(sr.InvalidArgument) as caught:
+    with pytest.raises(sr.errors.InvalidArgument) as caught:
         sr.ServingClient(**{"addresses": "127.0.0.1:1", **given})
     assert str(caught.value) == f"{words} is not allowed; allowed: {allowed}"
 
@@ -69,19 +69,21 @@ def test_of_a_client(given: dict[str, Any], words: str, allowed: str) -> None:
     ],
 )
 def test_of_a_lookup(tables: Any, given: dict[str, Any], words: str, client: Any) -> None:
-    with pytest.raises(sr.InvalidArgument, match=words):
+    with pytest.raises(sr.errors.InvalidArgument, match=words):
         client.lookup_many(tables, **given)
 
 
 def test_of_a_client_for_asyncio(client: Any) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"AsyncServingClient.threads: 0 is not allowed; allowed: integers"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"AsyncServingClient.threads: 0 is not allowed; allowed: integers"
+    ):
         AsyncServingClient(client, threads=0)
 
 
 @pytest.mark.parametrize("field", ["capacity_bytes", "ttl_ms"])
 @pytest.mark.parametrize("value", [-1, 0, 0.5, "1MiB"])
 def test_of_a_cache(field: str, value: Any) -> None:
-    with pytest.raises(sr.InvalidArgument) as caught:
+    with pytest.raises(sr.errors.InvalidArgument) as caught:
         sr.LookupCache(**{"capacity_bytes": 1 << 20, field: value})
     assert str(caught.value) == f"LookupCache.{field}: {value!r} is not allowed; allowed: {FROM_1}"
 
@@ -98,6 +100,6 @@ def test_of_a_cache(field: str, value: Any) -> None:
     ],
 )
 def test_of_a_served_model(given: dict[str, Any], words: str, allowed: str, client: Any) -> None:
-    with pytest.raises(sr.InvalidArgument) as caught:
+    with pytest.raises(sr.errors.InvalidArgument) as caught:
         sr.ServedModel(**{"client": client, "root": "/none", **given})
     assert str(caught.value) == f"ServedModel.{words} is not allowed; allowed: {allowed}"

@@ -10,7 +10,7 @@ import sparserow as sr
 from sparserow.deploy.train.training_run import run_worker
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
-from sparserow.worker.session import connect as connecting
+from sparserow.worker.api import connect as connecting
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_report import Silence
 
@@ -44,5 +44,7 @@ def test_they_are_given_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Seen):
         run_worker(job, WorkerGroup(), local_world=1, coordinator="host:1", observer=Silence())
     assert seen["quorum"] == 1
-    with pytest.raises(sr.InvalidArgument, match=r"train\.namespace_policy: has no effect without cluster\.address"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"train\.namespace_policy: has no effect without cluster\.address"
+    ):
         validate(JobConfig, {**tree, "cluster": {}})

@@ -9,7 +9,7 @@ import pytest
 
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import FailedPrecondition
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.shard_protocol import SHARD_PROTOCOL
 from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls, check_knows_quorum

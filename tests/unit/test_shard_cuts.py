@@ -12,7 +12,7 @@ from shard_engine import lone_engine
 from sparserow.cpp_ext import _server
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import NotFound
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.shard.checkpoints import ShardCheckpoints
 from sparserow.ps_server.shard.engine import ShardEngine

@@ -21,7 +21,7 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.file_check import read_checked
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, FailedPrecondition
-from sparserow.proto.optimizers import SGD, Adagrad
+from sparserow.proto.optim import SGD, Adagrad
 from sparserow.proto.schema import RowPolicy, TableSchema
 from sparserow.proto.schema_message import message_of_schema
 from sparserow.ps_server.shard.checkpoints import ShardCheckpoints

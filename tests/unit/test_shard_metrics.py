@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shard_engine import lone_engine
 from sparserow.cpp_ext import _client, _server
 from sparserow.proto import control_pb2 as pb
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.shard.engine import ShardEngine
 from sparserow.ps_server.shard.metrics import ShardMetrics

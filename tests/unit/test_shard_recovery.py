@@ -15,7 +15,7 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import DataLoss, Unavailable
-from sparserow.proto.optimizers import SGD
+from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.procedures.shard_calls import ShardCalls
 from sparserow.ps_server.coordinator.procedures.shard_recovery import ShardRecoveries

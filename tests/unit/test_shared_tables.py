@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import sparserow as sr
 
 ROWS, DIM, BATCH, STEPS = 60, 4, 16, 12
-SGD = sr.SGD(lr=0.5)
+SGD = sr.optim.SGD(lr=0.5)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_layers_of_one_table_train_it_as_one_matrix(session: sr.Session, way: st
     if way == "bound":
         bind = {"items": ["item", "history"]}
         model.load_state_dict(local.state_dict())
-    sr.distribute(model, session, optimizer=SGD, min_rows=10, bind=bind)
+    session.distribute(model, optimizer=SGD, min_rows=10, bind=bind)
     name = "items" if bind else "item"
     assert sorted(session.core.bound_tables()) == sorted([name, "brand"])
     assert model.item.binding == model.history.binding
@@ -90,7 +90,7 @@ def test_layers_of_one_table_train_it_as_one_matrix(session: sr.Session, way: st
 
 
 def test_layers_of_one_table_share_a_pull_and_a_sum(session: sr.Session) -> None:
-    model = sr.distribute(Shop(is_tied=True), session, optimizer=SGD, min_rows=10)
+    model = session.distribute(Shop(is_tied=True), optimizer=SGD, min_rows=10)
     train(model, session)
     stats = session.stats()
     unique = 0
@@ -107,14 +107,14 @@ def test_layers_tied_before_they_have_rows_begin_as_one(session: sr.Session) -> 
     with sr.deferred(min_rows=10):
         model = Shop(is_tied=True)
         nn.init.constant_(model.item.weight, 3.0)
-    sr.distribute(model, session, optimizer=SGD, min_rows=10)
+    session.distribute(model, optimizer=SGD, min_rows=10)
     assert float(model.history(torch.tensor([1, 1]), torch.tensor([0, 2])).sum()) == 3.0 * DIM
     with sr.deferred(min_rows=10):
         model = Shop(is_tied=False)
         nn.init.constant_(model.item.weight, 3.0)
         nn.init.constant_(model.history.weight, 4.0)
-    with pytest.raises(sr.FailedPrecondition, match=r"initialised differently: Constant.*3.* and Constant.*4"):
-        sr.distribute(model, session, optimizer=SGD, min_rows=10, bind={"all": ["item", "history"]})
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"initialised differently: Constant.*3.* and Constant.*4"):
+        session.distribute(model, optimizer=SGD, min_rows=10, bind={"all": ["item", "history"]})
 
 
 def frozen_shop() -> Shop:
@@ -125,7 +125,7 @@ def frozen_shop() -> Shop:
 
 def test_a_frozen_table_is_read_and_never_pushed(session: sr.Session) -> None:
     local = frozen_shop()
-    model = sr.distribute(copy.deepcopy(local), session, optimizer=SGD, min_rows=10)
+    model = session.distribute(copy.deepcopy(local), optimizer=SGD, min_rows=10)
     before = session.table("item").pull(np.arange(ROWS))
     np.testing.assert_array_equal(before, local.item.weight)
     assert not model.item(torch.tensor([1])).requires_grad
@@ -139,7 +139,7 @@ def test_a_frozen_table_is_read_and_never_pushed(session: sr.Session) -> None:
 def test_a_model_whose_tables_are_all_frozen_trains_its_tower(session: sr.Session) -> None:
     local = frozen_shop()
     local.brand.weight.requires_grad_(False)
-    model = sr.distribute(copy.deepcopy(local), session, optimizer=SGD, min_rows=10)
+    model = session.distribute(copy.deepcopy(local), optimizer=SGD, min_rows=10)
     np.testing.assert_allclose(train(model, session), train(local, None), atol=1e-5)
     assert session.stats().rows_pushed == 0
 
@@ -149,7 +149,7 @@ def test_reading_a_frozen_table_creates_no_row(session: sr.Session) -> None:
         model = frozen_shop()
         nn.init.constant_(model.item.weight, 0.25)
     model.head = nn.Linear(3 * DIM, 1)
-    sr.distribute(model, session, optimizer=SGD, min_rows=10)
+    session.distribute(model, optimizer=SGD, min_rows=10)
     train(model, session)
     assert float(model.item(torch.tensor([5])).sum()) == 0.25 * DIM
     assert not list(session.table("item").scan())
@@ -157,9 +157,9 @@ def test_reading_a_frozen_table_creates_no_row(session: sr.Session) -> None:
 
 def test_a_table_that_another_job_trains_may_be_frozen_here(cluster: sr.InProcessCluster) -> None:
     with cluster.connect("shop") as first:
-        sr.distribute(Shop(is_tied=True), first, optimizer=sr.Adagrad(lr=0.1), min_rows=10)
+        first.distribute(Shop(is_tied=True), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=10)
     with cluster.connect("shop") as reader, cluster.connect("shop") as writer:
-        model = sr.distribute(frozen_shop(), reader, optimizer=sr.Adagrad(lr=0.1), min_rows=10)
+        model = reader.distribute(frozen_shop(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=10)
         writer.table("item").assign([7], np.full((1, DIM), 2.0, np.float32))
         assert model.item(torch.tensor([7])).tolist() == [[2.0] * DIM]
         writer.table("item").assign([7], np.full((1, DIM), 3.0, np.float32))
@@ -171,9 +171,9 @@ def test_a_table_that_another_job_trains_may_be_frozen_here(cluster: sr.InProces
 def test_prefetch_leaves_frozen_tables_to_their_lookups(cluster: sr.InProcessCluster, staleness: int) -> None:
     local = frozen_shop()
     with cluster.connect(f"ahead{staleness}", staleness=staleness) as session:
-        model = sr.distribute(copy.deepcopy(local), session, optimizer=SGD, min_rows=10)
+        model = session.distribute(copy.deepcopy(local), optimizer=SGD, min_rows=10)
         dense, count = torch.optim.SGD(model.head.parameters(), lr=0.5), 0
-        for inputs, labels in sr.prefetch(batches(), session, depth=2):
+        for inputs, labels in session.prefetch(batches(), depth=2):
             binary_cross_entropy_with_logits(model(*inputs), labels).backward()
             session.step(dense)
             dense.zero_grad()
@@ -185,8 +185,8 @@ def test_prefetch_leaves_frozen_tables_to_their_lookups(cluster: sr.InProcessClu
 
 def test_what_cannot_be_one_table_is_refused(session: sr.Session) -> None:
     def refused(match: str, **options: object) -> None:
-        with pytest.raises((sr.InvalidArgument, sr.FailedPrecondition), match=match):
-            sr.distribute(Shop(is_tied=False), session, optimizer=SGD, min_rows=10, **options)  # type: ignore[arg-type]
+        with pytest.raises((sr.errors.InvalidArgument, sr.errors.FailedPrecondition), match=match):
+            session.distribute(Shop(is_tied=False), optimizer=SGD, min_rows=10, **options)  # type: ignore[arg-type]
         assert session.core.catalog.list_tables("shop") == ()
 
     refused(r"bind\['items'\]: the model has no layer 'itme' to distribute; nearest: item", bind={"items": ["itme"]})
@@ -195,9 +195,7 @@ def test_what_cannot_be_one_table_is_refused(session: sr.Session) -> None:
     refused("layer 'brand' is not among the layers of the table of its name", bind={"brand": ["item"]})
     model = Shop(is_tied=False)
     model.brand = nn.Embedding(ROWS, 2 * DIM)
-    with pytest.raises(sr.InvalidArgument, match="'item' and 'brand' of table 'all' differ in columns: 4 and 8"):
-        sr.distribute(model, session, optimizer=SGD, min_rows=10, bind={"all": ["item", "brand"]})
-    with pytest.raises(sr.FailedPrecondition, match=r"'item' is frozen.*no option of admission"):
-        sr.distribute(
-            frozen_shop(), session, optimizer=SGD, min_rows=10, tables={"item": sr.Table(evict_after_steps=5)}
-        )
+    with pytest.raises(sr.errors.InvalidArgument, match="'item' and 'brand' of table 'all' differ in columns: 4 and 8"):
+        session.distribute(model, optimizer=SGD, min_rows=10, bind={"all": ["item", "brand"]})
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"'item' is frozen.*no option of admission"):
+        session.distribute(frozen_shop(), optimizer=SGD, min_rows=10, tables={"item": sr.Table(evict_after_steps=5)})

@@ -43,13 +43,13 @@ def session() -> Iterator[sr.Session]:
 
 
 def distributed(model: Net, session: sr.Session, weight_decay: float = 0.0) -> Net:
-    return sr.distribute(model, session, optimizer=sr.SGD(lr=0.5, weight_decay=weight_decay), min_rows=1)
+    return session.distribute(model, optimizer=sr.optim.SGD(lr=0.5, weight_decay=weight_decay), min_rows=1)
 
 
 def test_a_list_of_weights_is_told_and_its_gradient_is_an_error(session: sr.Session) -> None:
     with pytest.warns(UserWarning, match=r"'one' are still in memory \(0.0 MB\), by the attribute 'regularisation'"):
         model = distributed(Net(regularised=True), session)
-    with pytest.raises(sr.FailedPrecondition, match=r"layer 'one': a gradient reached .* weight_decay"):
+    with pytest.raises(sr.errors.FailedPrecondition, match=r"layer 'one': a gradient reached .* weight_decay"):
         (model(IDS).sum() + model.penalty()).backward()
 
 

@@ -103,8 +103,8 @@ class Tables:
 
 def test_an_error_while_one_seals_leaves_no_gradient_of_another() -> None:
     with sr.InProcessCluster().connect("sealed") as session:
-        model = sr.distribute(
-            nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1)), session, optimizer=sr.SGD(lr=1.0), min_rows=1
+        model = session.distribute(
+            nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1)), optimizer=sr.optim.SGD(lr=1.0), min_rows=1
         )
         dense = torch.optim.SGD(model.parameters(), lr=1.0)
         before = session.table("0").pull([1])
@@ -121,8 +121,8 @@ def test_an_error_while_one_seals_leaves_no_gradient_of_another() -> None:
 
 def test_a_step_before_backward_changes_nothing() -> None:
     with sr.InProcessCluster().connect("early") as session:
-        model = sr.distribute(
-            nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1)), session, optimizer=sr.SGD(lr=1.0), min_rows=1
+        model = session.distribute(
+            nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 1)), optimizer=sr.optim.SGD(lr=1.0), min_rows=1
         )
         dense = torch.optim.SGD(model.parameters(), lr=1.0)
         loss = model(torch.tensor([1])).sum()

@@ -58,7 +58,7 @@ def test_its_signal_is_as_it_says(tmp_path: Path) -> None:
 
 
 def test_sizes_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"write_sales_log\.items: 15 is not allowed; allowed: >= 16"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"write_sales_log\.items: 15 is not allowed; allowed: >= 16"):
         write_sales_log(tmp_path, rows=5, items=15)
-    with pytest.raises(sr.InvalidArgument, match=r"write_sales_log\.test_rows: 0 is not allowed"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"write_sales_log\.test_rows: 0 is not allowed"):
         write_sales_log(tmp_path, rows=5, test_rows=0)

@@ -28,13 +28,17 @@ def test_outputs_and_labels_that_do_not_fit_are_named() -> None:
         (good | {"click": torch.zeros(3, 1)}, r"tasks.click: forward returned \(3, 1\) for 3 samples; .* bce: \(B\)"),
         (good | {"rank": torch.zeros(3)}, r"tasks.rank: forward returned \(3,\) for 3 samples; .*softmax: \(B, C\)"),
     ):
-        with pytest.raises(sr.InvalidArgument, match=message):
+        with pytest.raises(sr.errors.InvalidArgument, match=message):
             outputs.of(out, 3)
     batch = Batch(torch.zeros(3, 0), torch.zeros(3, 0, dtype=torch.int64), torch.tensor([0.0, 1.0, 2.0]))
-    with pytest.raises(sr.InvalidArgument, match=r"tasks\.click: labels: 2\.0 of sample 2 is not allowed by bce"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"tasks\.click: labels: 2\.0 of sample 2 is not allowed by bce"
+    ):
         outputs.check(batch)
     part = NamedPart({}, torch.tensor([0.0, 1.0, 2.0]))
-    with pytest.raises(sr.InvalidArgument, match=r"tasks\.rank: labels: 2\.0 of sample 2 is not allowed by softmax"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"tasks\.rank: labels: 2\.0 of sample 2 is not allowed by softmax"
+    ):
         TaskOutputs([Task("rank", "rank", "softmax")]).loss({"rank": torch.zeros(3, 2)}, part)
 
 

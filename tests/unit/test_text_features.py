@@ -209,10 +209,14 @@ def test_a_file_without_a_column_is_refused_though_bad_lines_are_skipped(tmp_pat
             samples(9, 3).rename_columns([name if name != "price" else "prize" for name in samples(1, 3).column_names])
         )
     )
-    with pytest.raises(sr.InvalidArgument, match=r"features\.price: no column 'price' in .*log\.csv; nearest: prize"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"features\.price: no column 'price' in .*log\.csv; nearest: prize"
+    ):
         fit_features(job_of(tmp_path, "csv", "data.on_bad_line=skip").data)
     pa.parquet.write_table(samples(9, 3).set_column(3, "price", pa.array(["x"] * 9)), tmp_path / "log.parquet")
-    with pytest.raises(sr.InvalidArgument, match=r"features\.price: column price of .* is string; expected a number"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"features\.price: column price of .* is string; expected a number"
+    ):
         fit_features(job_of(tmp_path, "parquet", "data.on_bad_line=skip").data)
 
 
@@ -234,7 +238,7 @@ def test_criteo_with_features(tmp_path: Path) -> None:
         [1, sr.hash_key("6"), sr.hash_key(("0", "2"))],
         [3, sr.hash_key(""), sr.hash_key(("", ""))],
     ]
-    with pytest.raises(sr.InvalidArgument, match=r"features\.I14: no column 'I14' in .*; nearest: I"):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"features\.I14: no column 'I14' in .*; nearest: I"):
         fit_features(criteo_job(path, "I14: {kind: dense}, C1: {kind: id}").data)
     path.write_text(path.read_text().replace("\t6\t", "\t6g\t"))
     with pytest.raises(BadLine, match=r"line 1, column C7: '6g' is not 1-8 hexadecimal digits"):
@@ -256,14 +260,16 @@ def test_criteo_with_features(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_wrong_sections_are_named(folder: Path, sets: list[str], message: str) -> None:
-    with pytest.raises(sr.InvalidArgument, match=message):
+    with pytest.raises(sr.errors.InvalidArgument, match=message):
         job_of(folder, "csv", *sets)
 
 
 def test_criteo_has_no_lists(tmp_path: Path) -> None:
-    with pytest.raises(sr.InvalidArgument, match=r"features\.C1: reads lists, which data\.format criteo does not have"):
+    with pytest.raises(
+        sr.errors.InvalidArgument, match=r"features\.C1: reads lists, which data\.format criteo does not have"
+    ):
         criteo_job(tmp_path / "x", "C1: {kind: sequence}", "model={class: 'any:Model'}")
     with pytest.raises(
-        sr.InvalidArgument, match=r"features\.label: reads 'label', which is data\.format criteo\.label"
+        sr.errors.InvalidArgument, match=r"features\.label: reads 'label', which is data\.format criteo\.label"
     ):
         criteo_job(tmp_path / "x", "label: {kind: id}")

@@ -140,7 +140,7 @@ def test_weights_without_their_column_are_refused() -> None:
     sets = ["data.train=a", "data.test=b", "model.kind=dlrm", "data.format=parquet"]
     columns = "data.columns={label: y, categorical: [c]}"
     with pytest.raises(
-        sr.InvalidArgument, match=r"metrics\.weighted: has no effect without data\.columns\.sample_weight"
+        sr.errors.InvalidArgument, match=r"metrics\.weighted: has no effect without data\.columns\.sample_weight"
     ):
         load_config(JobConfig, None, [*sets, columns, "metrics.weighted=true"])
     assert not load_config(

@@ -11,7 +11,7 @@ from sparserow.proto.errors import InvalidArgument
 
 
 def test_ids_of_64_bits_have_one_key_however_they_come() -> None:
-    features = sr.Features([sr.IdFeature("user")])
+    features = sr.features.Features([sr.features.IdFeature("user")])
     ids = [2**63, 2**64 - 1, 7]
     found = features({"user": ids})["user"].tolist()
     assert found == features({"user": np.array(ids, np.uint64)})["user"].tolist()
@@ -21,7 +21,7 @@ def test_ids_of_64_bits_have_one_key_however_they_come() -> None:
 @pytest.mark.parametrize("ids", [[2**64], [-1, 2**63]])
 def test_ids_that_no_type_holds_are_refused_by_the_column(ids: list[int]) -> None:
     with pytest.raises(InvalidArgument, match="column 'user': Arrow cannot take it"):
-        sr.Features([sr.IdFeature("user")])({"user": ids})
+        sr.features.Features([sr.features.IdFeature("user")])({"user": ids})
 
 
 def test_chunks_with_small_dictionaries_have_the_keys_of_their_texts() -> None:
@@ -30,6 +30,6 @@ def test_chunks_with_small_dictionaries_have_the_keys_of_their_texts() -> None:
         pa.DictionaryArray.from_arrays(pa.array(range(100), pa.int8()), pa.array(texts[begin : begin + 100]))
         for begin in (0, 100)
     ]
-    features = sr.Features([sr.IdFeature("user")])
+    features = sr.features.Features([sr.features.IdFeature("user")])
     found = features({"user": pa.chunked_array(chunks)})["user"]
     assert found.tolist() == features({"user": texts})["user"].tolist()

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError
 from ...proto.native import optimizer_parameters
-from ...proto.optimizers import OPTIMIZERS, RowOptimizer
+from ...proto.optim import OPTIMIZERS, RowOptimizer
 from ..device_tables.device_tables import DeviceTables
 from ..device_tables.rank_rows import RankRows
 from ..device_tables.share import Share
-from ..session.session import Session
+from ..session.session import JobSession
 
 TREE_KEY = "device_tables"
 Part = Mapping[str, Any]
 
 
-def parts_of(session: Session) -> dict[str, Part] | None:
+def parts_of(session: JobSession) -> dict[str, Part] | None:
     """Returns this rank's part of each table on devices, by full name; None when the session has none."""
     tables = _tables_of(session)
     if tables is None:
@@ -34,7 +34,7 @@ def parts_of(session: Session) -> dict[str, Part] | None:
     return {tables.table(name).schema.full_name: _part_of(tables.table(name)) for name in tables.names}
 
 
-def _tables_of(session: Session) -> DeviceTables | None:
+def _tables_of(session: JobSession) -> DeviceTables | None:
     tables = session.core.device_tables
     return tables if isinstance(tables, DeviceTables) and tables.names else None
 
@@ -111,7 +111,7 @@ class Wanted:
 
 
 def read_parts(
-    session: Session,
+    session: JobSession,
     ranks: Sequence[int],
     state_of: Callable[[int], dict[str, Any] | None],
     wanted: Wanted,

@@ -19,7 +19,7 @@ from ...proto.checkpoint.state_tree import decode_tree
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
 from ..layers.table_handle import renamed, restoring_rows
 from ..session.compiled_module import bare
-from ..session.session import Session
+from ..session.session import JobSession
 from ..session.tensor_group import on_leader
 from .asked_states import AskedStates, check_count, no_state
 from .dense_state import check_state, load_state, plain_state
@@ -53,7 +53,7 @@ class RestoredCheckpoint:
 
 
 def restore(
-    session: Session,
+    session: JobSession,
     url: str,
     *,
     name: str | None = None,
@@ -79,7 +79,6 @@ def restore(
     all. With a row cache, call it before the first step of the session.
 
     Args:
-        session: the session of this worker.
         url: the URL that ``save`` was given.
         name: the name of the checkpoint; None: the newest.
         model: the model to load, compiled or not, whatever the saved one was; None: no model is loaded.
@@ -387,5 +386,5 @@ class _States:
         return self._read[rank]
 
 
-def _full(session: Session, table: str) -> str:
+def _full(session: JobSession, table: str) -> str:
     return table if "/" in table else f"{session.namespace}/{table}"

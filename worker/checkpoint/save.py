@@ -27,7 +27,7 @@ from ...proto.errors import (
 )
 from ...proto.worker_identity import WorkerIdentity
 from ..session.compiled_module import bare
-from ..session.session import Session
+from ..session.session import JobSession
 from ..session.tensor_group import on_leader
 from .dense_state import state_of
 from .device_parts import TREE_KEY, parts_of
@@ -105,7 +105,7 @@ class SavedCheckpoint:
 
 
 def save(
-    session: Session,
+    session: JobSession,
     url: str,
     *,
     model: nn.Module | None = None,
@@ -129,7 +129,6 @@ def save(
     included. A save that fails or is killed leaves nothing that looks like a checkpoint, and the next save cleans up.
 
     Args:
-        session: the session of this worker.
         url: a folder, by path or URL (fsspec), that this worker, the coordinator and all shards can write. It holds the
             checkpoints of one cluster at a time, each in a folder ``save-N``.
         model: the model whose dense tensors are saved, with or without DDP; those of rank 0 are used. Of a model that
@@ -211,12 +210,12 @@ def save(
     return saved
 
 
-def _control_of(session: Session) -> ControlClient | None:
+def _control_of(session: JobSession) -> ControlClient | None:
     """Returns the client of the coordinator; None on a follower of a tensor group."""
     return cluster_of(session, "save")[0] if session.core.leads else None
 
 
-def _begun(session: Session, url: str, deadline_sec: float, *, has_parts: bool) -> str:
+def _begun(session: JobSession, url: str, deadline_sec: float, *, has_parts: bool) -> str:
     """Begins the save on the workers; returns the name of the checkpoint on every rank."""
 
     def begin() -> str:
@@ -235,7 +234,7 @@ def _begun(session: Session, url: str, deadline_sec: float, *, has_parts: bool) 
 
 
 def _entered(
-    session: Session,
+    session: JobSession,
     request: pb.EnterSaveRequest,
     tree: dict[str, Any],
     problem: SparserowError | None,
@@ -274,7 +273,9 @@ def _entered(
     return control.enter_save(request, identity, deadline_sec=deadline_sec)
 
 
-def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Mapping[str, Any] | None = None) -> None:
+def keep_rows(
+    session: JobSession, url: str, *, every_sec: float = 30.0, config: Mapping[str, Any] | None = None
+) -> None:
     """Makes the cluster save its rows periodically from now on, as long as the session's job goes on.
 
     A shard that ends is restored from these saves alone, while the other shards and the workers go on. It loses at most
@@ -283,7 +284,6 @@ def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Ma
     workers may call it.
 
     Args:
-        session: the session of this worker.
         url: a folder for these saves only, by path or URL, which the coordinator and all shards can write.
         every_sec: the time from the beginning of one save to that of the next, in seconds; (0, 86400].
         config: plain values that ``sparserow checkpoint inspect`` shows. The saves have the values of the worker that
@@ -304,7 +304,7 @@ def keep_rows(session: Session, url: str, *, every_sec: float = 30.0, config: Ma
 
 
 def _state(
-    session: Session,
+    session: JobSession,
     model: nn.Module | None,
     optimizer: torch.optim.Optimizer | None,
     scaler: GradScaler | None,
@@ -353,13 +353,13 @@ def stateful(reader: Any, where: str) -> Stateful:
     if not (hasattr(reader, "state_dict") and hasattr(reader, "load_state_dict")):
         raise InvalidArgument(
             f"{where}: {type(reader).__name__} has no state_dict and load_state_dict, so its position cannot be saved; "
-            "allowed: torchdata's StatefulDataLoader, sr.prefetch of one, or None"
+            "allowed: torchdata's StatefulDataLoader, session.prefetch of one, or None"
         )
     checked: Stateful = reader
     return checked
 
 
-def cluster_of(session: Session, what: str) -> tuple[ControlClient, WorkerIdentity]:
+def cluster_of(session: JobSession, what: str) -> tuple[ControlClient, WorkerIdentity]:
     """Returns the client of a session's coordinator, and the worker's identity there.
 
     Args:

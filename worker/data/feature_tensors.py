@@ -40,8 +40,8 @@ class Features:
     A published version holds them (``publish(features=)``), so that serving computes the same values.
 
     Args:
-        features: the features: ``sr.IdFeature``, ``sr.NumericFeature``, ``sr.BucketizedFeature``, ``sr.CrossFeature``,
-            ``sr.MultiHotFeature``, ``sr.SequenceFeature``, ``sr.SplitFeature``, ``sr.TimeFeature``.
+        features: the features: any of ``IdFeature``, ``NumericFeature``, ``BucketizedFeature``, ``CrossFeature``,
+            ``MultiHotFeature``, ``SequenceFeature``, ``SplitFeature`` and ``TimeFeature`` of ``sr.features``.
 
     Attributes:
         set: the features without torch, with what was learnt of the training data.

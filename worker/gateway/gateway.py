@@ -39,7 +39,7 @@ from ...proto.schema import TableSchema
 from ...proto.unary_replies import FEW_KEYS, UnaryReplies
 from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client
-from ..session.table import TableRows
+from ..session.table import KeyedRows
 from .gateway_metrics import GatewayMetrics
 from .push_windows import ClientKey, PushWindows
 
@@ -143,7 +143,7 @@ class _Namespace:
                 f"{4 * schema.dim * len(keys)}, float32 each"
             )
         values = np.frombuffer(grads, "<f4").reshape(len(keys), schema.dim)
-        TableRows(self._native, schema).push(keys, values, lr)
+        KeyedRows(self._native, schema).push(keys, values, lr)
 
     def schema(self, table: str) -> TableSchema:
         """Returns the schema of a table.

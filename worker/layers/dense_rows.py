@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from ...cpp_ext import torch_ops as ops
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, typed_error
-from ...proto.optimizers import RowOptimizer
+from ...proto.optim import RowOptimizer
 from ...proto.schema import Constant, TableSchema
 from ..session.compiled_module import plain_path
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
-from ..session.session import Session
-from ..session.table import TableRows
+from ..session.session import JobSession
+from ..session.table import KeyedRows
 from .shared_buffers import SharedBuffers
 
 ROW_WIDTH = 64
@@ -66,11 +66,11 @@ class _ParameterRows:
 
 
 def dense_on_servers(
-    model: nn.Module, session: Session, *, optimizer: OptimizerLike, table: str = "dense", wait_sec: float = 60.0
+    session: JobSession, model: nn.Module, *, optimizer: OptimizerLike, table: str = "dense", wait_sec: float = 60.0
 ) -> DenseRows:
     """Moves the parameters that a distributed model still has to the parameter servers, in place.
 
-    Call it on every worker after :func:`distribute`, instead of ``DistributedDataParallel`` and a local optimizer; no
+    Call it on every worker after :meth:`distribute`, instead of ``DistributedDataParallel`` and a local optimizer; no
     process group is needed. From then on the first forward of a step in train mode reads the parameters under the
     job's clock. A forward in eval mode reads the newest parameters. ``session.step()`` sends their gradients. Each
     worker moves its own buffers, as those of BatchNorm; it begins with those of rank 0, which writes them about once a
@@ -80,7 +80,6 @@ def dense_on_servers(
 
     Args:
         model: the model; its parameters must be float32 on the CPU.
-        session: the session of the job. The lowest rank in the job writes the initial values unless the table has them.
         optimizer: the optimizer of the parameters, which the servers run. Its learning rate is in
             ``session.optimizer``.
         table: the table's name in the session's namespace.
@@ -105,7 +104,8 @@ def dense_on_servers(
     dense = DenseRows(model, session, row_optimizer_of(optimizer, "dense_on_servers.optimizer"), table)
     dense.take_initial_values(wait_sec)
     session.core.attach_dense_rows(dense)
-    model.register_forward_pre_hook(dense.before_forward, prepend=True)
+    # Marked here, as the mark imports Dynamo, which takes a second.
+    model.register_forward_pre_hook(torch.compiler.disable(dense.before_forward), prepend=True)
     return dense
 
 
@@ -123,7 +123,7 @@ class DenseRows:
         FailedPrecondition: the table exists with another schema.
     """
 
-    def __init__(self, model: nn.Module, session: Session, optimizer: RowOptimizer, table: str) -> None:
+    def __init__(self, model: nn.Module, session: JobSession, optimizer: RowOptimizer, table: str) -> None:
         every = [(plain_path(name), p) for name, p in model.named_parameters() if p.numel() > 0]
         named = [(name, p) for name, p in every if p.requires_grad]
         self._local = [(name, p) for name, p in every if not p.requires_grad]
@@ -159,9 +159,9 @@ class DenseRows:
         return self._ids
 
     @property
-    def table(self) -> TableRows:
+    def table(self) -> KeyedRows:
         """The rows of the table, by key."""
-        return self._session.table(self._schema.name)
+        return self._session.core.table(self._schema.name)
 
     @property
     def table_name(self) -> str:
@@ -208,7 +208,6 @@ class DenseRows:
         self._set_values(torch.from_numpy(table.pull(self._ids.numpy())))
         self._buffers.read()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Is the hook before a forward: reads the parameters of this step, or in eval mode the newest ones.
 

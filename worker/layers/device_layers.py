@@ -21,7 +21,7 @@ from ..device_tables.lookup import BagOptions, look_up
 from ..device_tables.rank_rows import check_optimizer
 from ..lookups.made_rows import take_joint
 from ..lookups.makers.device_tables import anchor_of
-from ..session.session import Session
+from ..session.session import JobSession
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
 from .layer_swap import Swap, distributed_layer_of
 from .weight_carry import CARRY_CHUNK_BYTES
@@ -57,7 +57,7 @@ class DeviceEmbeddingBag(DistributedEmbeddingBag):
 
 
 def layers_on_devices(
-    model: nn.Module, session: Session, swaps: Sequence[Swap]
+    model: nn.Module, session: JobSession, swaps: Sequence[Swap]
 ) -> dict[str, tuple[TableSchema, DistributedLayer]]:
     """Makes tables on every rank, with their first rows, and returns their schemas and layers by name.
 
@@ -89,7 +89,7 @@ def layers_on_devices(
     return layers
 
 
-def _check(session: Session, swaps: Sequence[Swap]) -> None:
+def _check(session: JobSession, swaps: Sequence[Swap]) -> None:
     """Refuses what tables on devices cannot be used with, before anything is changed."""
     core = session.core
     place = core.placement
@@ -147,7 +147,7 @@ def _device_of(model: nn.Module, swaps: Sequence[Swap]) -> torch.device:
     return weights[0].device if weights else torch.device("cpu")
 
 
-def _tables_of(session: Session, device: torch.device) -> DeviceTables:
+def _tables_of(session: JobSession, device: torch.device) -> DeviceTables:
     core = session.core
     if core.device_tables is None:
         if core.is_distributed and device.type == "cuda" and "cuda:nccl" not in dist.get_backend_config():

@@ -12,7 +12,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import Table, TableSchema
 from ..session.compiled_module import inside, plain_path, set_module
 from ..session.row_optimizers import OptimizerLike
-from ..session.session import Session
+from ..session.session import JobSession
 from .embedding import DistributedEmbedding, DistributedEmbeddingBag, DistributedLayer
 from .layer_swap import (
     Layer,
@@ -35,8 +35,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def distribute(
+    session: JobSession,
     model: Model,
-    session: Session,
     *,
     optimizer: OptimizerLike,
     min_rows: int = 10_000,
@@ -58,10 +58,9 @@ def distribute(
 
     Args:
         model: the model; it must not itself be an embedding.
-        session: the session from :func:`connect`.
         optimizer: the row optimizer of tables that have none of their own; the servers run it. One of this package,
-            such as ``sr.Adagrad(lr=0.05)`` (docs/optimizers.md lists them), or an optimizer of ``torch.optim`` that has
-            a counterpart: the class, a ``functools.partial`` of it, or an instance that has not stepped.
+            such as ``sr.optim.Adagrad(lr=0.05)`` (docs/optimizers.md lists them), or an optimizer of ``torch.optim``
+            that has a counterpart: the class, a ``functools.partial`` of it, or an instance that has not stepped.
         min_rows: layers with fewer rows stay local and dense.
         tables: options by ``fnmatch`` pattern on the path; the first pattern that matches counts. None: no options.
         exclude: ``fnmatch`` patterns on the path of layers that stay local, whatever their size.
@@ -105,7 +104,7 @@ def layers_of_tables(
     return layers_by_table(_without(exclude, _layers(model, min_rows)), bind or {})
 
 
-def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[SwappedWeight]:
+def _swap(model: nn.Module, session: JobSession, swaps: list[Swap]) -> list[SwappedWeight]:
     session.core.check_cache_place(model)
     layers = _layers_on_devices(model, session, [swap for swap in swaps if swap.on_devices])
     there = [swap for swap in swaps if not swap.on_devices]
@@ -135,7 +134,7 @@ def _swap(model: nn.Module, session: Session, swaps: list[Swap]) -> list[Swapped
 
 
 def _layers_on_devices(
-    model: nn.Module, session: Session, swaps: list[Swap]
+    model: nn.Module, session: JobSession, swaps: list[Swap]
 ) -> dict[str, tuple[TableSchema, DistributedLayer]]:
     """Makes the tables on devices, and returns their schemas and layers by the name of the table."""
     if not swaps:
@@ -147,7 +146,7 @@ def _layers_on_devices(
 
 def _plan(
     model: nn.Module,
-    session: Session,
+    session: JobSession,
     optimizer: OptimizerLike,
     min_rows: int,
     tables: Mapping[str, Table],

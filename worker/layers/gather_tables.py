@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from ...proto.errors import FailedPrecondition, not_allowed
 from ..device_tables.device_tables import DeviceTables, whole_rows
-from ..session.session import Session
+from ..session.session import JobSession
 from .embedding import DistributedEmbeddingBag, DistributedLayer, copy_sharing_rows
 from .table_handle import EXTRA_STATE
 
 
-def gather_tables(session: Session, model: nn.Module, *, into: nn.Module | None = None) -> nn.Module | None:
+def gather_tables(session: JobSession, model: nn.Module, *, into: nn.Module | None = None) -> nn.Module | None:
     """Copies a model whose tables have placement "device", with all rows of these tables. Every rank calls it.
 
     The copy is on the host and has an ``nn.Embedding`` or ``nn.EmbeddingBag`` in place of each layer whose table is on
@@ -21,7 +21,6 @@ def gather_tables(session: Session, model: nn.Module, *, into: nn.Module | None 
     whose tables are on servers stay as they are.
 
     Args:
-        session: the session that has the tables.
         model: the model, with or without DDP.
         into: an earlier copy that gets the present weights, for :meth:`DensePublisher.publish`; None: a new copy.
 

@@ -16,12 +16,12 @@ from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ...proto.lone_work import lone_work
-from ...proto.optimizers import starts_at_zero
+from ...proto.optim import starts_at_zero
 from ...proto.schema import Constant, Normal, RowPolicy, Table, TableSchema
 from ..session.lower_rank import from_lower_rank
 from ..session.rank_beats import give_signs, meet
 from ..session.row_optimizers import OptimizerLike, row_optimizer_of
-from ..session.session import Session
+from ..session.session import JobSession
 from ..session.tensor_group import on_leader
 from .deferred import tied_init
 from .embedding import BAG_MODES, DistributedEmbedding, DistributedEmbeddingBag
@@ -149,7 +149,7 @@ def _check_alike(name: str, group: Sequence[PlacedLayer]) -> None:
 
 def plan_tables(
     layers: Sequence[TableLayers],
-    session: Session,
+    session: JobSession,
     *,
     what: str,
     optimizer: OptimizerLike,
@@ -273,7 +273,7 @@ def distributed_layer_of(
     return distributed.train(layer.training)
 
 
-def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchema]:
+def create_on_first_rank(session: JobSession, swaps: list[Swap]) -> list[TableSchema]:
     """Creates the tables on every rank and returns their schemas, with ids. Followers of a tensor group get them.
 
     Rank 0 goes first and writes the first rows, so that no other rank reads a table before its rows are there. Ranks
@@ -303,7 +303,7 @@ def create_on_first_rank(session: Session, swaps: list[Swap]) -> list[TableSchem
     return on_leader(group, lambda: made or _tables_of(session, swaps))
 
 
-def _are_whole(session: Session, swaps: list[Swap]) -> bool:
+def _are_whole(session: JobSession, swaps: list[Swap]) -> bool:
     """Returns whether the tables exist, and none of them is being given its first rows."""
     there = _by_name(session)
     if any(swap.schema.name not in there for swap in swaps):
@@ -311,13 +311,13 @@ def _are_whole(session: Session, swaps: list[Swap]) -> bool:
     return not any(is_unfinished(session, there[swap.schema.name]) for swap in swaps if swap.is_carried)
 
 
-def _tables_of(session: Session, swaps: list[Swap]) -> list[TableSchema]:
+def _tables_of(session: JobSession, swaps: list[Swap]) -> list[TableSchema]:
     """Creates the tables, or finds them."""
     there = _by_name(session)
     return [_table_of(session, swap, there.get(swap.schema.name)) for swap in swaps]
 
 
-def _table_of(session: Session, swap: Swap, there: TableSchema | None) -> TableSchema:
+def _table_of(session: JobSession, swap: Swap, there: TableSchema | None) -> TableSchema:
     """Creates a table, or finds it; a frozen one may be there with the optimizer of the job that trains it."""
     found = there if swap.is_frozen else None
     if found is not None and found.dim != swap.schema.dim:
@@ -328,11 +328,11 @@ def _table_of(session: Session, swap: Swap, there: TableSchema | None) -> TableS
     return found or session.core.catalog.create_table(swap.schema)
 
 
-def _by_name(session: Session) -> dict[str, TableSchema]:
+def _by_name(session: JobSession) -> dict[str, TableSchema]:
     return {schema.name: schema for schema in session.core.catalog.list_tables(session.namespace)}
 
 
-def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
+def _create(session: JobSession, swaps: list[Swap], *, has_rows: bool) -> list[TableSchema]:
     """Creates the tables, and writes the first rows of those that are new.
 
     When it fails, the new tables are dropped: one with a part of its rows would count as there before at the next try,
@@ -366,16 +366,16 @@ def _create(session: Session, swaps: list[Swap], *, has_rows: bool) -> list[Tabl
     return made
 
 
-def _assign_padding(session: Session, swap: Swap) -> None:
+def _assign_padding(session: JobSession, swap: Swap) -> None:
     """Writes zeros to the rows that torch fills with zeros."""
     layers = [each.layer for each in swap.layers]
     found = {each.padding_idx for each in layers if isinstance(each, nn.Embedding) and each.padding_idx is not None}
     if found:
         padding = np.array(sorted(found), dtype=np.uint64)
-        session.table(swap.schema.name).assign(padding, np.zeros((len(found), swap.schema.dim), dtype=np.float32))
+        session.core.table(swap.schema.name).assign(padding, np.zeros((len(found), swap.schema.dim), dtype=np.float32))
 
 
-def _tell_of_found(session: Session, names: list[str], count: int) -> None:
+def _tell_of_found(session: JobSession, names: list[str], count: int) -> None:
     """Logs one line about the tables that existed before the job, unless a ``namespace_policy`` was given."""
     rows = session.core.found_tables or {}
     names = [name for name in names if name in rows]

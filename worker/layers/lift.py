@@ -21,7 +21,7 @@ from torch.nn import functional
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import Table
 from ..session.row_optimizers import OptimizerLike
-from ..session.session import Session
+from ..session.session import JobSession
 from .embedding import BAG_MODES
 from .graph_check import largest_gap
 from .layer_swap import (
@@ -55,8 +55,8 @@ class _Lookup:
 
 
 def lift_embeddings(
+    session: JobSession,
     program: ExportedProgram | fx.GraphModule,
-    session: Session,
     *,
     optimizer: OptimizerLike,
     min_rows: int = 10_000,
@@ -73,7 +73,6 @@ def lift_embeddings(
 
     Args:
         program: the program to lift, which is not changed. A graph module shares its other parameters with the result.
-        session: the session from :func:`connect`.
         optimizer: the row optimizer of the tables, in any form that :func:`distribute` takes.
         min_rows: weights with fewer rows stay local.
         tables: options by ``fnmatch`` pattern on the table's name; see :func:`distribute`. None: no options.

@@ -8,10 +8,10 @@ from ..lookups.forward_hook import ForwardHook
 from ..lookups.makers.joint import JointLookups
 from ..lookups.makers.own_rank import OwnRank
 from ..lookups.makers.tensor_group import hand_rows
-from ..session.session import Session
+from ..session.session import JobSession
 
 
-def install_lookup_hooks(model: nn.Module, session: Session) -> None:
+def install_lookup_hooks(model: nn.Module, session: JobSession) -> None:
     """Adds the hooks to a model whose layers are distributed.
 
     Args:

@@ -23,7 +23,7 @@ from ..session.compiled_module import plain_path
 from ..session.namespace_file import NamespaceFile
 
 if TYPE_CHECKING:
-    from ..session.session import Session
+    from ..session.session import JobSession
 
 _log = logging.getLogger(__name__)
 _EVERY_SEC = 1.0
@@ -40,7 +40,7 @@ class SharedBuffers:
         dense: the name of the table with the model's parameters.
     """
 
-    def __init__(self, model: nn.Module, session: Session, dense: str) -> None:
+    def __init__(self, model: nn.Module, session: JobSession, dense: str) -> None:
         self._buffers = _persistent(model)
         self._session = session
         self._file = NamespaceFile(session.core, buffers_table(dense))

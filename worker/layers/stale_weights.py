@@ -23,8 +23,8 @@ _DEPTH = 8  # the most containers between a weight and the holder that is named
 _MOST_NAMES = 3
 _WIDEST = 10_000  # the most objects that are searched on one level
 _REMEDY = (
-    "for L2 of rows give the tables' optimizer weight_decay, sr.Adagrad(lr=0.05, weight_decay=1e-5), and leave these "
-    "weights out of the list that is regularised; make optimizers after distribute"
+    "for L2 of rows give the tables' optimizer weight_decay, sr.optim.Adagrad(lr=0.05, weight_decay=1e-5), and leave "
+    "these weights out of the list that is regularised; make optimizers after distribute"
 )
 
 

@@ -79,7 +79,7 @@ class TableHandle:
         if saved.cluster not in clusters:
             raise FailedPrecondition(
                 f"load_state_dict: the state is of table {saved.table} on cluster {saved.cluster or 'of a process'}, "
-                f"whose rows are not on this one ({self.cluster or 'of a process'}); sr.restore one of its checkpoints"
+                f"whose rows are not on this one ({self.cluster or 'of a process'}); restore one of its checkpoints"
             )
         if 0 <= saved.step < self.step and not _restores_rows.get():
             _tell_of_newer_rows(self.cluster, saved.step, self.step)

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, NotFound, ResourceExhausted
 from ...proto.schema import TableSchema
-from ..session.session import Session
-from ..session.table import TableRows
+from ..session.session import JobSession
+from ..session.table import KeyedRows
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _CARRY_KEY = 2**63 - 2  # beyond the rows of any layer
 _CARRY_MARK = 1024.0  # exact in every dtype of rows, and far from initial ones
 
 
-def is_unfinished(session: Session, schema: TableSchema) -> bool:
+def is_unfinished(session: JobSession, schema: TableSchema) -> bool:
     """Returns whether a table has a part of its weights alone, as a process is sending them or ended meanwhile.
 
     Args:
@@ -32,13 +32,13 @@ def is_unfinished(session: Session, schema: TableSchema) -> bool:
         schema: the table, which the catalog has; its shards are waited for.
     """
     try:
-        mark = session.table(schema.name).pull([_CARRY_KEY])
+        mark = session.core.table(schema.name).pull([_CARRY_KEY])
     except NotFound:  # another worker is making the table: the catalog has it before all shards do
         mark = session.core.create_table(schema).pull([_CARRY_KEY])
     return bool((mark == _CARRY_MARK).all())
 
 
-def drop_unfinished(session: Session, schema: TableSchema) -> bool:
+def drop_unfinished(session: JobSession, schema: TableSchema) -> bool:
     """Drops a table whose carry a killed process left unfinished, so that it is made anew; returns whether it was one.
 
     Args:
@@ -64,13 +64,13 @@ def drop_unfinished(session: Session, schema: TableSchema) -> bool:
     return True
 
 
-def mark_unfinished(session: Session, schema: TableSchema) -> None:
+def mark_unfinished(session: JobSession, schema: TableSchema) -> None:
     """Writes the row that says of a new table, until :func:`carry` ends, that it has a part of its weights alone."""
     mark = np.full((1, schema.dim), _CARRY_MARK, dtype=np.float32)
-    session.table(schema.name).assign([_CARRY_KEY], mark)
+    session.core.table(schema.name).assign([_CARRY_KEY], mark)
 
 
-def carry(session: Session, table: str, weight: torch.Tensor) -> None:
+def carry(session: JobSession, table: str, weight: torch.Tensor) -> None:
     """Sends a layer's weights to a new table, and removes the mark of :func:`mark_unfinished`.
 
     Args:
@@ -81,7 +81,7 @@ def carry(session: Session, table: str, weight: torch.Tensor) -> None:
     Raises:
         ResourceExhausted: a shard has no room for a single row.
     """
-    rows, (total, dim) = session.table(table), weight.shape
+    rows, (total, dim) = session.core.table(table), weight.shape
     most = step = max(1, CARRY_CHUNK_BYTES // (4 * dim))
     for begin in _with_progress(total, step, f"sending {table}", 4 * weight.numel()):
         part = weight[begin : begin + step].to("cpu", torch.float32).numpy()
@@ -89,7 +89,7 @@ def carry(session: Session, table: str, weight: torch.Tensor) -> None:
     rows.delete([_CARRY_KEY])
 
 
-def _assign_within_budget(rows: TableRows, begin: int, part: np.ndarray[Any, np.dtype[np.float32]], most: int) -> int:
+def _assign_within_budget(rows: KeyedRows, begin: int, part: np.ndarray[Any, np.dtype[np.float32]], most: int) -> int:
     """Assigns rows by their number, at most ``most`` at a time, and fewer where the budget of a shard has no more room
     at once; a shard with an SSD makes room meanwhile.
 

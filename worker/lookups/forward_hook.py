@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..session.session import Session
+from ..session.session import JobSession
 from .expressions import TracedIds
 from .layer_watch import LayerWatch
 from .made_rows import MadeRows, begin_forward, end_forward
@@ -63,7 +63,7 @@ class ForwardHook:
         joint: makes rows of lookups that ranks make together.
     """
 
-    def __init__(self, session: Session, own: OwnMaker, joint: JointMaker) -> None:
+    def __init__(self, session: JobSession, own: OwnMaker, joint: JointMaker) -> None:
         self._native, self._own, self._joint = session.core.native, own, joint
         joint.is_to_trace = lambda: self._is_to_trace
         self._has_group = session.core.tensor_group is not None

@@ -19,7 +19,7 @@ from .pools import pooled
 class FeatureEmbeddings(nn.Module):
     """The tables of a model's features, and the inputs that are made of them and of numbers.
 
-    Features come by name, as a job's readers and ``sr.Features`` give them: a number (B) float32, a key (B)
+    Features come by name, as a job's readers and ``sr.features.Features`` give them: a number (B) float32, a key (B)
     int64, or a list, a tuple of values (m) int64, offsets (B + 1) int64 and optionally weights (m) float32. Keys are
     not negative. A table is an ``nn.EmbeddingBag`` when every feature that reads it is pooled by sum, mean or sqrtn,
     and else an ``nn.Embedding``.

@@ -18,7 +18,7 @@ import torch
 from ...cpp_ext import _client
 from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from ..session.session import Session
+from ..session.session import JobSession
 from .device_batches import DeviceBatches
 from .id_plan import IdPlan, IdsOf, LearntIds, NamedIds, NoIds
 from .pass_work import PassItem, PassProgress, PassSource, PassWork, PrefetchSettings, StatefulLoader
@@ -29,8 +29,8 @@ Batch = TypeVar("Batch")
 
 
 def prefetch(
+    session: JobSession,
     loader: Iterable[Batch],
-    session: Session,
     depth: int = 2,
     *,
     ids: IdsOf | None = None,
@@ -49,7 +49,6 @@ def prefetch(
     Args:
         loader: any iterable of batches: tensors nested in tuples, lists, mappings, dataclasses or keyed jagged tensors.
             A background thread iterates it. It must not change a batch that it has yielded.
-        session: the session over which the model was distributed.
         depth: the most batches that are ahead of the training loop; it bounds the memory.
         ids: a function that names the ids, in place of learning: batch -> {table: integer tensor, or a sequence of
             them}. None: the ids are learnt.
@@ -68,15 +67,13 @@ def prefetch(
         resumed when the loader's can: by ``state_dict``, like torchdata's stateful loaders.
 
     Raises:
-        InvalidArgument: ``session`` is no session, ``depth`` is not positive, or ``hints`` is negative. Or
+        InvalidArgument: ``depth`` is not positive, or ``hints`` is negative. Or
             there is a row cache, and the session's staleness is below the sum of ``depth`` and the cache's. Or this
             machine has no such device.
         FailedPrecondition: the session is closed, or no model was distributed over it.
         Exception: while iterating, the error that the loader or a background thread raised, with its traceback; or
             ``ids`` names a table that the model does not have.
     """
-    if not isinstance(session, Session):
-        raise not_allowed("prefetch.session: type", type(session).__name__, "a session, as sr.connect returns")
     staleness = session.core.placement.staleness
     if not isinstance(depth, int) or depth < 1:
         raise not_allowed("prefetch.depth", depth, ">= 1")
@@ -92,7 +89,7 @@ def prefetch(
         )
     session.core.native.check_usable()
     if not session.core.bound_tables():
-        raise FailedPrecondition("prefetch: the session has no table yet; call distribute(model, session) first")
+        raise FailedPrecondition("prefetch: the session has no table yet; call session.distribute(model) first")
     plan: IdPlan = LearntIds(session.core.native, session.core.trace_requests, session.core.dense_ids)
     if not session.core.leads:
         plan = NoIds()  # the leader of the tensor group pulls
@@ -126,7 +123,7 @@ class Prefetch(Generic[Batch]):
         settings: the options of the prefetch.
     """
 
-    def __init__(self, loader: Iterable[Batch], session: Session, settings: PrefetchSettings) -> None:
+    def __init__(self, loader: Iterable[Batch], session: JobSession, settings: PrefetchSettings) -> None:
         self._loader, self._session, self._settings = loader, session, settings
         self._native = _client.Prefetcher(session.core.native, exact=settings.exact)
         self._stateful = loader if isinstance(loader, StatefulLoader) else None
@@ -218,7 +215,7 @@ class PrefetchIterator(Generic[Batch]):
     """One pass over the loader. Leaving the loop early by ``break``, an error or Ctrl-C ends its threads."""
 
     def __init__(
-        self, source: PassSource, session: Session, native: _client.Prefetcher, settings: PrefetchSettings
+        self, source: PassSource, session: JobSession, native: _client.Prefetcher, settings: PrefetchSettings
     ) -> None:
         self._session, self._native, self._settings = session, native, settings
         self._progress = source.progress

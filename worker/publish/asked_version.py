@@ -25,9 +25,9 @@ def check_session(session: Any, what: str) -> None:
         InvalidArgument: it is no session.
         FailedPrecondition: it is closed, or is used after a fork.
     """
-    from ..session.session import Session
+    from ..session.session import JobSession
 
-    if not isinstance(session, Session):
+    if not isinstance(session, JobSession):
         raise not_allowed(f"{what}.session: type", type(session).__name__, "a session, as sr.connect returns")
     session.core.native.check_usable()
 
@@ -49,7 +49,7 @@ def check_model(model: Any, example: Any, features: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise not_allowed("publish.model: type", type(model).__name__, "a torch.nn.Module")
     if features is not None and not isinstance(features, Features):
-        raise not_allowed("publish.features: type", type(features).__name__, "sr.Features")
+        raise not_allowed("publish.features: type", type(features).__name__, "sr.features.Features")
     if features is None and not isinstance(example, tuple | list):
         raise not_allowed("publish.example: type", type(example).__name__, "a tuple of the arguments of model.forward")
 

@@ -22,7 +22,7 @@ from ..session.compiled_module import bare, plain_path
 from .asked_version import check_session
 
 if TYPE_CHECKING:
-    from ..session.session import Session
+    from ..session.session import JobSession
 
 
 class DensePublisher:
@@ -50,7 +50,7 @@ class DensePublisher:
 
     def __init__(
         self,
-        session: Session,
+        session: JobSession,
         name: str,
         *,
         root: str,

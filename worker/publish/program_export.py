@@ -88,7 +88,7 @@ def _exportable(model: torch.nn.Module) -> torch.nn.Module:
     if there:
         raise FailedPrecondition(
             f"publish: the table of layer {next(iter(there))!r} is on the devices of the ranks; publish the copy that "
-            "sr.gather_tables(session, model), which every rank calls, returns on rank 0"
+            "session.gather_tables(model), which every rank calls, returns on rank 0"
         )
 
     if is_in_parts(model):

@@ -41,7 +41,7 @@ from ...proto.schema import TableSchema
 from ...proto.security.channels import SecureChannel
 from ...proto.security.security import loaded_security
 from ..membership.shard_client import shard_client
-from .asked_version import check_model, check_names, check_session, checked_card, checked_sign, without_tables
+from .asked_version import check_model, check_names, checked_card, checked_sign, without_tables
 from .featured_program import featured_source
 from .program_export import Program, ProgramSource, ProgramTensor, export_program
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from ...proto.features.cells import Columns
     from ..data.feature_tensors import Features
-    from ..session.session import Session
+    from ..session.session import JobSession
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Publication:
 
 
 def publish(
-    session: Session,
+    session: JobSession,
     name: str,
     *,
     root: str,
@@ -132,7 +132,6 @@ def publish(
     on the servers is part of the program, and its table is not published besides.
 
     Args:
-        session: a session of a cluster.
         name: the name of the model.
         root: the folder of published models, by path or URL.
         model: the model, in any mode; ``torch.export`` exports it in eval mode, and a compiled model as it was before.
@@ -161,7 +160,7 @@ def publish(
         Unavailable: a shard is down; the text names it.
         NotFound: the namespace has no tables, and there is no model.
     """
-    check_session(session, "publish")
+    session.core.native.check_usable()
     if not isinstance(session.core.catalog, ControlClient):
         raise FailedPrecondition("publish: it needs a session of a cluster (sr.connect), not of stores in this process")
     check_names(name, alias)
@@ -175,7 +174,7 @@ def publish(
     return publish_program(session, Publication(name, root, alias, dtype, card, program, features=files, sign=sign))
 
 
-def publish_program(session: Session, publication: Publication) -> Published:
+def publish_program(session: JobSession, publication: Publication) -> Published:
     """Publishes from a session's cluster; see :func:`publish`.
 
     Args:

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from ...proto.row_keys import KeyArray
 from ...proto.schema import TableSchema
-from ..session.session import Session
-from ..session.table import Rows
+from ..session.table import KeyedRows, Rows
 from .storage import format_of, new_file, scratch_folder
 
 Progress = Callable[[int], None]
@@ -22,9 +21,7 @@ METADATA_PREFIX = "sparserow."
 _COPY_BYTES = 4 << 20
 
 
-def export_table(
-    session: Session, table: str, url: str, *, batch_rows: int = 65536, progress: Progress | None = None
-) -> int:
+def export_rows(rows: KeyedRows, url: str, *, batch_rows: int = 65536, progress: Progress | None = None) -> int:
     """Writes the keys and weights of all rows of a table to one file; optimizer state is not written.
 
     A file has two columns (Parquet) or tensors (safetensors): ``key``, uint64 (n), and ``vector``, float32 (n, dim).
@@ -33,8 +30,6 @@ def export_table(
     created or deleted meanwhile may be missing.
 
     Args:
-        session: the session.
-        table: the table's name in the session's namespace.
         url: a path or a URL of fsspec that ends in ``.parquet`` or ``.safetensors``. An existing file is replaced when
             the new one is complete.
         batch_rows: the number of rows that are read at a time; a batch is a row group of Parquet.
@@ -44,12 +39,11 @@ def export_table(
         The number of rows written.
 
     Raises:
-        NotFound: there is no such table, or no such folder.
+        NotFound: there is no such folder.
         InvalidArgument: the name has another ending, the URL's kind is unknown, or ``batch_rows`` is below 1.
         FailedPrecondition, ResourceExhausted: the file cannot be written, for lack of permission or space. No part of
             it is left behind.
     """
-    rows = session.table(table)
     batches = rows.scan(batch_rows=batch_rows)
     kind = format_of(url, ("parquet", "safetensors"))
     told = progress or (lambda _: None)

@@ -12,17 +12,15 @@ import pyarrow.parquet as pq
 
 from ...proto.errors import DataLoss, InvalidArgument, not_allowed
 from ...proto.row_keys import KeyArray, as_keys
-from ..session.session import Session
-from ..session.table import Rows, first_nonfinite_row
+from ..session.table import KeyedRows, Rows, first_nonfinite_row
 from .export import Progress
 from .storage import format_of, local_copy
 
 _FLOATS = (pa.types.is_float16, pa.types.is_float32, pa.types.is_float64)
 
 
-def import_table(
-    session: Session,
-    table: str,
+def load_rows(
+    target: KeyedRows,
     url: str,
     *,
     key_column: str = "key",
@@ -30,15 +28,13 @@ def import_table(
     batch_rows: int = 65536,
     progress: Progress | None = None,
 ) -> int:
-    """Assigns the rows of a Parquet or safetensors file, such as :func:`export_table` writes, to a table.
+    """Assigns the rows of a Parquet or safetensors file, such as :meth:`export` writes, to the table.
 
     The file is read twice, and all of it is checked before the first row is assigned. Weights are set, and the
     optimizer state of existing rows stays. Rows whose keys are not in the file do not change. The last row of a
     repeated key counts. When the servers fail meanwhile, the same call may be made again.
 
     Args:
-        session: the session.
-        table: the table's name in the session's namespace.
         url: a path or a URL of fsspec that ends in ``.parquet`` or ``.safetensors``.
         key_column: the column or tensor of keys: integers in [0, 2**64). In Parquet also strings, which
             :func:`sparserow.hash_key` turns into keys.
@@ -50,15 +46,14 @@ def import_table(
         The number of rows assigned.
 
     Raises:
-        NotFound: there is no such table or file.
+        NotFound: there is no such file.
         InvalidArgument: ``batch_rows`` is below 1; a column is missing or has another type; a vector's length is not
             the table's dim; a value is not finite, and the text names its row; or a key is null or negative. Nothing
             was assigned.
         DataLoss: the file is damaged. Nothing was assigned.
     """
     if batch_rows < 1:
-        raise not_allowed("import_table.batch_rows", batch_rows, ">= 1")
-    target = session.table(table)
+        raise not_allowed("load.batch_rows", batch_rows, ">= 1")
     kind = format_of(url, ("parquet", "safetensors"))
     with local_copy(url) as path:
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, not_allowed
 from ..session.compiled_module import plain_path
-from ..session.session import Session
+from ..session.session import JobSession
 from ..session.table import Rows, first_nonfinite_row
 from .export import Progress
 from .storage import format_of, local_copy
@@ -28,7 +28,7 @@ _TORCHREC = re.compile(r"(?:^|\.)(?:embedding_bags|embeddings)\.(?P<table>[^.]+)
 
 
 def import_weights(
-    session: Session,
+    session: JobSession,
     source: str | Mapping[str, Tensor | Rows],
     *,
     tables: Mapping[str, str] | None = None,
@@ -41,7 +41,6 @@ def import_weights(
     stays.
 
     Args:
-        session: the session.
         source: a state dict, or the path or fsspec URL of a file with one: ``.pt``, ``.pth`` or ``.bin`` (written by
             ``torch.save``, read with ``weights_only``), ``.safetensors`` or ``.npz``. Entries that are not chosen, such
             as dense weights, are ignored.
@@ -71,7 +70,7 @@ def import_weights(
             _check_finite(matrices[table], entry, batch_rows)
         done = 0
         for table, matrix in matrices.items():
-            target = session.table(table)
+            target = session.core.table(table)
             for begin in range(0, len(matrix), batch_rows):
                 rows = _floats(matrix[begin : begin + batch_rows])
                 target.assign(np.arange(begin, begin + len(rows), dtype=np.uint64), rows)
@@ -114,7 +113,7 @@ def _check_inflation(path: Path) -> None:
                 )
 
 
-def _match(session: Session, entries: Mapping[str, Any], tables: Mapping[str, str] | None) -> dict[str, str]:
+def _match(session: JobSession, entries: Mapping[str, Any], tables: Mapping[str, str] | None) -> dict[str, str]:
     """Returns the table for each entry of the source to import."""
     known = {schema.name for schema in session.core.catalog.list_tables(session.namespace)}
     if tables is not None:
@@ -156,9 +155,9 @@ def _table_of(entry: str, known: set[str]) -> str | None:
     return next((candidate for candidate in candidates if candidate in known), None)
 
 
-def _matrix(session: Session, entry: Any, name: str, table: str) -> Any:
+def _matrix(session: JobSession, entry: Any, name: str, table: str) -> Any:
     """Returns the entry, an array or a tensor, after checking that it fits the table."""
-    dim = session.table(table).schema.dim
+    dim = session.core.table(table).schema.dim
     if hasattr(entry, "local_shards") or hasattr(entry, "placements"):
         raise FailedPrecondition(f"source: {name!r} is sharded over processes; gather it into one tensor first")
     shape, dtype = tuple(getattr(entry, "shape", ())), getattr(entry, "dtype", None)

@@ -15,7 +15,7 @@ from ...proto.schema import TableSchema
 from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
 from .session_core import SessionCore
 from .session_parts import Placement
-from .table import TableRows
+from .table import KeyedRows
 from .tensor_group import TensorGroup
 
 _DEADLINE_MS = 30_000  # no call leaves this process
@@ -47,7 +47,7 @@ class FollowerCore(SessionCore):
         group.on_backward = native.count_staged
         self.origins[:] = origins
 
-    def table(self, name: str) -> TableRows:
+    def table(self, name: str) -> KeyedRows:
         """Raises FailedPrecondition: the leader has the rows."""
         raise _refusal(self.tensor_group, f"table({name!r})")
 
@@ -55,7 +55,7 @@ class FollowerCore(SessionCore):
         """Raises FailedPrecondition: the leader has the rows."""
         raise _refusal(self.tensor_group, f"drop_table({name!r})")
 
-    def create_table(self, schema: TableSchema) -> TableRows:
+    def create_table(self, schema: TableSchema) -> KeyedRows:
         """Raises FailedPrecondition: the leader has the rows."""
         raise _refusal(self.tensor_group, f"create_table({schema.name!r})")
 

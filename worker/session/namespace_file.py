@@ -18,11 +18,11 @@ import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
 from ...proto.errors import DataLoss, InvalidArgument, NotFound
-from ...proto.optimizers import SGD
+from ...proto.optim import SGD
 from ...proto.row_keys import KeyArray
 from ...proto.schema import Constant, TableSchema
 from .session_parts import NamespaceCore
-from .table import TableRows
+from .table import KeyedRows
 
 Pull: TypeAlias = Callable[[KeyArray], npt.NDArray[np.float32]]
 
@@ -50,7 +50,7 @@ class NamespaceFile:
 
     def __init__(self, core: NamespaceCore, name: str) -> None:
         self._core, self._name = core, name
-        self._rows: TableRows | None = None  # of the writer
+        self._rows: KeyedRows | None = None  # of the writer
         self._schema = TableSchema(core.namespace, name, ROW_BYTES, SGD(lr=0.0), init=Constant(0.0))
         self.where = f"table {core.namespace}/{name}"
 
@@ -86,7 +86,7 @@ class NamespaceFile:
             self._rows = None
             raise
 
-    def _write(self, rows: TableRows, data: bytes) -> None:
+    def _write(self, rows: KeyedRows, data: bytes) -> None:
         former = _head(rows.pull, self.where)
         place = 0 if former is None else 1 - former[0]
         values = np.zeros((math.ceil(len(data) / ROW_BYTES), ROW_BYTES), dtype=np.float32)

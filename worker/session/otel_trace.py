@@ -11,7 +11,7 @@ from opentelemetry import context as otel_context, trace as otel
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from ...cpp_ext import _client
-from .session import Session
+from .session import JobSession
 from .tracing import ThreadName
 
 
@@ -93,11 +93,10 @@ def _carry(span: Span | None) -> None:
     _client.set_trace(context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big"))
 
 
-def record_otel(session: Session, tracer: Tracer) -> OtelTrace:
+def record_otel(session: JobSession, tracer: Tracer) -> OtelTrace:
     """Records a session's steps, pulls and pushes as spans from now on. The thread that trains calls it.
 
     Args:
-        session: the session to record.
         tracer: the tracer that creates the spans, such as ``opentelemetry.trace.get_tracer("training")``.
 
     Returns:

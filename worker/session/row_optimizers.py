@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from ...proto.optimizers import OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop, RowOptimizer
+from ...proto.optim import OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop, RowOptimizer
 
 OptimizerLike: TypeAlias = RowOptimizer | torch.optim.Optimizer | type | functools.partial[Any]
 
@@ -134,5 +134,5 @@ def _name(given: Any) -> str:
 
 
 def _allowed() -> str:
-    ours = ", ".join(f"sr.{kind.__name__}" for kind in (*_OURS, AdamW))
+    ours = ", ".join(f"sr.optim.{kind.__name__}" for kind in (*_OURS, AdamW))
     return f"{ours}, " + ", ".join(f"torch.optim.{kind.__name__}" for kind in _COUNTERPARTS)

@@ -11,19 +11,16 @@ from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ...proto.closing import Closing
 from ...proto.errors import FailedPrecondition
-from ...proto.schema import Constant, Dtype, Init, RowPolicy, TableSchema
 from .join import SessionJoinHook, checked_micro_batches, collective_device, default_group
 from .loss_scale import LossScale
-from .row_optimizers import OptimizerLike, row_optimizer_of
 from .session_core import SessionCore
 from .session_stats import SessionStats
 from .sparse_optimizer import SparseOptimizer
-from .table import TableRows
 from .wrapped_optimizer import WrappedOptimizer, checked_dense, unwrapped
 
 
-class Session(Closing, Joinable):
-    """One worker's connection to a job: its tables, its clock, and the end of each step. :func:`connect` makes it.
+class JobSession(Closing, Joinable):
+    """One worker's connection to a job: its tables, its clock, and the end of each step.
 
     A session is closed by ``close()`` or a ``with`` statement. Only the thread that trains calls ``step``; any thread
     may look up rows. After ``fork`` the child's copy raises :class:`FailedPrecondition` on use, and closing the copy
@@ -60,7 +57,7 @@ class Session(Closing, Joinable):
 
     def __repr__(self) -> str:
         place = self.core.placement
-        return f"Session(namespace={self.namespace!r}, rank={place.rank}, world_size={place.world_size})"
+        return f"{type(self).__name__}(namespace={self.namespace!r}, rank={place.rank}, world_size={place.world_size})"
 
     @property
     def optimizer(self) -> SparseOptimizer:
@@ -70,59 +67,6 @@ class Session(Closing, Joinable):
             FailedPrecondition: ``distribute`` was not called, so there is no table yet.
         """
         return self.core.optimizer
-
-    def create_table(
-        self,
-        name: str,
-        *,
-        dim: int,
-        optimizer: OptimizerLike,
-        dtype: Dtype = "float32",
-        init: Init | None = None,
-        seed: int = 0,
-        policy: RowPolicy | None = None,
-    ) -> TableRows:
-        """Creates a table whose rows are read and written by key, or finds the table that exists with this schema.
-
-        Args:
-            name: the table's name within the session's namespace.
-            dim: the number of columns of a row.
-            optimizer: the optimizer that the shards run, in any form that :func:`distribute` takes. Its ``lr`` is the
-                default of ``push``.
-            dtype: the dtype of stored weights.
-            init: the initial rows of keys without a push; None: zeros.
-            seed: the seed of the initial rows.
-            policy: which keys get a row, and which rows are removed again. None: every key gets a row, and no row is
-                removed.
-
-        Returns:
-            The rows of the table, by key.
-
-        Raises:
-            FailedPrecondition: the table exists with another schema; the text names the field that differs.
-            InvalidArgument: an argument is out of its range, or the optimizer has no counterpart on the servers.
-        """
-        self.core.native.check_usable()
-        schema = TableSchema(
-            namespace=self.namespace,
-            name=name,
-            dim=dim,
-            optimizer=row_optimizer_of(optimizer, "create_table.optimizer"),
-            dtype=dtype,
-            init=Constant() if init is None else init,
-            seed=seed,
-            policy=RowPolicy() if policy is None else policy,
-        )
-        return self.core.create_table(schema)
-
-    def table(self, name: str) -> TableRows:
-        """Returns the rows of a table, which are read and written by key.
-
-        Raises:
-            NotFound: the namespace has no such table; the text lists its tables.
-            FailedPrecondition: the table is on the devices of the ranks.
-        """
-        return self.core.table(name)
 
     def drop_table(self, name: str) -> None:
         """Removes a table of the namespace and all of its rows, for every worker and for ever.

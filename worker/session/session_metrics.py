@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .session import Session
+from .session import JobSession
 from .session_stats import SessionStats
 
 
@@ -20,7 +20,7 @@ class SessionMetrics(Collector):
         session: the session to read; its namespace and rank are the labels of each metric.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: JobSession) -> None:
         self._session = session
 
     def collect(self) -> Iterator[Metric]:

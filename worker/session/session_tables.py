@@ -16,7 +16,7 @@ from .device_side import DeviceSide
 from .row_cache import check_place, kept_on_device
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer
-from .table import TableRows
+from .table import KeyedRows
 
 
 class SessionTables:
@@ -48,7 +48,7 @@ class SessionTables:
     def optimizer(self) -> SparseOptimizer:
         """The learning rates by table; see :attr:`Session.optimizer`."""
         if self._optimizer is None:
-            raise FailedPrecondition("session.optimizer: there is no table yet; call distribute(model, session) first")
+            raise FailedPrecondition("session.optimizer: there is no table yet; call session.distribute(model) first")
         return self._optimizer
 
     def is_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -74,11 +74,11 @@ class SessionTables:
                 self.native.set_lr(f"{self.namespace}/{name}", rate)
                 self._sent_rates[name] = rate
 
-    def create_table(self, schema: TableSchema) -> TableRows:
+    def create_table(self, schema: TableSchema) -> KeyedRows:
         """Creates or finds the table with this schema; see :meth:`Session.create_table`."""
         return self._rows_of(self.catalog.create_table(schema))
 
-    def table(self, name: str) -> TableRows:
+    def table(self, name: str) -> KeyedRows:
         """Returns the rows of a table by key; see :meth:`Session.table`."""
         self.native.check_usable()
         if self.is_on_devices(name):
@@ -205,9 +205,9 @@ class SessionTables:
         """
         check_place(self.placement.cache, model)
 
-    def _rows_of(self, schema: TableSchema) -> TableRows:
+    def _rows_of(self, schema: TableSchema) -> KeyedRows:
         self._schemas[schema.name] = schema
         rate = None if self._optimizer is None else self._optimizer.learning_rates().get(schema.name)
         if rate is not None:
             schema = replace(schema, optimizer=replace(schema.optimizer, lr=rate))
-        return TableRows(self.native, schema)
+        return KeyedRows(self.native, schema)

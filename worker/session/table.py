@@ -1,4 +1,4 @@
-"""Reads and writes rows of a table by key, outside of steps: ``session.table(name)``."""
+"""Reads and writes rows of a table by key, outside of steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def first_nonfinite_row(values: Rows) -> int | None:
     return int(bad.argmax()) if bool(bad.any()) else None
 
 
-class TableRows:
+class KeyedRows:
     """The rows of one table, by key. Keys are integers in [0, 2**64) or strings; they may repeat and have any order.
 
     Calls do not belong to a step: they see and change the rows as they are now.
@@ -39,7 +39,7 @@ class TableRows:
 
     def __repr__(self) -> str:
         schema = self.schema
-        return f"TableRows({schema.full_name!r}, dim={schema.dim}, optimizer={schema.optimizer})"
+        return f"{type(self).__name__}({schema.full_name!r}, dim={schema.dim}, optimizer={schema.optimizer})"
 
     def pull(self, keys: Keys) -> Rows:
         """Returns rows of shape (n, dim), float32, in the order of ``keys``, (n).

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition
+from ..api.session import Session
 from ..data.leased import EpochScore, Leased, Trained
-from ..session.session import Session
 
 
 class SessionLeases:

@@ -12,11 +12,11 @@ from ...proto.config.job import JobConfig
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import FeaturesPolicy
 from ...proto.lone_work import lone_work
+from ..api.session import Session
 from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, ReadOptions, StepBatch
 from ..data.negatives import NegativeSampling
 from ..data.sources import features_of, fit_features, open_reader
 from ..session.namespace_features import agreed_features
-from ..session.session import Session
 from .build_model import input_names
 from .files_read import DataFiles, SavedRun
 from .process_group import WorkerGroup

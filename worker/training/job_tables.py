@@ -17,13 +17,12 @@ from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ...proto.lone_work import lone_work
-from ...proto.optimizers import RowOptimizer, starts_at_zero
+from ...proto.optim import RowOptimizer, starts_at_zero
 from ...proto.schema import Constant, Init, Table, Uniform
+from ..api.session import Session
 from ..data.sources.feature_columns import feature_set
 from ..layers.distribute import layers_of_tables
-from ..row_files.keyed_rows import import_table
 from ..session.rank_beats import meet
-from ..session.session import Session
 from .own_model import check_key_counts
 
 
@@ -122,7 +121,7 @@ class JobTables:
             try:
                 with lone_work.doing("rows of frozen tables"):
                     for name, url in files.items():
-                        import_table(session, name, url, progress=lambda rows: lone_work.progress(f"{rows:,} rows"))
+                        session.table(name).load(url, progress=lambda rows: lone_work.progress(f"{rows:,} rows"))
             except SparserowError as error:
                 failure = error
         if session.core.is_distributed:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...cpp_ext.device.row_optimizers import KERNELS, RowsToUpdate
 from ...proto.native import optimizer_parameters
-from ...proto.optimizers import RowOptimizer
+from ...proto.optim import RowOptimizer
 
 
 class LocalRowOptimizer(torch.optim.Optimizer):

@@ -15,14 +15,12 @@ from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.names import is_model_table
+from ..api.session import Session
 from ..data import Batch, StepBatch
 from ..data.batch_tensors import description
 from ..layers.deferred import deferred
-from ..layers.dense_rows import DenseRows, dense_on_servers
-from ..layers.distribute import distribute
+from ..layers.dense_rows import DenseRows
 from ..models import HashedEmbeddings
-from ..prefetch import prefetch
-from ..session.session import Session
 from ..session.tracing import Trace
 from .job_tables import ChoosePlacements, JobTables
 from .training_backend import clip_dense, dense_optimizer, stays_on_host
@@ -114,9 +112,8 @@ class PsBackend:
         options = tables.options(self._choose)
         if any(table.placement == "device" for table in options.values()):
             plain.to(self._device)  # where its tables are made
-        made = distribute(
+        made = self._session.distribute(
             plain,
-            self._session,
             optimizer=train.row_optimizer.row_optimizer(),
             min_rows=model.min_rows,
             tables=options,
@@ -131,7 +128,7 @@ class PsBackend:
         self._device = next((parameter.device for parameter in model.parameters()), self._device)
         if train.dense == "ps":
             optimizer = train.dense_optimizer.row_optimizer()
-            self._dense_rows = dense_on_servers(model, self._session, optimizer=optimizer)
+            self._dense_rows = self._session.dense_on_servers(model, optimizer=optimizer)
         else:
             self._dense = dense_optimizer(train, [each for each in model.parameters() if each.numel() > 0])
 
@@ -140,9 +137,8 @@ class PsBackend:
         train = self._job.train
         if train.prefetch == 0:
             return reader
-        return prefetch(
+        return self._session.prefetch(
             reader,
-            self._session,
             depth=train.prefetch,
             ids=self._ids_of_parts if self._holders else None,
             device=None if self._device.type == "cpu" else self._device,

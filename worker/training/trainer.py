@@ -16,11 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
-from ..checkpoint import keep_rows
 from ..checkpoint.save import Stateful, absolute
 from ..data import StepBatch
 from ..data.leased import LeasedReader
-from ..layers.gather_tables import gather_tables
 from ..models import Tower
 from ..publish.program_export import ProgramSource
 from ..session.tracing import loaded, trace_allreduce
@@ -217,7 +215,7 @@ class Trainer:
             leased_epochs.tell_all_done(train.epochs)
         elastic = train.elastic
         if elastic is not None and elastic.url is not None and session is not None:
-            keep_rows(session, elastic.url, every_sec=elastic.save_every, config=self._run_config)
+            session.keep_rows(elastic.url, every_sec=elastic.save_every, config=self._run_config)
         stop, best = EarlyStop(self._job.metrics.stop), self._best_model()
         for result in history:
             stop.add(result)
@@ -313,7 +311,7 @@ class Trainer:
         """
         session = self._backend.session
         if session is not None and session.core.has_device_tables:
-            whole = gather_tables(session, self._bare)
+            whole = session.gather_tables(self._bare)
             return self._bare if whole is None else whole
         return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
 

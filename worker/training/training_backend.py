@@ -13,9 +13,9 @@ from torch.amp.grad_scaler import GradScaler
 from ...cpp_ext import _client
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
+from ..api.session import Session
 from ..data import Batch, StepBatch
 from ..session.loss_scale import unscale
-from ..session.session import Session
 from ..session.tracing import Trace
 from .parallel_towers import clip_parts
 

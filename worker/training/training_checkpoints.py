@@ -18,10 +18,10 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import list_names, read_manifest
 from ...proto.config.checkpoint_config import CheckpointConfig
 from ...proto.errors import FailedPrecondition, Fenced, SparserowError
-from ..checkpoint import RestoredCheckpoint, SavedCheckpoint, keep_rows, restore, save
+from ..api.session import Session
+from ..checkpoint import RestoredCheckpoint, SavedCheckpoint
 from ..checkpoint.restore import check_reader
 from ..checkpoint.save import Stateful, absolute
-from ..session.session import Session
 from .learning_rates import LearningRates
 from .model_order import KEY as ORDER, check_order
 from .parallel_group import ParallelGroup
@@ -120,7 +120,7 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
     if name is None and not names:
         return False
     with _told_to_jobs():
-        restored = restore(session, url, name=name)
+        restored = session.restore(url, name=name)
     _tell(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")
     return True
 
@@ -183,7 +183,7 @@ class TrainingCheckpoints:
         """
         every = self._config.delta_every
         if every is not None and self._session.core.placement.staleness != 0:
-            keep_rows(self._session, f"{self._url}/{ROWS_FOLDER}", every_sec=every, config=self._run)
+            self._session.keep_rows(f"{self._url}/{ROWS_FOLDER}", every_sec=every, config=self._run)
 
     def after_step(self, number: int, progress: Progress) -> None:
         """Saves a checkpoint when one is due.
@@ -218,7 +218,7 @@ class TrainingCheckpoints:
         Raises:
             SparserowError: the checkpoint cannot be restored.
         """
-        restore(self._session, self._url, name=name, model=self._parts.model)
+        self._session.restore(self._url, name=name, model=self._parts.model)
 
     def _check_workers(self, name: str) -> None:
         """Checks, before a row is changed, that the workers of this run can go on from a checkpoint.
@@ -266,8 +266,7 @@ class TrainingCheckpoints:
             log.warning("the last checkpoint was not written: %s", error)
         self._writing = None
         try:
-            self._writing = save(
-                self._session,
+            self._writing = self._session.save(
                 self._url,
                 model=parts.model,
                 optimizer=parts.optimizer,
@@ -323,8 +322,7 @@ class TrainingCheckpoints:
             return None
         self._check_workers(name)
         with _told_to_jobs():
-            restored: RestoredCheckpoint = restore(
-                self._session,
+            restored: RestoredCheckpoint = self._session.restore(
                 self._url,
                 name=name,
                 model=parts.model,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...data.batch_tensors import tensors_of
-from ...session.session import Session
+from ...session.session import JobSession
 from ..expressions import Values, has_sizes
 from ..made_rows import MadeRows, places_of
 from ..plan import LEAST_LOOKUPS, LookupPlan, PlannedLookup, is_transformed
@@ -84,7 +84,7 @@ class JointLookups:
         is_to_trace: returns whether the forward that begins is to be traced.
     """
 
-    def __init__(self, session: Session, same_batch: SameBatch | None) -> None:
+    def __init__(self, session: JobSession, same_batch: SameBatch | None) -> None:
         self._core, self._same_batch = session.core, same_batch
         self.is_to_trace: Callable[[], bool] = lambda: False
         self._plan: JointPlan | None = None

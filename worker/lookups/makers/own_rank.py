@@ -19,7 +19,7 @@ from torch import Tensor
 from ....cpp_ext import torch_ops as ops
 from ....proto.errors import DeadlineExceeded, Unavailable, typed_error
 from ...data.batch_tensors import tensor_at
-from ...session.session import Session
+from ...session.session import JobSession
 from ..expressions import Root
 from ..made_rows import MadeRows, places_of
 from ..plan import LEAST_LOOKUPS, BatchIds, IdPart, LookupPlan, PlannedLookup, Seen, descriptions, is_transformed
@@ -52,7 +52,7 @@ class OwnRank:
         session: the session of the model.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: JobSession) -> None:
         self._native, self._on_device = session.core.native, session.core.on_device
         self._plan: LookupPlan | None = None
         self._lookups: list[tuple[PlannedLookup, IdPart]] = []

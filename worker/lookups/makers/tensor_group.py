@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ....proto.errors import Internal, SparserowError, error_of, typed_error
-from ...session.session import Session
+from ...session.session import JobSession
 from ...session.tensor_group import TensorGroup
 from ..made_rows import take_joint
 from ..plan import Arguments
@@ -153,7 +153,7 @@ class _Taken(torch.autograd.Function):
         return None, None, None, None
 
 
-def hand_rows(model: nn.Module, session: Session) -> SameBatch | None:
+def hand_rows(model: nn.Module, session: JobSession) -> SameBatch | None:
     """Makes a distributed model one of the session's tensor group; without a group it does nothing.
 
     Returns:

@@ -18,16 +18,16 @@ from ...proto.worker_identity import WorkerIdentity
 from ..membership.fault_report import report_fault
 from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client
-from .follower_core import FollowerCore
-from .mesh_place import place_in_mesh
-from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
-from .participant import NonFinitePolicy
-from .quorum import check_quorum
-from .row_cache import RowCache, cache_arguments, check_cache
+from ..session.follower_core import FollowerCore
+from ..session.mesh_place import place_in_mesh
+from ..session.no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
+from ..session.participant import NonFinitePolicy
+from ..session.quorum import check_quorum
+from ..session.row_cache import RowCache, cache_arguments, check_cache
+from ..session.session_core import SessionCore
+from ..session.session_parts import Placement
+from ..session.tensor_group import TensorGroup
 from .session import Session
-from .session_core import SessionCore
-from .session_parts import Placement
-from .tensor_group import TensorGroup
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

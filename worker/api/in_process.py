@@ -11,12 +11,12 @@ from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, NotFound
 from ...proto.native import schema_parameters
 from ...proto.schema import TableSchema
-from .no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
-from .participant import NonFinitePolicy
-from .row_cache import RowCache, cache_arguments, check_cache
+from ..session.no_grad_rows import NO_GRAD_BYTES, no_grad_arguments
+from ..session.participant import NonFinitePolicy
+from ..session.row_cache import RowCache, cache_arguments, check_cache
+from ..session.session_core import SessionCore
+from ..session.session_parts import Placement
 from .session import Session
-from .session_core import SessionCore
-from .session_parts import Placement
 
 
 class InProcessCluster:

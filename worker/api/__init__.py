@@ -1,0 +1,1 @@
+"""The session of a training script: what it does with a model, a loader and a checkpoint, in one place."""
