@@ -364,3 +364,9 @@ def test_elastic_workers_have_no_tables_on_devices() -> None:
     assert refusal_of_devices(placed, placed.tables["a"]) is None
     elastic = placed.train.model_copy(update={"elastic": ElasticConfig()})
     assert refusal_of_devices(placed.model_copy(update={"train": elastic}), placed.tables["a"]) == "train.elastic"
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_job_file_and_a_script_have_the_same_defaults(kind: str) -> None:
+    job = load_config(JobConfig, None, [*BASE, f"train.row_optimizer={{kind: {kind}}}"])
+    assert job.train.row_optimizer.row_optimizer() == OPTIMIZERS[kind]()
