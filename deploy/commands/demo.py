@@ -31,6 +31,7 @@ def demo(
 
     from ...proto.config.config import ClusterConfig, LogConfig, load_config
     from ...proto.config.job import JobConfig
+    from ...proto.config.publish_config import PublishConfig
     from ...proto.errors import Internal, ResourceExhausted, not_allowed
     from ...worker.data.synthetic import write_click_log
     from ..examples.serving_demo import ServingDemo
@@ -66,7 +67,8 @@ def demo(
             serving = ServingDemo(cluster.address, job.name, f"{folder}/models")
             serving.start()
             stack.callback(serving.abandon)
-            result = run_job(job.model_copy(update={"cluster": ClusterConfig(address=cluster.address), "keep": None}))
+            given = {"cluster": ClusterConfig(address=cluster.address), "publish": PublishConfig(local=None)}
+            result = run_job(job.model_copy(update=given))
             note.print("comparing every serving row with the training row")
             served = serving.finish()
             cluster.check()

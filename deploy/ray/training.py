@@ -73,8 +73,8 @@ def train_on_ray(
     check_ranks(job.train.parallel, job.train.workers)
     check_members(job.train, job.train.workers)
     _check_paths(job)
-    if "keep" not in job.model_fields_set:  # the folder of a worker is removed with the worker
-        job = job.model_copy(update={"keep": None})
+    if "local" not in job.publish.model_fields_set:  # the folder of a worker is removed with the worker
+        job = job.model_copy(update={"publish": job.publish.model_copy(update={"local": None})})
     if resume is None:
         resume = (
             "auto" if job.train.checkpoint is not None or (job.train.elastic and job.train.elastic.url) else "never"
@@ -130,14 +130,14 @@ def _paths(job: JobConfig) -> Iterator[tuple[str, str]]:
         yield f"features.{name}.vocabulary", options.get("vocabulary") or ""
     for name, table in job.tables.items():
         yield f"tables.{name}.weights", table.weights or ""
-    checkpoint, elastic, publish = job.train.checkpoint, job.train.elastic, job.publish
+    checkpoint, elastic = job.train.checkpoint, job.train.elastic
     yield "train.checkpoint.url", "" if checkpoint is None else checkpoint.url
     yield "train.elastic.url", "" if elastic is None else elastic.url or ""
-    yield "publish.root", "" if publish is None else publish.root
+    yield "publish.root", job.publish.root or ""
     yield "metrics.file", job.metrics.file or ""
     yield "metrics.tensorboard", job.metrics.tensorboard or ""
-    if "keep" in job.model_fields_set:
-        yield "keep", job.keep or ""
+    if "local" in job.publish.model_fields_set:
+        yield "publish.local", job.publish.local or ""
 
 
 def _check_everywhere(setting: str, path: str) -> None:

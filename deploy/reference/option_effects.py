@@ -53,7 +53,6 @@ OPTION_EFFECTS: tuple[OptionEffect, ...] = (
     OptionEffect("job", "cluster.ssd_direct_io", "cluster.ssd_path", ("cluster.ssd_direct_io=true",)),
     OptionEffect("job", "cluster.ssd_engine", "cluster.ssd_path", ("cluster.ssd_engine=rocksdb",)),
     OptionEffect("job", "cluster.ssd_path", "cluster.memory_budget", ("cluster.ssd_path=/s",)),
-    OptionEffect("job", "keep", "model.backend ps", (*_LOCAL, "keep=k")),
     OptionEffect("job", "model.min_rows above 1", "model.backend ps", (*_LOCAL, "model.min_rows=5")),
     OptionEffect("job", "publish", "model.backend ps", (*_LOCAL, "publish.root=m")),
     OptionEffect("job", "tables", "model.backend ps", (*_LOCAL, "tables={a: {}}")),

@@ -23,10 +23,9 @@ _LEAST_SAMPLES = 2  # of an example
 def is_to_be_exported(job: JobConfig) -> bool:
     """Whether a run of the job fails unless a class of the user's own, whose code may be anything, can be exported.
 
-    Without ``publish``, and with ``keep`` left at its default, a run ends well where the model cannot be kept.
+    Where the job names no folder for its model, a run ends well where the model cannot be kept.
     """
-    is_served = job.publish is not None or (job.keep is not None and "keep" in job.model_fields_set)
-    return is_served and isinstance(job.model, OwnModelConfig) and job.model.backend == "ps"
+    return job.publish.is_asked and isinstance(job.model, OwnModelConfig) and job.model.backend == "ps"
 
 
 def check_export(job: JobConfig) -> None:
@@ -74,4 +73,4 @@ def try_export(job: JobConfig, spec: FeatureSpec, batch: Batch) -> None:
         try:
             export_program(exported(model, [given], negatives_keep=job.data.negatives_keep), is_signed=is_signed)
         except InvalidArgument as error:
-            raise InvalidArgument(f"{error}; leave publish and keep out to train it all the same") from error
+            raise InvalidArgument(f"{error}; leave publish out to train it all the same") from error

@@ -17,7 +17,6 @@ from ...proto.checkpoint.urls import absolute
 from ...proto.config.job import JobConfig
 from ...proto.errors import SparserowError
 from ...proto.published.kept_features import keep_features
-from ...proto.published.manifest import Sign
 from ...proto.published.model_names import DEFAULT_ALIAS, check_name
 from ...proto.published.registry import ModelRegistry
 from ...proto.security.security import loaded_security
@@ -39,7 +38,7 @@ class KeptModel:
     Attributes:
         places: lines that say where the model is.
         commands: shell commands by their purpose: publish, serve.
-        problem: why the model was not published as the job says; "": it was, or the job has no section publish.
+        problem: why the model was not published as the job says; "": it was, or the job has no ``publish.root``.
     """
 
     places: tuple[str, ...] = ()
@@ -65,22 +64,23 @@ class TrainedModel:
 
 
 def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
-    """Publishes the model when the job has a section ``publish``; otherwise keeps it in the folder ``keep``.
+    """Publishes the model when the job has a ``publish.root``; otherwise keeps it in the folder ``publish.local``.
 
     A model that cannot be published is kept as well, because its cluster may end with this run; the result has the
     problem. When the default folder cannot be used, the result says so in its places, because the run itself succeeded.
 
     Raises:
-        SparserowError: the model cannot be written, and the job names the folder, and has no section ``publish``.
+        SparserowError: the model cannot be written, and the job names ``publish.local`` and no ``publish.root``.
     """
-    if job.publish is None:
-        return KeptModel() if job.keep is None else _kept(job, trained, job.keep)
+    root, local = job.publish.root, job.publish.local
+    if root is None:
+        return KeptModel() if local is None else _kept(job, trained, local)
     try:
-        return _published(job, trained)
+        return _published(job, trained, root)
     except (SparserowError, OSError) as error:
-        log.error("the model could not be published to %s: %s", job.publish.root, error)
-        problem = f"publish.root {job.publish.root}: the model could not be published: {error}"
-    kept = KeptModel(("nowhere, as keep is null",)) if job.keep is None else _kept(job, trained, job.keep)
+        log.error("the model could not be published to %s: %s", root, error)
+        problem = f"publish.root {root}: the model could not be published: {error}"
+    kept = KeptModel(("nowhere, as publish.local is null",)) if local is None else _kept(job, trained, local)
     return replace(kept, problem=problem)
 
 
@@ -88,21 +88,20 @@ def _kept(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     try:
         return _version(job, trained, folder) if job.cluster.address is None else _program(job, trained, folder)
     except (SparserowError, OSError) as error:
-        if "keep" in job.model_fields_set and job.publish is None:
+        if "local" in job.publish.model_fields_set and job.publish.root is None:
             raise
         log.warning("the model could not be kept: %s", error)
         return KeptModel((f"nowhere, as {absolute(folder)} cannot be used: {error}",))
 
 
-def _published(job: JobConfig, trained: TrainedModel) -> KeptModel:
+def _published(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     wanted = job.publish
-    assert wanted is not None
-    name, root = wanted.model or job.name, absolute(wanted.root)
-    done = _publish(job, trained, Publication(name, wanted.root, wanted.alias, wanted.dtype))
+    name, root = wanted.model or job.name, absolute(folder)
+    done = _publish(job, trained, Publication(name, folder, wanted.alias, wanted.dtype))
     alias = f" ({wanted.alias})" if wanted.alias is not None else ""
     commands = {} if wanted.alias is not None else {"publish": _alias_command(name, done.version, root)}
     commands["serve"] = _serve_command(name, root, wanted.alias or DEFAULT_ALIAS)
-    return KeptModel((f"{name}@{done.version}{alias} in {wanted.root}",), commands)
+    return KeptModel((f"{name}@{done.version}{alias} in {folder}",), commands)
 
 
 def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
@@ -117,13 +116,8 @@ def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
 
 
 def _publish(job: JobConfig, trained: TrainedModel, place: Publication) -> Published:
-    whole = replace(place, card=trained.card, program=trained.source, features=trained.features, sign=_sign(job))
+    whole = replace(place, card=trained.card, program=trained.source, features=trained.features, sign=job.publish.sign)
     return publish_program(trained.session, whole)
-
-
-def _sign(job: JobConfig) -> Sign | None:
-    """Returns what the job asks to sign, which holds for a model that is kept because it could not be published too."""
-    return None if job.publish is None else job.publish.sign
 
 
 def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
@@ -140,7 +134,7 @@ def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     path = f"{root}/{file}"
     words = ["sparserow", "publish", name, "--root", root, "--namespace", job.name, "--program", path]
     words += ["--features", f"{root}/{kept}"] if trained.features else []
-    words += [] if _sign(job) is None else ["--sign", str(_sign(job))]
+    words += [] if job.publish.sign is None else ["--sign", str(job.publish.sign)]
     words += ["--coordinator", str(job.cluster.address), *([] if tower is None else ["--without", tower])]
     commands = {"publish": shlex.join(words), "serve": _serve_command(name, root, DEFAULT_ALIAS)}
     return KeptModel((f"its program in {path}",), commands)

@@ -149,7 +149,7 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     if result.shard_restores:
         lost = f"{result.commits_lost:,} commits of a worker to a shard were lost"
         rows.append(("shards that came back", f"{result.shard_restores}; {lost}"))
-    gone = "nowhere: keep, or a section publish, names a folder"
+    gone = "nowhere: publish.root and publish.local name no folder"
     rows += [("the model is kept", place) for place in result.kept or (gone,)] if result.backend == "ps" else []
     for name, value in rows:
         table.add_row(name, value)

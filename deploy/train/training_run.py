@@ -96,7 +96,7 @@ def run_worker(
         with told_as_theirs(job.model):
             result = trainer.run()
         end()
-        is_kept = backend.session is not None and (job.publish is not None or job.keep is not None)
+        is_kept = backend.session is not None and job.publish.folder is not None
         model = trainer.model_on_host() if is_kept else None
         if group.is_first:
             with lone_work.doing("publication of the model"):
@@ -244,14 +244,12 @@ def _make_folder_of_models(job: JobConfig) -> None:
     from ...proto.security.security import process_security
     from ...worker.publish.asked_version import checked_sign
 
-    if job.publish is not None:
-        checked_sign(job.publish.sign, process_security())
-    root = job.keep if job.publish is None else job.publish.root
-    if root is not None and {"publish", "keep"} & job.model_fields_set and job.model.backend == "ps":
+    checked_sign(job.publish.sign, process_security())
+    if job.publish.is_asked and job.model.backend == "ps":
         try:
-            folder = Folder(root)
+            folder = Folder(str(job.publish.folder))
             folder.make()
             folder.probe()
         except SparserowError as error:
-            setting = "keep" if job.publish is None else "publish.root"
-            raise type(error)(f"{setting}: models cannot be written there: {error}") from error
+            setting = "local" if job.publish.root is None else "root"
+            raise type(error)(f"publish.{setting}: models cannot be written there: {error}") from error

@@ -5,7 +5,7 @@ The sections are data, features, model, train, tables, cluster, keep and publish
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,6 @@ from .model_config import ModelConfig
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig, check_local
 from .parallel_config import ParallelConfig, check_parallel
-from .path_text import PathText
 from .placement_config import check_placements
 from .publish_config import PublishConfig
 from .quorum_config import check_quorum
@@ -250,18 +249,7 @@ class JobConfig(StrictModel):
         "one's own by the name of the table; * and ? match names, and the first match counts.",
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
-    keep: Annotated[PathText | None, Field(min_length=1)] = Field(
-        "kept-models",
-        description="Folder, by path or URL, where a run without a section publish leaves its model as a version of "
-        "rows and program; beside publish, a model that could not be published. The newest 3 versions without an alias "
-        "are kept. With a running cluster only the program is kept, as a file. null: nothing is kept.",
-        json_schema_extra={"allowed": "a path or URL, or null"},
-    )
-    publish: PublishConfig | None = Field(
-        None,
-        description="Where the trained model goes for serving; null: nowhere.",
-        json_schema_extra={"allowed": "a section with root"},
-    )
+    publish: PublishConfig = Field(PublishConfig(), description="Where the trained model goes at the end of the run.")
 
     @model_validator(mode="after")
     def _backend_has_servers(self) -> JobConfig:

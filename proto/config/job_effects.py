@@ -53,10 +53,8 @@ def _of_servers(job: JobConfig) -> Iterator[str]:
             yield f"train.{name}"
     if job.tables:
         yield "tables"
-    if job.publish is not None:
+    if job.publish.is_asked:
         yield "publish"
-    if job.keep is not None and "keep" in job.model_fields_set:
-        yield "keep"
 
 
 def check_effects(job: JobConfig) -> None:
@@ -67,6 +65,9 @@ def check_effects(job: JobConfig) -> None:
 
 def _ignored(job: JobConfig) -> Iterator[tuple[str, str]]:
     train, elastic = job.train, job.train.elastic
+    for name in ("model", "alias", "dtype", "sign"):
+        if job.publish.root is None and name in job.publish.model_fields_set:
+            yield f"publish.{name}", "without publish.root"
     if train.namespace_policy is not None and job.cluster.address is None:
         yield "train.namespace_policy", "without cluster.address, as a cluster of the job's own has no tables"
     if "features_policy" in train.model_fields_set and job.cluster.address is None:

@@ -14,10 +14,20 @@ _ALLOWED_NAME = "1-255 of letters, digits, _ . -"
 
 
 class PublishConfig(StrictModel):
-    """Where the trained model is published as a new version for serving (docs/serving.md), at the end of the run."""
+    """Where the trained model goes at the end of the run: it is published for serving (docs/serving.md), or left."""
 
-    root: PathText = Field(
-        min_length=1, description="Folder of published models, by path or URL, that worker 0 can write."
+    root: Annotated[PathText | None, Field(min_length=1)] = Field(
+        None,
+        description="Folder of published models, by path or URL, that worker 0 can write: the model is a new version "
+        "there. null: it is not published.",
+        json_schema_extra={"allowed": "a path or URL, or null"},
+    )
+    local: Annotated[PathText | None, Field(min_length=1)] = Field(
+        "kept-models",
+        description="Folder, by path or URL, where a model is left that is not published, or could not be: as a "
+        "version of rows and program without an alias, of which the newest 3 stay. With a running cluster only the "
+        "program is left, as a file. null: nothing is left.",
+        json_schema_extra={"allowed": "a path or URL, or null"},
     )
     model: Annotated[str | None, Field(pattern=_NAME)] = Field(
         None,
@@ -37,3 +47,13 @@ class PublishConfig(StrictModel):
         description="What the publisher's signature covers besides the program, the features, the tables and the card, "
         "which it covers where the security file names a signing_key. rows: the rows too; it needs a signing_key.",
     )
+
+    @property
+    def folder(self) -> str | None:
+        """The folder where the model goes; None: it goes nowhere."""
+        return self.local if self.root is None else self.root
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the job names the folder, so that a run whose model cannot go there fails."""
+        return self.folder is not None and not self.model_fields_set.isdisjoint(("root", "local"))

@@ -122,7 +122,7 @@ def train_and_test_slowly(address: str, train: str, test: str, rank: str) -> Non
     model = {"kind": "dlrm", "rows": 1000, "dim": 4, "bottom": [4], "top": [4]}
     settings = {"dense": "ps", "staleness": 2, "epochs": 2, "batch_size": 256, "threads": 1}
     data = {"format": "criteo", "train": train, "test": test}
-    tree = {"name": "apart", "data": data, "model": model, "train": settings, "keep": None}
+    tree = {"name": "apart", "data": data, "model": model, "train": settings, "publish": {"local": None}}
     job = validate(JobConfig, {**tree, "cluster": {"address": address}})
     group = WorkerGroup(int(rank), 2, meets=False)
     training_run.run_worker(job, group, local_world=2, coordinator=address, observer=Silence())

@@ -382,7 +382,7 @@ class Unserved(nn.Module):
 """
 
 
-@pytest.mark.parametrize("section", ["publish={root: MODELS}", "keep=MODELS"])
+@pytest.mark.parametrize("section", ["publish={root: MODELS}", "publish.local=MODELS"])
 def test_a_model_that_cannot_be_served_is_refused_before_a_cluster_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, section: str
 ) -> None:

@@ -47,7 +47,7 @@ def test_towers_in_parts_give_the_figures_of_ddp(launcher: Launcher, log: Any, t
         log,
         tmp_path / "parts.json",
         *(*same, "train.workers=4", "train.parallel={shard: all, tensor: 2}", saved),
-        f"keep={tmp_path / 'kept'}",
+        f"publish.local={tmp_path / 'kept'}",
         keeps=True,
     )
     assert_same(parts, wanted)

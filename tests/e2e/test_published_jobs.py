@@ -161,7 +161,7 @@ def test_of_a_running_cluster_the_program_is_kept(
 ) -> None:
     keep, result = tmp_path / "kept", tmp_path / "result.json"
     with sr.local_cluster(shards=2) as cluster:
-        settings = [f"cluster.address={cluster.address}", f"keep={keep}", f"train.dense={dense}"]
+        settings = [f"cluster.address={cluster.address}", f"publish.local={keep}", f"train.dense={dense}"]
         settings += ["train.staleness=2"] if dense == "ps" else []
         assigned = [part for setting in settings for part in ("--set", setting)]
         run = launcher.start("train", str(job_file), *assigned, "--json", str(result), keeps=True)
@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_used_fails_no_run_that_did_not_name_it(
     assert run.popen.wait(WAIT_SEC) == 0, run.err
     assert "nowhere, as" in run.out
     assert "to publish" not in run.out
-    named = launcher.start("train", str(job_file), "--set", f"keep={tmp_path}/kept-models", keeps=True)
+    named = launcher.start("train", str(job_file), "--set", f"publish.local={tmp_path}/kept-models", keeps=True)
     assert "kept-models" in named.error_line()
     published = launcher.start("train", str(job_file), "--set", f"publish.root={tmp_path}/kept-models")
     assert "kept-models" in published.error_line(), "it is said before the run, and not after it"
@@ -222,7 +222,7 @@ def test_a_model_that_cannot_be_published_at_the_end_is_kept(
     root, keep, result = tmp_path / "models", tmp_path / "kept", tmp_path / "result.json"
     with ExitStack() as stack:
         settings = [f"publish={{root: '{root}', model: ctr}}", "train.epochs=40"]
-        settings += ["keep=null"] if where == "no keep" else [f"keep={keep}"]
+        settings += ["publish.local=null"] if where == "no keep" else [f"publish.local={keep}"]
         if where == "running cluster":
             settings.append(f"cluster.address={stack.enter_context(sr.local_cluster(shards=1)).address}")
         assigned = [part for setting in settings for part in ("--set", setting)]
@@ -254,8 +254,8 @@ def test_a_run_that_keeps_nothing_says_so(launcher: Launcher, job_file: Path) ->
 
 def test_a_folder_for_models_has_an_effect_or_is_refused(job_file: Path) -> None:
     local = ["model.backend=local", "train.row_optimizer={kind: sgd}"]
-    with pytest.raises(InvalidArgument, match=r"keep: needs model\.backend ps"):
-        load_config(JobConfig, job_file, [*local, "keep=a"])
+    with pytest.raises(InvalidArgument, match=r"publish: needs model\.backend ps"):
+        load_config(JobConfig, job_file, [*local, "publish.local=a"])
     load_config(JobConfig, job_file, local)
 
 

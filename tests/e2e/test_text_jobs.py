@@ -60,7 +60,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_kept_program_has_its_features_and_serves_columns(job: Path, launcher: Launcher, tmp_path: Path) -> None:
     keep, result = tmp_path / "kept", tmp_path / "result.json"
     with sr.local_cluster(shards=1) as cluster:
-        sets = ["--set", f"cluster.address={cluster.address}", "--set", f"keep={keep}"]
+        sets = ["--set", f"cluster.address={cluster.address}", "--set", f"publish.local={keep}"]
         run = launcher.start("train", str(job), *sets, "--json", str(result), keeps=True)
         assert run.popen.wait(300) == 0, run.err
         said = json.loads(result.read_text())

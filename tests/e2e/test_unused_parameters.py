@@ -34,7 +34,7 @@ data:
   csv: {columns: [id, label], label: label}
 features: {id: {kind: id, vocabulary: FOLDER/ids.txt}}
 model: {class: "branched_net:Net", args: {always: false}, min_rows: 10}
-keep: null
+publish: {local: null}
 train:
   workers: 2
   epochs: 2

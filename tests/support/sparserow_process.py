@@ -190,7 +190,7 @@ class Launcher:
         A job leaves its model nowhere, which saves its export, unless ``keeps`` leaves that to the job.
         """
         if arguments[:1] == ("train",) and len(arguments) > 1 and not keeps:
-            arguments = (*arguments, "--set", "keep=null")
+            arguments = (*arguments, "--set", "publish.local=null")
         name = next((word for word in arguments if not word.startswith("-")), "sparserow")
         return self._start([*within, sys.executable, "-m", "sparserow.deploy.cli", *arguments], name, stdin)
 

@@ -98,7 +98,9 @@ def test_a_worker_has_threads_for_its_share_of_these_cores(
     monkeypatch.setattr(training_run, "available_cores", lambda: 3)
     before = torch.get_num_threads(), pa.cpu_count()
     data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0, "categorical": [1]}}
-    job = validate(JobConfig, {"data": data, "model": {"kind": "dlrm"}, "train": {"threads": threads}, "keep": None})
+    job = validate(
+        JobConfig, {"data": data, "model": {"kind": "dlrm"}, "train": {"threads": threads}, "publish": {"local": None}}
+    )
     group, observer = WorkerGroup(), Silence()
     try:
         with pytest.raises(Seen):

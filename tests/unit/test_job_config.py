@@ -107,7 +107,7 @@ def test_a_run_begins_again_as_often_as_its_section_says():
         ("data.on_bad_line=log", "data.on_bad_line: 'log' is not allowed; allowed: error, skip"),
         ("data.train=''", "data.train.0: '' is empty; expected the name of a place"),
         ("data.test=[a, ' ']", "data.test.1: ' ' is empty; expected the name of a place"),
-        ("keep=' '", "keep: ' ' is empty; expected the name of a place"),
+        ("publish.local=' '", "publish.local: ' ' is empty; expected the name of a place"),
         ("cluster.address=''", "cluster.address: '' is empty; expected the name of a place"),
         ("data.train=[]", "data.train: .* is not allowed; allowed: a path or URL, or a sequence of them"),
         ("data.format=avro", "data.format: 'avro' is not allowed; allowed: criteo, csv, parquet, orc, arrow, jsonl"),
@@ -210,7 +210,6 @@ def test_all_that_needs_servers_is_named_at_once() -> None:
         "train.parallel": "train.parallel={tensor: 2}",
         "tables": "tables={a: {}}",
         "publish": "publish.root=m",
-        "keep": "keep=k",
     }
     base = ["data.train=a", "data.test=b", "model.kind=dlrm", "model.backend=local"]
     words = f"{', '.join(options)}: need model.backend ps, as local has no servers; remove them (--set cluster={{}}, "
@@ -364,6 +363,13 @@ def test_elastic_workers_have_no_tables_on_devices() -> None:
     assert refusal_of_devices(placed, placed.tables["a"]) is None
     elastic = placed.train.model_copy(update={"elastic": ElasticConfig()})
     assert refusal_of_devices(placed.model_copy(update={"train": elastic}), placed.tables["a"]) == "train.elastic"
+
+
+@pytest.mark.parametrize("name", ["model=m", "alias=live", "dtype=int8", "sign=rows"])
+def test_what_a_published_version_has_needs_a_root(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"publish\.\w+: has no effect without publish\.root; remove it"):
+        load_config(JobConfig, None, [*BASE, f"publish.{name}"])
+    load_config(JobConfig, None, [*BASE, f"publish.{name}", "publish.root=models"])
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -29,7 +29,7 @@ ABSOLUTE = ("data.train=/data/train.tsv", "data.test=/data/test.tsv")
         ("train.checkpoint={url: ckpt, every_steps: 5}", "train.checkpoint.url: 'ckpt'"),
         ("publish={root: models}", "publish.root: 'models'"),
         ("train.dense=ps train.staleness=2 train.elastic={url: rows}", "train.elastic.url: 'rows'"),
-        ("keep=model", "keep: 'model'"),
+        ("publish.local=model", "publish.local: 'model'"),
         ("metrics.file=run.jsonl", "metrics.file: 'run.jsonl'"),
         ("metrics.tensorboard=runs", "metrics.tensorboard: 'runs'"),
         ("tables={C1: {weights: rows.parquet, frozen: true}}", "tables.C1.weights: 'rows.parquet'"),
@@ -48,7 +48,7 @@ def test_each_option_that_is_a_path_is_looked_at() -> None:
     options = {option_name for model in (JobConfig, *KINDS.values()) for option_name in _path_options(model, "")}
     cluster = {name for name in options if name.startswith("cluster.")}  # a job on Ray has no cluster of its own
     assert {name.rpartition(".")[2] for name in options - cluster} == {
-        *("train", "test", "vocabulary", "weights", "url", "root", "file", "tensorboard", "keep"),
+        *("train", "test", "vocabulary", "weights", "url", "root", "file", "tensorboard", "local"),
     }
 
 

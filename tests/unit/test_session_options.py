@@ -34,7 +34,7 @@ def test_they_are_given_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
         "model": {"kind": "dlrm"},
         "train": {**wanted, "staleness": 3},
         "cluster": {"address": "host:1"},
-        "keep": None,
+        "publish": {"local": None},
     }
     with pytest.raises(Seen):
         run_worker(validate(JobConfig, tree), WorkerGroup(), local_world=1, coordinator="host:1", observer=Silence())

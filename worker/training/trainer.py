@@ -92,7 +92,7 @@ class Trainer:
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda sparse: build_model(job.model, readers.spec, sparse=sparse))
         self._set_activation_checkpointing()
-        is_kept = job.publish is not None or job.keep is not None
+        is_kept = job.publish.folder is not None
         self._whole = WholeModel(self._bare, group) if job.train.parts is not None and is_kept else None
         self._bare.to(group.device)
         self._placement = BatchPlacement(group.device, backend)
