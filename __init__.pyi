@@ -28,8 +28,8 @@ from .serving.inference.served_model_stats import (
     ServedModelMetrics as ServedModelMetrics,
     ServedModelStats as ServedModelStats,
 )
-from .worker import data as data, metrics as metrics, models as models
-from .worker.api import features as features
+from .worker import metrics as metrics, models as models
+from .worker.api import data as data, features as features
 from .worker.api.connect import connect as connect
 from .worker.api.in_process import InProcessCluster as InProcessCluster
 from .worker.api.session import Session as Session, TableRows as TableRows

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ...proto.config.allowed import allowed_of_field, keys_of, sections_of
 from ...proto.config.job import JobConfig
-from .option_effects import render_table
+from .command_rules import render_table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ..errors import InvalidArgument
 from .config import Seconds, StrictModel
 from .path_text import PathText
 
@@ -34,20 +33,3 @@ class ElasticConfig(StrictModel):
         description="How many times, in total, ended workers of this machine are started again; torchrun has "
         "--max-restarts instead.",
     )
-
-
-def check_elastic(dense: str, staleness: int | None, prefetch: int, *, has_checkpoints: bool) -> None:
-    """Raises InvalidArgument unless the other settings of ``train`` allow workers to come and go."""
-    if dense != "ps":
-        raise InvalidArgument(
-            f"train.elastic: needs train.dense ps, where workers do not wait for each other; train.dense is {dense}"
-        )
-    if staleness == 0:
-        raise InvalidArgument(
-            "train.elastic: is not possible with train.staleness 0, where all workers restart together; allowed: >= 1, "
-            "or null"
-        )
-    if prefetch:
-        raise InvalidArgument(f"train.prefetch: {prefetch} is not possible with train.elastic; allowed: 0")
-    if has_checkpoints:
-        raise InvalidArgument("train.checkpoint: is not possible with train.elastic, which has url; allowed: null")

@@ -16,17 +16,16 @@ from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .config import ClusterConfig, Seconds, StrictModel
 from .data_config import DataConfig
-from .elastic_config import ElasticConfig, check_elastic
+from .elastic_config import ElasticConfig
 from .features_config import features_of_job
-from .job_effects import check_backend, check_effects
 from .metrics_config import MetricsConfig, check_metrics
 from .model_config import ModelConfig
 from .node_check_config import NodeCheckConfig
-from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig, check_local
+from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .parallel_config import ParallelConfig, check_parallel
 from .placement_config import check_placements
 from .publish_config import PublishConfig
-from .quorum_config import check_quorum
+from .rules import check_rules
 from .schedule import ConstantSchedule, ScheduleConfig
 from .table_config import TableConfig
 from .tasks_config import Task, TaskConfig, tasks_of_job
@@ -252,11 +251,6 @@ class JobConfig(StrictModel):
     publish: PublishConfig = Field(PublishConfig(), description="Where the trained model goes at the end of the run.")
 
     @model_validator(mode="after")
-    def _backend_has_servers(self) -> JobConfig:
-        check_backend(self)
-        return self
-
-    @model_validator(mode="after")
     def _features_fit_the_data(self) -> JobConfig:
         self.data.read_features(features_of_job(self))
         return self
@@ -267,26 +261,10 @@ class JobConfig(StrictModel):
         return tasks_of_job(self)
 
     @model_validator(mode="after")
-    def _tasks_fit_the_labels(self) -> JobConfig:
-        tasks = tasks_of_job(self)
-        if self.data.negatives_keep < 1 and [task.loss for task in tasks] != ["bce"]:
-            raise InvalidArgument("data.negatives_keep: needs a single task with loss bce; allowed: 1")
-        return self
-
-    @model_validator(mode="after")
-    def _metrics_have_what_they_need(self) -> JobConfig:
+    def _options_have_what_they_need(self) -> JobConfig:
+        tasks_of_job(self)  # first, as it refuses tasks that the labels do not have
+        check_rules(self)
         check_metrics(self)
-        return self
-
-    @model_validator(mode="after")
-    def _prefetch_options_have_an_effect(self) -> JobConfig:
-        train = self.train
-        if train.metrics_port is None and "metrics_host" in train.model_fields_set:
-            raise InvalidArgument("train.metrics_host: has no effect without train.metrics_port; remove it")
-        if train.prefetch_hints and self.cluster.address is None and self.cluster.ssd_path is None:
-            raise InvalidArgument("train.prefetch_hints: has no effect without cluster.ssd_path; allowed: 0")
-        if train.prefetch == 0 and train.prefetch_hints:
-            raise InvalidArgument("train.prefetch_hints: has no effect without train.prefetch; allowed: 0")
         return self
 
     @model_validator(mode="after")
@@ -309,46 +287,6 @@ class JobConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _local_has_the_optimizer(self) -> JobConfig:
-        checkpoint = self.train.checkpoint
-        is_told = checkpoint is not None and "delta_every" in checkpoint.model_fields_set
-        if is_told and checkpoint is not None and checkpoint.delta_every is not None and self.train.staleness == 0:
-            raise InvalidArgument(
-                "train.checkpoint.delta_every: has no effect with train.staleness 0, where all processes restart "
-                "together; allowed: null"
-            )
-        if self.model.backend == "local":
-            check_local(self.train.row_optimizer)
-        return self
-
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> JobConfig:
-        check_effects(self)
-        return self
-
-    @model_validator(mode="after")
-    def _dense_on_servers(self) -> JobConfig:
-        train = self.train
-        if train.dense == "ddp":
-            return self
-        for name, is_set in (
-            ("device", train.device == "cuda"),
-            ("timeout", "timeout" in train.model_fields_set),
-            ("find_unused_parameters", train.find_unused_parameters),
-            ("clip_norm", train.clip_norm is not None),
-            ("clip_row_norm", train.clip_row_norm is not None),
-        ):
-            if is_set:
-                raise InvalidArgument(f"train.{name}: is not possible with train.dense ps; allowed: ddp")
-        for name, table in self.tables.items():
-            if table.weights is not None:
-                raise InvalidArgument(
-                    f"tables.{name}.weights: is not possible with train.dense ps, where workers do not wait for each "
-                    "other; fill the table before (sparserow table import), and leave weights out"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _towers_in_parts(self) -> JobConfig:
         check_parallel(self)
         return self
@@ -356,16 +294,4 @@ class JobConfig(StrictModel):
     @model_validator(mode="after")
     def _tables_on_devices(self) -> JobConfig:
         check_placements(self)
-        return self
-
-    @model_validator(mode="after")
-    def _quorum_needs_no_worker(self) -> JobConfig:
-        check_quorum(self.train)
-        return self
-
-    @model_validator(mode="after")
-    def _elastic_workers_never_meet(self) -> JobConfig:
-        train = self.train
-        if train.elastic is not None:
-            check_elastic(train.dense, train.staleness, train.prefetch, has_checkpoints=train.checkpoint is not None)
         return self

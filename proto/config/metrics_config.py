@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from ..errors import InvalidArgument, not_allowed
+from ..errors import not_allowed
 from .config import FromList, StrictModel
 from .path_text import PathText
 
@@ -83,45 +83,11 @@ class MetricsConfig(StrictModel):
 
 
 def check_metrics(job: JobConfig) -> None:
-    """Raises InvalidArgument when an option of the section has no effect on the tasks and columns of the job."""
-    given, columns = job.metrics.model_fields_set, job.data.samples
-    losses = {task.loss for task in job.all_tasks}
-    if "at" in given and losses <= {"bce", "mse"}:
-        raise InvalidArgument("metrics.at: has no effect without a task over candidates; remove it")
-    if "max_groups" in given and columns.group is None:
-        where = _column_of(job, "group", "a group column")
-        raise InvalidArgument(f"metrics.max_groups: has no effect without {where}; remove it")
-    if job.metrics.weighted and columns.sample_weight is None:
-        where = _column_of(job, "sample_weight", "sample weights")
-        raise InvalidArgument(f"metrics.weighted: has no effect without {where}; remove it")
-    if job.metrics.progressive is not None:
-        if job.metrics.file is None and job.metrics.tensorboard is None:
-            raise InvalidArgument(
-                "metrics.progressive: has no effect without metrics.file or metrics.tensorboard; remove it"
-            )
-        if "bce" not in losses:
-            raise InvalidArgument("metrics.progressive: has no effect without a task with loss bce; remove it")
+    """Raises InvalidArgument when an option of the section names a metric that the evaluations do not have."""
     if job.metrics.stop is not None:
-        if job.train.dense == "ps":
-            raise InvalidArgument("metrics.stop: is not possible with train.dense ps, where workers do not meet")
         _check_judged(job, "metrics.stop.metric", job.metrics.stop.metric)
     if job.metrics.best is not None:
-        _check_best(job, job.metrics.best)
-    if columns.timestamp is not None and (job.metrics.progressive is None or job.metrics.file is None):
-        raise InvalidArgument(
-            f"{columns.section}.timestamp: has no effect without metrics.progressive and metrics.file; remove it"
-        )
-    if columns.group is not None and "bce" not in losses:
-        raise InvalidArgument(f"{columns.section}.group: has no effect without a task with loss bce; remove it")
-
-
-def _column_of(job: JobConfig, setting: str, words: str) -> str:
-    """Returns the setting that names a column, or that the format of the data has no such column."""
-    return (
-        f"{words}, which data.format criteo lacks"
-        if job.data.format == "criteo"
-        else f"{job.data.samples.section}.{setting}"
-    )
+        _check_judged(job, "metrics.best", job.metrics.best)
 
 
 def _check_judged(job: JobConfig, setting: str, metric: str) -> None:
@@ -139,13 +105,3 @@ def _judged(job: JobConfig, loss: str) -> list[str]:
         return ["loss", "mrr", *(f"{name}@{k}" for k in job.metrics.at for name in ("hit_rate", "ndcg"))]
     has_groups = job.data.samples.group is not None
     return ["auc", *(["gauc"] if has_groups else []), "log_loss", "normalized_entropy"]
-
-
-def _check_best(job: JobConfig, metric: str) -> None:
-    _check_judged(job, "metrics.best", metric)
-    if job.train.dense == "ps":
-        raise InvalidArgument("metrics.best: is not possible with train.dense ps, where workers do not meet")
-    if job.train.checkpoint is None:
-        raise InvalidArgument("metrics.best: needs train.checkpoint, which keeps the best model until the end")
-    if job.train.cache is not None:
-        raise InvalidArgument("metrics.best: is not possible with train.cache, whose rows a restore does not reach")

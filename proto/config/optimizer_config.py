@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ..errors import InvalidArgument, not_allowed
+from ..errors import InvalidArgument
 from ..optim import FTRL, LAMB, OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, Lion, RMSprop, RowOptimizer, RowWiseAdagrad
 from .config import FromList, StrictModel
 
@@ -177,10 +177,3 @@ RowOptimizerConfig: TypeAlias = Annotated[
     | FtrlConfig,
     Field(discriminator="kind"),
 ]
-
-
-def check_local(optimizer: RowOptimizerConfig) -> None:
-    """Raises InvalidArgument when ``model.backend`` local has no such row optimizer."""
-    if isinstance(optimizer, FtrlConfig):
-        others = [kind for kind in OPTIMIZERS if kind != optimizer.kind]
-        raise not_allowed("train.row_optimizer.kind", optimizer.kind, f"{', '.join(others)} with model.backend local")

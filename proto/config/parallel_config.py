@@ -62,16 +62,6 @@ def check_parallel(job: JobConfig) -> None:
     train, parallel = job.train, job.train.parallel
     if parallel is None:
         return
-    has_parts = parallel.has_parts
-    own = has_parts and isinstance(job.model, OwnModelConfig)
-    for option, reason in (
-        ("model.class, whose tower is not known; allowed: model.kind, or shard optimizer", own),
-        ("train.dense ps, whose tower is on the servers", train.dense == "ps"),
-        ("train.elastic, where processes come and go", train.elastic is not None),
-        ("train.find_unused_parameters, which is an option of DDP", has_parts and train.find_unused_parameters),
-    ):
-        if reason:
-            raise InvalidArgument(f"train.parallel: is not possible with {option}")
     if "workers" in train.model_fields_set:
         check_ranks(parallel, train.workers)
     _check_widths(job, parallel.tensor)

@@ -132,9 +132,12 @@ def train_and_test_slowly(address: str, train: str, test: str, rank: str) -> Non
     ("setting", "message"),
     [
         ("model.backend=local", "train.dense: needs model.backend ps, as local has no servers"),
-        ("train.parallel={shard: optimizer}", "train.parallel: is not possible with train.dense ps"),
-        ("train.clip_norm=1", "train.clip_norm: is not possible with train.dense ps"),
-        ("train.clip_row_norm=1", "train.clip_row_norm: is not possible with train.dense ps"),
+        (
+            "train.parallel={shard: optimizer}",
+            "train.parallel: needs train.dense ddp, as the tower of ps is on the servers",
+        ),
+        ("train.clip_norm=1", "train.clip_norm: needs train.dense ddp"),
+        ("train.clip_row_norm=1", "train.clip_row_norm: needs train.dense ddp"),
         ("train.dense_optimizer.kind=lion", "train.dense_optimizer.kind: 'lion' is not allowed; allowed: adam, adamw"),
     ],
 )

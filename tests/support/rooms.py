@@ -59,7 +59,7 @@ PYTHON_ROOMS = {
     "worker/checkpoint": {*SESSION, "worker/layers", "worker/device_tables"},
     "worker/publish": {*SESSION, *LOOKUPS, "worker/layers", "worker/checkpoint", "worker/data"},
     "worker/gateway": SESSION,
-    "worker/api": {*SESSION, *VERBS, "worker/data"},
+    "worker/api": {*SESSION, *VERBS, "worker/data", "worker/data/sources"},
     "worker/training": {
         *SESSION,
         *LOOKUPS,

@@ -172,7 +172,7 @@ CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
             [CHECKPOINT, "metrics.best=auc"],
             "metrics.best: 'auc' is not allowed; allowed: label.auc, label.log_loss",
         ),
-        ([CHECKPOINT, "metrics.best=label.auc", "train.dense=ps"], "metrics.best: is not possible with train.dense ps"),
+        ([CHECKPOINT, "metrics.best=label.auc", "train.dense=ps"], "metrics.best: needs train.dense ddp"),
         (
             [CHECKPOINT, "metrics.best=label.auc", "train.cache.bytes=1MiB", "train.staleness=4"],
             "metrics.best: is not possible with train.cache",

@@ -45,7 +45,12 @@ def job_of(folder: Path, transform: str = "none", **data: object) -> JobConfig:
                 **data,
             },
             "model": {"kind": "dlrm", "backend": "local", "rows": 1000, "dim": 4, "bottom": [4], "top": [4]},
-            "train": {"batch_size": 200, "epochs": 4, "dense_optimizer": {"kind": "adam", "lr": 0.01}},
+            "train": {
+                "batch_size": 200,
+                "epochs": 4,
+                "dense_optimizer": {"kind": "adam", "lr": 0.01},
+                "row_optimizer": {"kind": "adagrad", "lr": 0.05},
+            },
         },
     )
 

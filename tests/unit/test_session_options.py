@@ -44,7 +44,5 @@ def test_they_are_given_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Seen):
         run_worker(job, WorkerGroup(), local_world=1, coordinator="host:1", observer=Silence())
     assert seen["quorum"] == 1
-    with pytest.raises(
-        sr.errors.InvalidArgument, match=r"train\.namespace_policy: has no effect without cluster\.address"
-    ):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"train\.namespace_policy: needs cluster\.address"):
         validate(JobConfig, {**tree, "cluster": {}})

@@ -256,7 +256,7 @@ def test_criteo_with_features(tmp_path: Path) -> None:
         (["features.tags={kind: id}", "features.words={kind: id}", "data.csv.list_delimiter=' '"],
          r"data\.csv\.list_delimiter: has no effect without a feature of kind multi_hot or sequence"),
         (["tasks={click: {}}"], r"data\.csv\.labels\.stars: has no effect, as no task has this label"),
-        (["metrics.max_groups=5", "data.csv.group=null"], r"metrics\.max_groups: .* without data\.csv\.group"),
+        (["metrics.max_groups=5", "data.csv.group=null"], r"metrics\.max_groups: needs a group of data\.csv or"),
     ],
 )  # fmt: skip
 def test_wrong_sections_are_named(folder: Path, sets: list[str], message: str) -> None:

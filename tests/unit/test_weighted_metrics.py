@@ -139,9 +139,7 @@ def test_metrics_of_numbers_and_of_candidates() -> None:
 def test_weights_without_their_column_are_refused() -> None:
     sets = ["data.train=a", "data.test=b", "model.kind=dlrm", "data.format=parquet"]
     columns = "data.columns={label: y, categorical: [c]}"
-    with pytest.raises(
-        sr.errors.InvalidArgument, match=r"metrics\.weighted: has no effect without data\.columns\.sample_weight"
-    ):
+    with pytest.raises(sr.errors.InvalidArgument, match=r"metrics\.weighted: needs a sample_weight of data"):
         load_config(JobConfig, None, [*sets, columns, "metrics.weighted=true"])
     assert not load_config(
         JobConfig, None, [*sets, "data.columns={label: y, categorical: [c], sample_weight: w}"]

@@ -29,7 +29,9 @@ class _Keeper(Protocol):
     ) -> FeatureSet: ...
 
 
-class _InNamespace(Protocol):  # a session, which a room above this one makes
+class InNamespace(Protocol):
+    """A session, which a room above this one makes."""
+
     @property
     def core(self) -> _Keeper: ...
 
@@ -62,7 +64,7 @@ class Features:
         self,
         training: Iterable[Columns],
         *,
-        session: _InNamespace | None = None,
+        session: InNamespace | None = None,
         features_policy: FeaturesPolicy = "keep",
     ) -> Features:
         """Returns the features with the statistics of the training data: means, ranges, quantiles.

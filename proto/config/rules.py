@@ -1,0 +1,455 @@
+"""Rules between the options of a job file: one table for validation, for docs/configuration.md and for the test.
+
+A rule says what an option needs of the others to have an effect. Rules within one section, and rules about values, are
+the section's own; where their option would be ignored, a line here shows them, without a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..errors import InvalidArgument
+from .model_config import OwnModelConfig
+
+if TYPE_CHECKING:
+    from .job import JobConfig
+
+# Whether a job breaks a rule; or the names of its options that do, where the rule stands for several.
+Check: TypeAlias = "Callable[[JobConfig], bool | Iterable[str]]"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an option needs.
+
+    Attributes:
+        option: the option, or the options of one kind.
+        needs: what it needs; "no X" where X excludes it.
+        because: the reason, which begins with as, where or which; "": it is plain.
+        example: assignments of a job, or arguments of a command, that break the rule.
+        is_broken: the check; None: the section or the command of the option has it.
+        where: ``job`` for keys of a job file, otherwise the name of a command.
+    """
+
+    option: str
+    needs: str
+    because: str
+    example: tuple[str, ...]
+    is_broken: Check | None = None
+    where: str = "job"
+
+    def broken_by(self, job: JobConfig) -> tuple[str, ...]:
+        """Returns the names of the job's options that break the rule."""
+        found: bool | Iterable[str] = False if self.is_broken is None else self.is_broken(job)
+        return (() if not found else (self.option,)) if isinstance(found, bool) else tuple(found)
+
+
+def check_rules(job: JobConfig) -> None:
+    """Refuses a job that breaks a rule, and names all of its options that need the same for the same reason.
+
+    Raises:
+        InvalidArgument: the text has the options, what they need, and why.
+    """
+    broken = [(rule, names) for rule in RULES if (names := rule.broken_by(job))]
+    if not broken:
+        return
+    needs, because = broken[0][0].needs, broken[0][0].because
+    alike = (names for rule, names in broken if (rule.needs, rule.because) == (needs, because))
+    named = list(dict.fromkeys(name for names in alike for name in names))
+    is_one = len(named) == 1
+    verb = ("is" if is_one else "are") if needs.startswith("no ") else ("needs" if is_one else "need")
+    must = f"not possible with {needs.removeprefix('no ')}" if needs.startswith("no ") else needs
+    hints = [f"--set {each}" for each, name in _EMPTIED.items() if any(one.startswith(name) for one in named)]
+    way = f" ({', '.join(hints)})" if hints and needs == _SERVERS else ""
+    why = f", {because}" if because else ""
+    raise InvalidArgument(f"{', '.join(named)}: {verb} {must}{why}; remove {'it' if is_one else 'them'}{way}")
+
+
+# Options that a job file on top of which others are set cannot lose otherwise, by what takes them away.
+_EMPTIED = {"cluster={}": "cluster.", "train.staleness=0": "train.staleness", "tables={}": "tables"}
+_SERVERS, _NO_SERVERS = "model.backend ps", "as local has no servers"
+_LOCAL = ("model.backend=local",)
+_ELASTIC = ("train.dense=ps", "train.staleness=2", "train.elastic={}")
+_QUORUM = ("train.dense=ps", "train.quorum=1")
+_CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
+_CSV = "data.format=csv"
+
+
+def _of_servers(option: str, example: str, is_given: Callable[[JobConfig], bool | Iterable[str]]) -> Rule:
+    return Rule(
+        option,
+        _SERVERS,
+        _NO_SERVERS,
+        (*_LOCAL, example),
+        lambda job: job.model.backend == "local" and is_given(job),
+    )
+
+
+def _without_meetings(option: str, because: str, example: tuple[str, ...], is_given: Check) -> Rule:
+    return Rule(
+        option,
+        "train.dense ddp",
+        because,
+        ("train.dense=ps", *example),
+        lambda job: job.train.dense == "ps" and is_given(job),
+    )
+
+
+def _set(job: JobConfig, section: str, name: str) -> bool:
+    """Whether the job file has the option."""
+    return name in getattr(job, section).model_fields_set
+
+
+def _losses(job: JobConfig) -> set[str]:
+    return {task.loss for task in job.all_tasks}
+
+
+def _decoupled(job: JobConfig) -> Iterable[str]:
+    sections = {"train.row_optimizer": job.train.row_optimizer}
+    sections.update({f"tables.{name}.optimizer": each.optimizer for name, each in job.tables.items() if each.optimizer})
+    for section, rows in sections.items():
+        if "decoupled" in rows.model_fields_set and rows.weight_decay == 0:
+            yield f"{section}.decoupled"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "data.columns",
+        "data.format parquet, orc, arrow or jsonl",
+        "",
+        ("data.columns={label: a, categorical: [b]}",),
+    ),
+    Rule("data.csv", "data.format csv", "", ("data.csv={label: a, categorical: [b]}",)),
+    Rule("data.where", "data.format parquet, orc, arrow or jsonl", "", ("data.where=a > 1",)),
+    Rule(
+        "data.negatives_keep",
+        "a single task with loss bce",
+        "as the logits of others cannot be corrected",
+        ("data.negatives_keep=0.5", "tasks={label: {loss: mse}}"),
+        lambda job: job.data.negatives_keep < 1 and [task.loss for task in job.all_tasks] != ["bce"],
+    ),
+    Rule(
+        "data.shuffle_rows above 0",
+        "no train.elastic",
+        "which shuffles lease_rows lines together",
+        (*_ELASTIC, "data.shuffle_rows=9"),
+        lambda job: job.train.elastic is not None and job.data.shuffle_rows != 0 and _set(job, "data", "shuffle_rows"),
+    ),
+    Rule(
+        "timestamp of data.csv and data.columns",
+        "metrics.progressive and metrics.file",
+        "",
+        (_CSV, "data.csv={label: a, categorical: [b], timestamp: t}"),
+        lambda job: (
+            (f"{job.data.samples.section}.timestamp",)
+            if job.data.samples.timestamp is not None and (job.metrics.progressive is None or job.metrics.file is None)
+            else ()
+        ),
+    ),
+    Rule(
+        "group of data.csv and data.columns",
+        "a task with loss bce",
+        "as no other loss has a metric of groups",
+        (_CSV, "data.csv={label: a, categorical: [b], group: g}", "tasks={a: {loss: mse}}"),
+        lambda job: (
+            (f"{job.data.samples.section}.group",)
+            if job.data.samples.group is not None and "bce" not in _losses(job)
+            else ()
+        ),
+    ),
+    Rule("keys of cluster", "no cluster.address", "", ("cluster.address=a:1", "cluster.shards=1")),
+    Rule("cluster.ssd_bytes", "cluster.ssd_path", "", ("cluster.ssd_bytes=1GiB",)),
+    Rule("cluster.ssd_direct_io", "cluster.ssd_path", "", ("cluster.ssd_direct_io=true",)),
+    Rule("cluster.ssd_engine", "cluster.ssd_path", "", ("cluster.ssd_engine=rocksdb",)),
+    Rule("cluster.ssd_path", "cluster.memory_budget", "", ("cluster.ssd_path=/s",)),
+    _of_servers(
+        "keys of cluster",
+        "cluster.shards=1",
+        lambda job: [f"cluster.{name}" for name in sorted(job.cluster.model_fields_set)],
+    ),
+    _of_servers(
+        "model.min_rows",
+        "model.min_rows=5",
+        lambda job: job.model.min_rows != 1 and not isinstance(job.model, OwnModelConfig),
+    ),
+    _of_servers("train.staleness", "train.staleness=2", lambda job: job.train.staleness != 0),
+    _of_servers("train.wire_dtype", "train.wire_dtype=bfloat16", lambda job: _set(job, "train", "wire_dtype")),
+    _of_servers("train.grad_scale", "train.grad_scale=sum", lambda job: _set(job, "train", "grad_scale")),
+    _of_servers("train.prefetch", "train.prefetch=2", lambda job: job.train.prefetch > 0),
+    _of_servers("train.cache", "train.cache.bytes=1MiB", lambda job: job.train.cache is not None),
+    _of_servers("train.checkpoint", _CHECKPOINT, lambda job: job.train.checkpoint is not None),
+    _of_servers("train.clip_row_norm", "train.clip_row_norm=1.0", lambda job: job.train.clip_row_norm is not None),
+    _of_servers("train.dense", "train.dense=ps", lambda job: job.train.dense == "ps"),
+    _of_servers("train.parallel", "train.parallel={shard: all}", lambda job: job.train.parts is not None),
+    _of_servers("tables", "tables={a: {}}", lambda job: bool(job.tables)),
+    _of_servers("publish", "publish.root=m", lambda job: job.publish.is_asked),
+    _of_servers(
+        "train.row_optimizer.kind",
+        "train.row_optimizer={kind: ftrl}",
+        lambda job: job.train.row_optimizer.kind == "ftrl",
+    ),
+    *(
+        Rule(
+            f"publish.{name}",
+            "publish.root",
+            "",
+            (f"publish.{name}={value}",),
+            lambda job, name=name: job.publish.root is None and _set(job, "publish", name),  # type: ignore[misc]
+        )
+        for name, value in (("model", "m"), ("alias", "best"), ("dtype", "int8"), ("sign", "rows"))
+    ),
+    Rule(
+        "train.namespace_policy",
+        "cluster.address",
+        "as a cluster of the job's own has no tables",
+        ("train.namespace_policy=new",),
+        lambda job: job.train.namespace_policy is not None and job.cluster.address is None,
+    ),
+    Rule(
+        "train.features_policy",
+        "cluster.address",
+        "as a cluster of the job's own keeps no features",
+        ("train.features_policy=refit",),
+        lambda job: _set(job, "train", "features_policy") and job.cluster.address is None,
+    ),
+    Rule(
+        "metrics.at",
+        "a task over candidates",
+        "",
+        ("metrics.at=[5]",),
+        lambda job: _set(job, "metrics", "at") and _losses(job) <= {"bce", "mse"},
+    ),
+    Rule(
+        "metrics.max_groups",
+        "a group of data.csv or data.columns",
+        "",
+        ("metrics.max_groups=5",),
+        lambda job: _set(job, "metrics", "max_groups") and job.data.samples.group is None,
+    ),
+    Rule(
+        "metrics.weighted",
+        "a sample_weight of data.csv or data.columns",
+        "",
+        ("metrics.weighted=true",),
+        lambda job: job.metrics.weighted and job.data.samples.sample_weight is None,
+    ),
+    Rule(
+        "metrics.progressive",
+        "metrics.file or metrics.tensorboard",
+        "",
+        ("metrics.progressive={}",),
+        lambda job: (
+            job.metrics.progressive is not None and job.metrics.file is None and job.metrics.tensorboard is None
+        ),
+    ),
+    Rule(
+        "metrics.progressive",
+        "a task with loss bce",
+        "",
+        ("metrics.progressive={}", "metrics.file=m", "tasks={label: {loss: mse}}"),
+        lambda job: job.metrics.progressive is not None and "bce" not in _losses(job),
+    ),
+    _without_meetings(
+        "metrics.stop",
+        "as the workers of ps do not meet",
+        ("metrics.stop={metric: label.auc}",),
+        lambda job: job.metrics.stop is not None,
+    ),
+    _without_meetings(
+        "metrics.best",
+        "as the workers of ps do not meet",
+        ("metrics.best=label.auc", _CHECKPOINT),
+        lambda job: job.metrics.best is not None,
+    ),
+    Rule(
+        "metrics.best",
+        "train.checkpoint",
+        "which keeps the best model until the end",
+        ("metrics.best=label.auc",),
+        lambda job: job.metrics.best is not None and job.train.checkpoint is None,
+    ),
+    Rule(
+        "metrics.best",
+        "no train.cache",
+        "whose rows a restore does not reach",
+        ("metrics.best=label.auc", _CHECKPOINT, "train.staleness=4", "train.cache.bytes=1MiB"),
+        lambda job: job.metrics.best is not None and job.train.cache is not None,
+    ),
+    Rule("tasks.NAME.item", "loss in_batch_softmax, or negatives", "", ("tasks={label: {item: a}}",)),
+    Rule(
+        "train.checkpoint.delta_every",
+        "train.staleness not 0",
+        "as all processes restart together with 0",
+        ("train.checkpoint={url: /c, every_steps: 1, delta_every: 9s}",),
+        lambda job: (
+            job.train.staleness == 0
+            and job.train.checkpoint is not None
+            and "delta_every" in job.train.checkpoint.model_fields_set
+            and job.train.checkpoint.delta_every is not None
+        ),
+    ),
+    _without_meetings("train.device", "", ("train.device=cuda",), lambda job: job.train.device == "cuda"),
+    _without_meetings("train.timeout", "", ("train.timeout=1h",), lambda job: _set(job, "train", "timeout")),
+    _without_meetings(
+        "train.find_unused_parameters",
+        "",
+        ("train.find_unused_parameters=true",),
+        lambda job: job.train.find_unused_parameters,
+    ),
+    _without_meetings("train.clip_norm", "", ("train.clip_norm=1.0",), lambda job: job.train.clip_norm is not None),
+    _without_meetings(
+        "train.clip_row_norm", "", ("train.clip_row_norm=1.0",), lambda job: job.train.clip_row_norm is not None
+    ),
+    _without_meetings(
+        "train.parallel",
+        "as the tower of ps is on the servers",
+        ("train.parallel={shard: all}",),
+        lambda job: job.train.parallel is not None,
+    ),
+    _without_meetings(
+        "tables.NAME.weights",
+        "as workers of ps do not wait for each other: fill the table before (sparserow table import)",
+        ("tables={a: {weights: w.parquet, frozen: true}}",),
+        lambda job: [f"tables.{name}.weights" for name, table in job.tables.items() if table.weights is not None],
+    ),
+    Rule(
+        "train.quorum",
+        "train.dense ps",
+        "as an allreduce waits for every worker",
+        ("train.quorum=1",),
+        lambda job: job.train.quorum is not None and job.train.dense != "ps",
+    ),
+    Rule(
+        "train.quorum",
+        "train.staleness 0",
+        "as no step is reduced otherwise",
+        (*_QUORUM, "train.staleness=2"),
+        lambda job: job.train.quorum is not None and job.train.staleness != 0,
+    ),
+    Rule(
+        "train.prefetch",
+        "no train.quorum",
+        "as a worker may pass over batches",
+        (*_QUORUM, "train.prefetch=2"),
+        lambda job: job.train.quorum is not None and job.train.prefetch > 0,
+    ),
+    Rule(
+        "train.elastic",
+        "no train.quorum",
+        "as its leases need staleness",
+        (*_QUORUM, "train.elastic={}"),
+        lambda job: job.train.quorum is not None and job.train.elastic is not None,
+    ),
+    Rule(
+        "train.checkpoint.every_seconds",
+        "no train.quorum",
+        "as all workers save after the same step (every_steps)",
+        (*_QUORUM, "train.checkpoint={url: /c, every_seconds: 9s}"),
+        lambda job: (
+            job.train.quorum is not None
+            and job.train.checkpoint is not None
+            and job.train.checkpoint.every_seconds is not None
+        ),
+    ),
+    Rule(
+        "train.elastic",
+        "train.dense ps",
+        "where workers do not wait for each other",
+        ("train.elastic={}",),
+        lambda job: job.train.elastic is not None and job.train.dense != "ps",
+    ),
+    Rule(
+        "train.elastic",
+        "train.staleness not 0",
+        "as all workers restart together with 0",
+        ("train.dense=ps", "train.elastic={}"),
+        lambda job: job.train.elastic is not None and job.train.staleness == 0,
+    ),
+    Rule(
+        "train.prefetch",
+        "no train.elastic",
+        "as leases are of lines that are not read yet",
+        (*_ELASTIC, "train.prefetch=2"),
+        lambda job: job.train.elastic is not None and job.train.prefetch > 0,
+    ),
+    Rule(
+        "train.checkpoint",
+        "no train.elastic",
+        "which has url",
+        (*_ELASTIC, _CHECKPOINT),
+        lambda job: job.train.elastic is not None and job.train.checkpoint is not None,
+    ),
+    Rule(
+        "train.elastic.save_every",
+        "train.elastic.url",
+        "where rows are saved",
+        ("train.dense=ps", "train.staleness=2", "train.elastic.save_every=5s"),
+        lambda job: (
+            job.train.elastic is not None
+            and job.train.elastic.url is None
+            and "save_every" in job.train.elastic.model_fields_set
+        ),
+    ),
+    Rule(
+        "train.parallel",
+        "no model.class",
+        "whose tower is not known (shard: optimizer is possible)",
+        ("train.parallel={shard: all}", "model={class: 'any:Model'}"),
+        lambda job: job.train.parts is not None and isinstance(job.model, OwnModelConfig),
+    ),
+    Rule(
+        "train.find_unused_parameters",
+        "no train.parallel that has parts of the tower",
+        "as it is an option of DDP",
+        ("train.parallel={shard: all}", "train.find_unused_parameters=true"),
+        lambda job: job.train.parts is not None and job.train.find_unused_parameters,
+    ),
+    Rule(
+        "train.parallel.shard",
+        "2 groups of train.parallel.tensor processes",
+        "",
+        ("train.workers=2", "train.parallel={shard: all, tensor: 2}"),
+    ),
+    Rule(
+        "train.metrics_host",
+        "train.metrics_port",
+        "",
+        ("train.metrics_host=0.0.0.0",),
+        lambda job: job.train.metrics_port is None and _set(job, "train", "metrics_host"),
+    ),
+    Rule(
+        "train.prefetch_hints",
+        "cluster.ssd_path, or cluster.address",
+        "as shards without an SSD read nothing",
+        ("train.prefetch=2", "train.prefetch_hints=2"),
+        lambda job: job.train.prefetch_hints > 0 and job.cluster.address is None and job.cluster.ssd_path is None,
+    ),
+    Rule(
+        "train.prefetch_hints",
+        "train.prefetch",
+        "",
+        ("cluster={ssd_path: /s, memory_budget: 1GiB}", "train.prefetch_hints=2"),
+        lambda job: job.train.prefetch_hints > 0 and job.train.prefetch == 0,
+    ),
+    Rule(
+        "train.row_optimizer.decoupled",
+        "weight_decay",
+        "",
+        ("train.row_optimizer={kind: sgd, decoupled: true}",),
+        _decoupled,
+    ),
+    Rule(
+        "train.row_optimizer.dampening",
+        "train.row_optimizer.momentum",
+        "",
+        ("train.row_optimizer={kind: sgd, dampening: 0.1}",),
+    ),
+    Rule(
+        "train.row_optimizer.nesterov",
+        "train.row_optimizer.momentum",
+        "",
+        ("train.row_optimizer={kind: sgd, nesterov: true}",),
+    ),
+)
