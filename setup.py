@@ -15,14 +15,16 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 FOLDERS = ("proto", "cpp_ext", "ps_server", "worker", "serving", "deploy")
+BENCHMARKS = ROOT / "deploy" / "bench"  # they and `_bench` run in a checkout alone, and a wheel is without them
 
 
 def find_packages() -> list[str]:
-    """Returns every folder with an ``__init__.py`` under the package's top-level folders, as dotted names."""
+    """Returns every folder with an ``__init__.py`` of the package but the benchmarks', as dotted names."""
     found = ["sparserow"]
     for folder in FOLDERS:
         for init in sorted((ROOT / folder).rglob("__init__.py")):
-            found.append(".".join(("sparserow", *init.parent.relative_to(ROOT).parts)))
+            if not init.is_relative_to(BENCHMARKS):
+                found.append(".".join(("sparserow", *init.parent.relative_to(ROOT).parts)))
     return found
 
 
@@ -84,7 +86,8 @@ class BuildNative(build_ext):
             target = Path(self.build_lib) / "sparserow" / "cpp_ext"
             target.mkdir(parents=True, exist_ok=True)
             for library in (ROOT / "cpp_ext").glob("*.so"):
-                shutil.copy2(library, target)
+                if not library.name.startswith("_bench."):
+                    shutil.copy2(library, target)
 
     def build_libraries(self) -> None:
         target = ROOT / "cpp_ext"

@@ -5,15 +5,11 @@
 
 namespace sparserow::bindings {
 
-void bind_store(pybind11::module_& module);        // server_store.cc
-void bind_shard(pybind11::module_& module);        // server_shard.cc
-void bind_changes(pybind11::module_& module);      // server_changes.cc
-void bind_files(pybind11::module_& module);        // server_files.cc
-void bind_raw_ssd(pybind11::module_& module);      // server_raw_ssd.cc
-void bind_open_loop(pybind11::module_& module);    // server_open_loop.cc
-void bind_commit_load(pybind11::module_& module);  // server_commit_load.cc
-void bind_snapshot(pybind11::module_& module);     // server_snapshot.cc
-void bind_raw_tls(pybind11::module_& module);      // server_raw_tls.cc
+void bind_store(pybind11::module_& module);     // server_store.cc
+void bind_shard(pybind11::module_& module);     // server_shard.cc
+void bind_changes(pybind11::module_& module);   // server_changes.cc
+void bind_files(pybind11::module_& module);     // server_files.cc
+void bind_snapshot(pybind11::module_& module);  // server_snapshot.cc
 
 }  // namespace sparserow::bindings
 
@@ -24,9 +20,5 @@ PYBIND11_MODULE(_server, module) {
   sparserow::bindings::bind_changes(module);
   sparserow::bindings::bind_shard(module);
   sparserow::bindings::bind_files(module);
-  sparserow::bindings::bind_raw_ssd(module);
   sparserow::bindings::bind_snapshot(module);
-  sparserow::bindings::bind_open_loop(module);
-  sparserow::bindings::bind_commit_load(module);
-  sparserow::bindings::bind_raw_tls(module);
 }

@@ -9,11 +9,11 @@
 #include <string>
 #include <string_view>
 
-#include "server_reference.h"
 #include "shared_arrays.h"
 #include "shared_errors.h"
 #include "shared_optimizer.h"
 #include "shared_policy.h"
+#include "store/ssd/ssd_tier.h"
 #include "store/store.h"
 #include "util/not_allowed.h"
 
@@ -375,31 +375,6 @@ void bind_hash(py::module_& module) {
   module.def("id_of_name", [](const std::string& name) { return id_of_name(name); }, py::arg("name"));
 }
 
-// The bench's yardstick, bound with the same checks and without the GIL, as apply() is.
-void bind_reference(py::module_& module) {
-  module.def(
-      "flat_adagrad",
-      [](const py::array_t<std::int64_t, py::array::c_style>& rows, const py::array& grads,
-         py::array_t<float, py::array::c_style>& weights, py::array_t<float, py::array::c_style>& sums, float lr,
-         float eps) {
-        if (rows.ndim() != 1 || weights.ndim() != 2 || sums.ndim() != 2 || weights.shape(0) != sums.shape(0) ||
-            weights.shape(1) != sums.shape(1)) {
-          raise_if_error({Code::kInvalidArgument, "flat_adagrad: rows (n); weights and sums of one shape (rows, dim)"});
-        }
-        const std::span<const std::int64_t> wanted(rows.data(), static_cast<std::size_t>(rows.size()));
-        for (const std::int64_t row : wanted) {
-          if (row < 0 || row >= weights.shape(0)) raise_if_error({Code::kInvalidArgument, "rows: out of range"});
-        }
-        const auto dim = static_cast<std::uint32_t>(weights.shape(1));
-        const float* values = matrix_of(grads, "grads", wanted.size(), dim);
-        float *weight = weights.mutable_data(), *sum = sums.mutable_data();
-        const py::gil_scoped_release released;
-        flat_adagrad(wanted, values, weight, sum, dim, lr, eps);
-      },
-      py::arg("rows"), py::arg("grads"), py::arg("weights").noconvert(), py::arg("sums").noconvert(), py::kw_only(),
-      py::arg("lr"), py::arg("eps"));
-}
-
 }  // namespace
 
 void bind_store(py::module_& module) {
@@ -407,7 +382,7 @@ void bind_store(py::module_& module) {
   bind_results(module);
   bind_store_class(module);
   bind_hash(module);
-  bind_reference(module);
+  module.def("has_rocksdb", &SsdTier::has_rocksdb);
 }
 
 }  // namespace sparserow::bindings

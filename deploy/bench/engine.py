@@ -5,7 +5,7 @@
   through the caches, so that the index of rows is read from memory; keys that are drawn before all measurements leave
   it where training finds it. Also of small tables, whose rows the caches have in part.
 - push: ``Store.apply`` with Adagrad, against a C++ loop with prefetching that does Adagrad in place on flat arrays
-  of the same size (``cpp_ext/bindings/server_reference.h``), with keys drawn the same way and the same gradients.
+  of the same size (``cpp_ext/bindings/bench_flat_adagrad.cc``), with keys drawn the same way and the same gradients.
 - births, overhead and restore: ``engine_filling.py``.
 - several threads, each on a core of its own: ``engine_cores.py``.
 """
@@ -19,7 +19,7 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cpp_ext import _server
+from ...cpp_ext import _bench, _server
 from .engine_cores import CORES, cores_figures, cores_of_machine
 from .engine_filling import EPS, LR, TABLE, Filling, births_figures, overhead_figures, restore_figures
 from .harness import MIN_REPETITIONS, Contender, Figure, median, pinned_to_one_cpu, time_in_turns
@@ -182,7 +182,7 @@ def _push_figures(store: _server.Store, draw: _Draw, size: EngineSize, random: n
             Contender(
                 "flat Adagrad",
                 draw.rows,
-                lambda rows: _server.flat_adagrad(rows, grads, weights, sums, lr=LR, eps=EPS),
+                lambda rows: _bench.flat_adagrad(rows, grads, weights, sums, lr=LR, eps=EPS),
             ),
         ],
         repetitions=size.repetitions,

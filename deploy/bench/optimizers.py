@@ -1,7 +1,7 @@
 """``sparserow bench optimizers``: measures a push with each optimizer, in one thread pinned to one CPU.
 
-The reference is a C++ loop that does Adagrad in place on flat arrays (``cpp_ext/bindings/server_reference.h``) with as
-many bytes a row, weights and state together, of as many rows, at keys drawn the same way.
+The reference is a C++ loop that does Adagrad in place on flat arrays (``cpp_ext/bindings/bench_flat_adagrad.cc``) with
+as many bytes a row, weights and state together, of as many rows, at keys drawn the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...cpp_ext import _server
+from ...cpp_ext import _bench, _server
 from ...proto.optim import FTRL, OPTIMIZERS, SGD, Adam, RMSprop, RowOptimizer
 from ...ps_server.shard.native_schema import native_optimizer
 from .harness import MIN_REPETITIONS, Contender, Figure, median, pinned_to_one_cpu, time_in_turns
@@ -98,7 +98,7 @@ def _measure(name: str, optimizer: RowOptimizer, size: OptimizersSize, random: n
             Contender(
                 "flat loop",
                 draw,
-                lambda rows: _server.flat_adagrad(rows, flat_grads, weights, sums, lr=_LR, eps=_EPS),
+                lambda rows: _bench.flat_adagrad(rows, flat_grads, weights, sums, lr=_LR, eps=_EPS),
             ),
         ],
         repetitions=size.repetitions,

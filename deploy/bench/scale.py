@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ...cpp_ext import _server
+from ...cpp_ext import _bench
 from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.control import ControlClient
 from ...proto.optim import Adagrad
@@ -106,7 +106,7 @@ def _commits(size: Size) -> Iterator[Figure]:
     for staleness, kind in ((0, "synchronous"), (2, "staleness 2"), (None, "asynchronous")):
         few = 0.0
         for workers in size.committers:
-            microseconds = 1e6 * _server.empty_commit_seconds(workers, size.commit_steps, staleness)
+            microseconds = 1e6 * _bench.empty_commit_seconds(workers, size.commit_steps, staleness)
             few = few or microseconds
             name = f"scale an empty commit, {kind}, {workers} workers, of {size.committers[0]}"
             limit = LIMIT_OF_MANY_WORKERS if workers == size.committers[-1] else None

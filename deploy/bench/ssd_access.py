@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ...cpp_ext import _server
+from ...cpp_ext import _bench
 from ...proto.errors import FailedPrecondition
 from .harness import Figure
 
@@ -72,11 +72,11 @@ def access_figures(size: AccessSize, row_bytes: int, random: np.random.Generator
         random: the source of keys.
     """
     with ExitStack() as logs:
-        raws: dict[_Access, _server.RawSsd] = {}
+        raws: dict[_Access, _bench.RawSsd] = {}
         for access in _allowed():
             folder = logs.enter_context(tempfile.TemporaryDirectory())
             try:
-                raws[access] = _server.RawSsd(
+                raws[access] = _bench.RawSsd(
                     folder, row_bytes=row_bytes, direct_io=access.direct_io, with_uring=access.with_uring
                 )
             except FailedPrecondition as error:
@@ -96,7 +96,7 @@ def access_figures(size: AccessSize, row_bytes: int, random: np.random.Generator
 
 
 def _allowed() -> list[_Access]:
-    if _server.has_io_uring():
+    if _bench.has_io_uring():
         return [_CACHED, _URING, _THREADS]
     _name_skipped(_URING, "the kernel does not allow io_uring to this process")
     return [_CACHED, _THREADS]
@@ -106,12 +106,12 @@ def _name_skipped(access: _Access, why: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"bench tiers: skipped {access.name}: {why}")
 
 
-def _fill(raw: _server.RawSsd, rows: int) -> None:
+def _fill(raw: _bench.RawSsd, rows: int) -> None:
     for part in np.array_split(np.arange(rows, dtype=np.uint64), max(1, rows // _FILL_ROWS)):
         raw.serve(part[:0], part, are_known=False)
 
 
-def _run_turn(raw: _server.RawSsd, taken: _Taken, size: AccessSize, random: np.random.Generator) -> None:
+def _run_turn(raw: _bench.RawSsd, taken: _Taken, size: AccessSize, random: np.random.Generator) -> None:
     for _ in range(size.batches):
         keys = random.choice(size.rows, 2 * size.batch, replace=False).astype(np.uint64)
         seconds, cpu_seconds = time.perf_counter(), time.process_time()

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cpp_ext import _server
+from ...cpp_ext import _bench, _server
 from ...ps_server.shard.table_sweeps import SWEEP_PAUSE_RATIO
 from .harness import Figure, median
 
@@ -123,7 +123,7 @@ def _sweeping(size: SweepsSize, random: np.random.Generator) -> list[Figure]:
     spun: list[dict[str, float]] = []
 
     def spin() -> None:
-        spun.append(_server.spin_slices(size.spell_sec / 10, _SLICE_SEC, SWEEP_PAUSE_RATIO))
+        spun.append(_bench.spin_slices(size.spell_sec / 10, _SLICE_SEC, SWEEP_PAUSE_RATIO))
 
     draw = _uniform(random, size.rows, size.batch)
     shape = f"{size.batch:,} of {size.rows:,} x {size.dim}"
@@ -218,9 +218,9 @@ def _compare(
     probes = 200
     keys = np.concatenate([draw() for _ in range(probes)])
     with _Beside(spells.quiet):
-        _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))  # a warm-up, because the first pulls are slower
+        _bench.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))  # a warm-up, because the first pulls are slower
         begun = time.perf_counter()
-        _server.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))
+        _bench.open_loop_pulls(store, _TABLE, keys, np.zeros(probes))
         interval = 2.0 * (time.perf_counter() - begun) / probes
     works = [spells.quiet, spells.busy, *([spells.reference] if spells.reference else [])]
     found: list[list[NDArray[np.float64]]] = [[] for _ in works]
@@ -230,7 +230,7 @@ def _compare(
             due = np.cumsum(random.exponential(interval, size=int(size.spell_sec / interval)))
             keys = np.concatenate([draw() for _ in due])
             with _Beside(work):
-                into.append(_server.open_loop_pulls(store, _TABLE, keys, due))
+                into.append(_bench.open_loop_pulls(store, _TABLE, keys, due))
     p50, p99 = ([median([float(np.percentile(spell, rank)) for spell in each]) for each in found] for rank in (50, 99))
     pooled = [float(np.percentile(np.concatenate(each), 99)) for each in found]
     samples = min(sum(map(len, each)) for each in found)

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
-from ...cpp_ext import _server
+from ...cpp_ext import _bench, _server
 from ...proto.errors import DeadlineExceeded
 from .eviction_policies import POLICIES, hit_share
 from .harness import MIN_REPETITIONS, Figure
@@ -164,10 +164,10 @@ def _budget(engine: str, resident: int, size: TiersSize) -> int:
 
 
 @contextmanager
-def _raw(engine: str, ids: Keys, size: TiersSize) -> Iterator[tuple[_server.RawSsd, Path]]:
+def _raw(engine: str, ids: Keys, size: TiersSize) -> Iterator[tuple[_bench.RawSsd, Path]]:
     """Yields an engine alone, with every row, and its folder."""
     with tempfile.TemporaryDirectory() as folder:
-        raw = _server.RawSsd(folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4, engine=engine)
+        raw = _bench.RawSsd(folder, row_bytes=_HEAD_BYTES + 2 * size.dim * 4, engine=engine)
         parts = np.array_split(_by_slot(ids), max(1, size.rows // 8192))
         for part in _with_progress("fill the engine alone", parts):
             raw.serve(part[:0], part, are_known=False)
@@ -226,7 +226,7 @@ class _Contest:
     def __init__(
         self,
         engine: str,
-        contenders: tuple[_server.Store, _server.Store, _server.RawSsd],
+        contenders: tuple[_server.Store, _server.Store, _bench.RawSsd],
         folders: tuple[Path, Path],
         size: TiersSize,
         random: np.random.Generator,

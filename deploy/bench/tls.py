@@ -1,6 +1,6 @@
 """``bench tls``: measures rows over TLS against OpenSSL alone on a socket, and lookups beside strangers at a TLS port.
 
-The reference is C++ with OpenSSL on a blocking socket (``_server.RawTls``). It moves the same bytes, takes turns with
+The reference is C++ with OpenSSL on a blocking socket (``_bench.RawTls``). It moves the same bytes, takes turns with
 the measurement, and knows nothing of rows. The same pulls and pushes without TLS stand beside it. Strangers are a
 process that opens connections one after another and leaves. A third of them sends random bytes, a third random bytes
 that begin as a handshake does, and a third the first message of a real handshake, which the shard computes an answer
@@ -208,21 +208,21 @@ def _accept_and_close(pipe: Connection) -> None:
 
 @contextmanager
 def _raw_tls(largest_bytes: int, security: Security) -> Iterator[Any]:
-    from ...cpp_ext import _server
+    from ...cpp_ext import _bench
 
     with (
         other_process(_answer_tls, (largest_bytes, security.certificate, security.key)) as port,
         socket.create_connection(("127.0.0.1", port)) as peer,
     ):
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield _server.RawTls(peer.fileno(), largest_bytes=largest_bytes)
+        yield _bench.RawTls(peer.fileno(), largest_bytes=largest_bytes)
 
 
 def _answer_tls(pipe: Connection, largest_bytes: int, certificate: str, key: str) -> None:
-    from ...cpp_ext import _server
+    from ...cpp_ext import _bench
 
     listener = socket.create_server(("127.0.0.1", 0))
     pipe.send(listener.getsockname()[1])
     peer, _ = listener.accept()
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _server.RawTls(peer.fileno(), certificate=certificate, key=key, largest_bytes=largest_bytes).answer()
+    _bench.RawTls(peer.fileno(), certificate=certificate, key=key, largest_bytes=largest_bytes).answer()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...proto.errors import InvalidArgument
+from ...proto.errors import FailedPrecondition, InvalidArgument
 from ...proto.startup import end_start
 from ...proto.whole_file import write_whole
 from ..launch.termination import interrupted_by_termination
@@ -62,6 +63,11 @@ Rows = Annotated[
 @app.callback()
 def bench(context: typer.Context) -> None:
     """Measure one layer against a reference in the same run, all layers, or compare two files of figures."""
+    if find_spec("...cpp_ext._bench", __package__) is None:
+        raise FailedPrecondition(
+            "bench: benchmarks run in a checkout, and this installation is none; clone sparserow's repository, "
+            "run 'make setup' in it, and then '.venv/bin/sparserow bench'"
+        )
     context.with_resource(interrupted_by_termination())
 
 

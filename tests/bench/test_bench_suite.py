@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,17 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return int(ended.value.code or 0), printed.out, printed.err
 
     return run
+
+
+def test_outside_a_checkout_one_line_says_where_benchmarks_run(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sparserow.cpp_ext._bench", None)
+    for words in (("engine", "--quick"), ("all",), ("compare", "a.json", "b.json")):
+        code, out, err = call(*words)
+        assert (code, out) == (1, "")
+        (line,) = err.splitlines()
+        assert line.startswith("sparserow: FailedPrecondition: bench: benchmarks run in a checkout")
+        assert "clone" in line
+        assert "make setup" in line
 
 
 def figure(metric: str, value: float, ratio: float | None = None, limit: float | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparserow.cpp_ext import _server
+from sparserow.cpp_ext import _bench, _server
 from sparserow.deploy.bench import big_table, tiers
 from sparserow.deploy.cli import main
 
@@ -21,7 +21,7 @@ def test_quick_run_writes_the_agreed_rows(tmp_path, monkeypatch):
     accesses = [row for row in rows if "pages alone" in row["metric"]]
     assert {row["metric"].rsplit(", ", 1)[-1] for row in accesses} >= {"through the cache"}
     assert len(accesses) % 2 == 0  # wall and CPU time of each way
-    assert ("io_uring" in str(accesses)) == (_server.has_io_uring() and "reader threads" in str(accesses))
+    assert ("io_uring" in str(accesses)) == (_bench.has_io_uring() and "reader threads" in str(accesses))
     assert all(row["value"] > 0 for row in accesses)
     assert len(rows) - len(accesses) == 1 + 34 * engines + 2  # what pages write to the disk is counted
     assert all(set(row) == {"metric", "value", "unit", "limit", "ratio", "higher_is_better"} for row in rows)

@@ -13,7 +13,7 @@ import pytest
 import sparserow
 
 CORE = Path(sparserow.__file__).parent / "cpp_ext"
-MODULES = ("_server", "_client")
+MODULES = ("_server", "_client", "_bench")
 
 Parameters = list[tuple[str, bool, bool]]  # name, whether it is by keyword alone, whether it has a default
 ANY = ("**", True, True)  # the module takes further keywords, and checks it itself

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -82,9 +83,17 @@ def test_wheel_trains_from_outside_the_checkout(tmp_path: Path, empty_environmen
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", wheels, source, cwd=tmp_path, timeout_sec=900)
     (wheel,) = wheels.glob("sparserow-*.whl")
+    names = ZipFile(wheel).namelist()
+    assert any(name.startswith("sparserow/cpp_ext/_server.") and name.endswith(".so") for name in names)
+    assert [name for name in names if name.startswith(("sparserow/cpp_ext/_bench", "sparserow/deploy/bench/"))] == []
     run(*pip, "--python", empty_environment, "install", "-q", "--no-deps", wheel, cwd=tmp_path, timeout_sec=300)
     train(tmp_path, empty_environment, empty_environment.parents[1])
-    assert "coordinator" in run(empty_environment.parent / "sparserow", "--help", cwd=tmp_path, timeout_sec=300)
+    command = empty_environment.parent / "sparserow"
+    assert "coordinator" in run(command, "--help", cwd=tmp_path, timeout_sec=300)
+    bench = subprocess.run([command, "bench", "engine"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert bench.returncode == 1
+    (line,) = bench.stderr.splitlines()
+    assert "benchmarks run in a checkout" in line
 
 
 def test_a_checkout_trains_in_a_folder_that_is_no_identifier(tmp_path: Path, empty_environment: Path) -> None:

@@ -90,7 +90,6 @@ void bind_raw_ssd(py::module_& module) {
       .def("serve", &RawSsd::serve, py::arg("reads"), py::arg("writes"), py::kw_only(), py::arg("are_known"))
       .def("stats", &RawSsd::stats);
   module.def("has_io_uring", [] { return UringReads::open() != nullptr; });
-  module.def("has_rocksdb", &SsdTier::has_rocksdb);
 }
 
 }  // namespace sparserow::bindings

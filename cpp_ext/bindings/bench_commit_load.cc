@@ -1,6 +1,7 @@
 // What the commit log's mutex costs as workers are added, for `sparserow bench scale`: a step of many workers, in one
 // thread and without rows, so that nothing else is measured.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <chrono>
 #include <optional>
