@@ -53,9 +53,6 @@ def sign_certificate(
         InvalidArgument: says what is at fault.
     """
 
-def check_server_certificate(certificate: str) -> None:
-    """Raises InvalidArgument where the first certificate of a PEM text names no host in subjectAltName."""
-
 def certificate_facts(certificate: str) -> tuple[str, str, str]:
     """When the first certificate of a text begins and ends, and its subject.
 

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..proto.errors import SparserowError
-from ..proto.startup import begin_start, end_as_first_process
+from ..proto.process.startup import begin_start, end_as_first_process
 
 # The order is that of the help text.
 COMMANDS: tuple[str, ...] = (

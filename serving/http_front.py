@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.config.http_limits import HttpLimits
-from ..proto.cores import available_cores
 from ..proto.errors import InvalidArgument, PermissionDenied, SparserowError, not_allowed
-from ..proto.fair_memory import FairMemory
+from ..proto.process.cores import available_cores
+from ..proto.process.fair_memory import FairMemory
 from ..proto.published.model_names import parse_model
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
 from .json_bounds import parse_json

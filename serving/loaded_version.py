@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _server
-from ..proto.cores import available_cores
 from ..proto.errors import DataLoss
 from ..proto.native import init_parameters
+from ..proto.process.cores import available_cores
 from ..proto.published.manifest import ModelManifest, PublishedTable, ServedDtype
 from ..proto.published.registry import ModelRegistry
 from ..proto.published.row_parts import Keys, read_rows, read_tensors

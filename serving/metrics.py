@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..cpp_ext import _server
-from ..proto.request_histogram import request_histogram
+from ..proto.process.request_histogram import request_histogram
 from .live_sync import FRESHNESS_SEC
 from .versions import ServedModels
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..proto import serving_pb2 as pb
-from ..proto.cores import available_cores
 from ..proto.errors import InvalidArgument
+from ..proto.process.cores import available_cores
+from ..proto.process.unary_replies import FEW_KEYS, UnaryReplies
 from ..proto.published.model_names import is_version
 from ..proto.security.security import TokenEntry, bearer_token, process_security, reaches_namespace
-from ..proto.unary_replies import FEW_KEYS, UnaryReplies
 from .client.shard_assignment import ShardAssignment
 from .live_sync import FRESHNESS_SEC
 from .lookup import DEADLINE_SEC, MOST_KEYS, LocalLookup, checked_keys

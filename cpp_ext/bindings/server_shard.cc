@@ -241,12 +241,6 @@ void bind_shard(py::module_& module) {
       },
       py::arg("certificate"));
   module.def(
-      "check_server_certificate",
-      [](const std::string& certificate) {
-        if (value_or_raise(rpc::facts_of(certificate)).names == 0) raise_if_error(rpc::nameless_certificate());
-      },
-      py::arg("certificate"));
-  module.def(
       "make_authority",
       [](const std::string& name, std::int64_t valid_sec) {
         const auto pair = value_or_raise(rpc::make_authority(name, std::chrono::seconds(valid_sec)));

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from ...proto.checkpoint import manifest as files
 from ...proto.checkpoint.folder import Folder
 from ...proto.control import ControlClient
-from ...proto.cores import available_cores
 from ...proto.errors import DeadlineExceeded
 from ...proto.optim import Adagrad
+from ...proto.process.cores import available_cores
 from ...worker.api.connect import connect
 from ...worker.api.session import Session
 from ...worker.session.table import KeyedRows

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from ...proto.whole_file import write_whole
+from ...proto.process.whole_file import write_whole
 
 MIN_REPETITIONS = 50
 

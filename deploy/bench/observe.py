@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...proto.errors import Internal
 from ...proto.extras import install_command
-from ...proto.telemetry import telemetry_from_environment
+from ...proto.process.telemetry import telemetry_from_environment
 from ...worker.api.connect import connect
 from ...worker.api.session import Session
 from ..launch.child_processes import first_line, stop

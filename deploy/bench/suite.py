@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument
-from ...proto.whole_file import write_whole
+from ...proto.process.whole_file import write_whole
 from .harness import Figure, machine_line
 
 FORMAT = "sparserow bench 1"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...proto.errors import FailedPrecondition, InvalidArgument
-from ...proto.startup import end_start
-from ...proto.whole_file import write_whole
+from ...proto.process.startup import end_start
+from ...proto.process.whole_file import write_whole
 from ..launch.termination import interrupted_by_termination
 from .bench_peers import Environments, Only, Python, Write, measure_peers
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...proto.whole_file import write_whole
+from ...proto.process.whole_file import write_whole
 
 if TYPE_CHECKING:
     from ..bench.peers_run import PeersReport

@@ -48,14 +48,14 @@ def coordinator(
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
+    from ...proto.process.event_loop import run_server
+    from ...proto.process.listen import is_loopback
+    from ...proto.process.logs import start_log
+    from ...proto.process.stopping import StopRequest
     from ...ps_server.coordinator.leader_election import run_elected
     from ...ps_server.coordinator.server import CoordinatorOptions, run_coordinator
     from ...ps_server.coordinator.state.cluster import ClusterOptions
     from ...ps_server.coordinator.storage.etcd import EtcdAddress
-    from ...ps_server.process.event_loop import run_server
-    from ...ps_server.process.listen import is_loopback
-    from ...ps_server.process.logs import start_log
-    from ...ps_server.process.stopping import StopRequest
 
     try:
         job_memory_sec = parse_seconds(job_memory)

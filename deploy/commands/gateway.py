@@ -43,14 +43,14 @@ def gateway(
     from ...proto.config.config import LogConfig, validate
     from ...proto.control import ControlClient
     from ...proto.errors import not_allowed
+    from ...proto.process.access import check_certificate
+    from ...proto.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
+    from ...proto.process.event_loop import run_server
+    from ...proto.process.listen import check_host, check_port_free
+    from ...proto.process.logs import start_log
+    from ...proto.process.metrics import serve_metrics
+    from ...proto.process.stopping import StopRequest
     from ...proto.security.fresh_security import fresh_security
-    from ...ps_server.process.access import check_certificate
-    from ...ps_server.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
-    from ...ps_server.process.event_loop import run_server
-    from ...ps_server.process.listen import check_host, check_port_free
-    from ...ps_server.process.logs import start_log
-    from ...ps_server.process.metrics import serve_metrics
-    from ...ps_server.process.stopping import StopRequest
     from ...worker.gateway.gateway import Gateway
 
     idle_sec = validate(_Times, {"idle": idle}).idle

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def _follow_parent(parent_pid: int) -> int:
     if parent_pid:
-        from ...ps_server.process.parent import die_with_parent
+        from ...proto.process.parent import die_with_parent
 
         die_with_parent(parent_pid)
     return parent_pid

@@ -75,8 +75,8 @@ def predict(
     import pyarrow as pa
     import torch
 
-    from ...proto.cores import available_cores
     from ...proto.errors import InvalidArgument
+    from ...proto.process.cores import available_cores
     from ...serving.client.client import ServingClient
     from ...serving.inference.column_files import check_exists, naming_rows, read_columns
     from ...serving.inference.inference import ServedModel

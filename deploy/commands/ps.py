@@ -42,10 +42,10 @@ def ps(
     del die_with_parent  # its callback has acted on it
     from ...proto.config.config import ClusterConfig, LogConfig, validate
     from ...proto.config.units import parse_seconds
-    from ...proto.telemetry import telemetry_from_environment
-    from ...ps_server.process.event_loop import run_server
-    from ...ps_server.process.logs import start_log
-    from ...ps_server.process.stopping import StopRequest
+    from ...proto.process.event_loop import run_server
+    from ...proto.process.logs import start_log
+    from ...proto.process.stopping import StopRequest
+    from ...proto.process.telemetry import telemetry_from_environment
     from ...ps_server.shard.engine import EngineOptions
     from ...ps_server.shard.server import ShardOptions, serve_shard
 

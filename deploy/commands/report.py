@@ -17,7 +17,7 @@ def report(
     """Draw the loss and the metrics of a run as one page that needs no network.
     docs/job-metrics.md has the lines of the file.
     """
-    from ...proto.whole_file import write_whole
+    from ...proto.process.whole_file import write_whole
     from ..train.run_report import page_of, read_run
     from .result_file import check_result_file
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...proto.errors import InvalidArgument
-from ...proto.whole_file import write_whole
+from ...proto.process.whole_file import write_whole
 
 
 def check_result_file(path: Path | None, option: str = "--json") -> None:

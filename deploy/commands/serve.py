@@ -92,15 +92,15 @@ def serve(
     from ...proto import serving_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, not_allowed
+    from ...proto.process.advertise import Advertised, advertised
+    from ...proto.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
+    from ...proto.process.event_loop import run_server
+    from ...proto.process.http_server import HttpServer
+    from ...proto.process.listen import check_host, check_port_free
+    from ...proto.process.logs import start_log
+    from ...proto.process.metrics import serve_metrics
+    from ...proto.process.stopping import StopRequest
     from ...proto.security.security import process_security
-    from ...ps_server.process.advertise import Advertised, advertised
-    from ...ps_server.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
-    from ...ps_server.process.event_loop import run_server
-    from ...ps_server.process.http_server import HttpServer
-    from ...ps_server.process.listen import check_host, check_port_free
-    from ...ps_server.process.logs import start_log
-    from ...ps_server.process.metrics import serve_metrics
-    from ...ps_server.process.stopping import StopRequest
     from ...serving.process import ControlPlane, ServeOptions, serve as run_serve
     from ...serving.service import Address
     from ...serving.versions import ServedModels

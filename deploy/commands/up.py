@@ -12,7 +12,7 @@ import typer
 from . import options
 
 if TYPE_CHECKING:
-    from ...ps_server.process.stopping import StopRequest
+    from ...proto.process.stopping import StopRequest
     from ..launch.single_host import EmbeddedCluster, EmbeddedOptions
 
 
@@ -75,8 +75,8 @@ def up(
     """
     from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, SparserowError
-    from ...ps_server.process.event_loop import run_server
-    from ...ps_server.process.logs import start_log
+    from ...proto.process.event_loop import run_server
+    from ...proto.process.logs import start_log
     from ..launch.single_host import EmbeddedOptions
 
     parent = socket.socket(fileno=parent_fd) if parent_fd >= 0 else None
@@ -135,7 +135,7 @@ def up(
 
 
 async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
-    from ...ps_server.process.stopping import StopRequest
+    from ...proto.process.stopping import StopRequest
     from ..launch.single_host import run_embedded
 
     stop = StopRequest()
@@ -165,7 +165,7 @@ def _follow_parent(parent: socket.socket, stop: StopRequest) -> asyncio.Task[Non
     """
     import os
 
-    from ...ps_server.process.parent import watch_parent
+    from ...proto.process.parent import watch_parent
 
     loop = asyncio.get_running_loop()
 

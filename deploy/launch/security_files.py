@@ -14,6 +14,7 @@ import yaml
 from ...cpp_ext import _server
 from ...proto.config.config import load_config, validate
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, not_allowed
+from ...proto.process.whole_file import write_whole
 from ...proto.security.security import (
     Role,
     Security,
@@ -23,7 +24,6 @@ from ...proto.security.security import (
     process_security,
 )
 from ...proto.security.signing_keys import make_key_pair
-from ...proto.whole_file import write_whole
 
 _AUTHORITY_SEC = 10 * 365 * 86400
 

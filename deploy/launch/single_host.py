@@ -1,7 +1,7 @@
 """Runs a whole cluster on this machine: the coordinator in this process, and one child process per shard.
 
 ``sparserow up`` uses it, and through that command ``local_cluster``. Children never outlive this process, because each
-asks the kernel for that (ps_server/process/parent.py). Therefore ``run_embedded`` must run on the main thread.
+asks the kernel for that (proto/process/parent.py). Therefore ``run_embedded`` must run on the main thread.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from ...proto.config.config import ClusterConfig, LogConfig
 from ...proto.coordinators import parse_address
 from ...proto.errors import DeadlineExceeded, Unavailable
+from ...proto.process.advertise import is_wildcard
+from ...proto.process.listen import is_loopback
+from ...proto.process.stopping import StopRequest
 from ...ps_server.coordinator.server import Coordinator, CoordinatorOptions, run_coordinator
 from ...ps_server.coordinator.state.cluster import Cluster, ClusterOptions
-from ...ps_server.process.advertise import is_wildcard
-from ...ps_server.process.listen import is_loopback
-from ...ps_server.process.stopping import StopRequest
 from .security_files import security_arguments
 
 READY_DEADLINE_SEC = 60.0
@@ -44,7 +44,7 @@ class EmbeddedOptions:
         log: the log options of all its processes.
         host, insecure: the address and the acceptance of unprotected connections, for all its servers.
         advertise: ``HOST[:PORT]`` of the coordinator that other processes use, and HOST for the shards; None chooses it
-            as in ps_server/process/advertise.py.
+            as in proto/process/advertise.py.
         metrics_port: the port of the coordinator's Prometheus page; shard i has the port i + 1 further. None means no
             pages.
     """

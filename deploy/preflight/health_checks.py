@@ -16,9 +16,9 @@ from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.config.units import format_bytes
 from ...proto.coordinators import parse_address
-from ...proto.cores import available_cores
 from ...proto.errors import SparserowError
-from ...ps_server.process.listen import check_port_free
+from ...proto.process.cores import available_cores
+from ...proto.process.listen import check_port_free
 
 Level = Literal["ok", "warning", "wrong"]
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...proto.whole_file import write_whole
+from ...proto.process.whole_file import write_whole
 
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 0.5, 5.0
 _CALM_SEC = 30.0  # after a run of this length, the pauses before restarts begin with the first again

@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from ...cpp_ext import _server
 from ...proto.errors import Unavailable
+from ...proto.process.metrics import SecurityMetrics
 from ...ps_server.coordinator.metrics import CoordinatorMetrics
 from ...ps_server.coordinator.state.cluster import Cluster, ClusterOptions
-from ...ps_server.process.metrics import SecurityMetrics
 from ...ps_server.shard.coordinator_link import Registration
 from ...ps_server.shard.engine import EngineOptions, ShardEngine
 from ...ps_server.shard.metrics import ShardMetrics

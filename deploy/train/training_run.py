@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...proto.config.job import JobConfig
-from ...proto.cores import available_cores
 from ...proto.errors import FailedPrecondition, SparserowError, not_allowed
-from ...proto.lone_work import lone_work
+from ...proto.process.cores import available_cores
+from ...proto.process.lone_work import lone_work
 from ...worker.training.training_report import Observer, Silence, TrainResult
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def run_worker(
     import pyarrow as pa
     import torch
 
-    from ...proto.startup import end_start
-    from ...ps_server.process.metrics import serve_metrics
+    from ...proto.process.metrics import serve_metrics
+    from ...proto.process.startup import end_start
     from ...worker.session.tracing import NoTrace, RecordedTrace, write_trace
     from ...worker.training.parallel_group import ParallelGroup, in_groups
     from ...worker.training.run_identity import RunIdentity
@@ -120,7 +120,7 @@ def run_worker(
             return train_with(LocalBackend(job.train, job.model.min_rows, trace))
     if coordinator is None:
         raise FailedPrecondition("train: model.backend ps needs a cluster; no coordinator was given")
-    from ...proto.telemetry import telemetry_from_environment
+    from ...proto.process.telemetry import telemetry_from_environment
     from ...worker.api.connect import connect
     from ...worker.session.row_cache import RowCache, check_cache
     from ...worker.session.session_metrics import SessionMetrics

@@ -22,8 +22,8 @@ from typing import Any
 from ...proto.config.config import validate
 from ...proto.config.job import JobConfig
 from ...proto.errors import Internal, SparserowError
+from ...proto.process.startup import begin_start
 from ...proto.security.security import use_security
-from ...proto.startup import begin_start
 
 
 def main() -> None:

@@ -15,12 +15,12 @@ from prometheus_client.registry import Collector
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import NotLeader
+from ...proto.process.access import check_certificate
+from ...proto.process.advertise import advertised
+from ...proto.process.control_server import ControlServer
+from ...proto.process.listen import check_host
+from ...proto.process.metrics import serve_metrics
 from ...proto.security.fresh_security import fresh_security
-from ..process.access import check_certificate
-from ..process.advertise import advertised
-from ..process.control_server import ControlServer
-from ..process.listen import check_host
-from ..process.metrics import serve_metrics
 from .metrics import CoordinatorMetrics
 from .server import SERVICE, CoordinatorOptions, coordinating, load_or_create
 from .service import CoordinatorService

@@ -13,12 +13,12 @@ from typing import Any
 
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
+from ...proto.process.access import check_certificate
+from ...proto.process.advertise import Advertised, advertised
+from ...proto.process.control_server import ControlServer
+from ...proto.process.listen import check_host
+from ...proto.process.metrics import serve_metrics
 from ...proto.security.fresh_security import fresh_security
-from ..process.access import check_certificate
-from ..process.advertise import Advertised, advertised
-from ..process.control_server import ControlServer
-from ..process.listen import check_host
-from ..process.metrics import serve_metrics
 from .metrics import CoordinatorMetrics
 from .procedures.shard_calls import ShardCalls
 from .procedures.shard_recovery import ShardRecoveries
@@ -41,7 +41,7 @@ class CoordinatorOptions:
     Args:
         cluster: the options of the cluster that it coordinates.
         host, port: the address of the control plane; port 0 lets the system choose.
-        advertise: ``HOST[:PORT]`` that other processes use; None chooses it as in ps_server/process/advertise.py.
+        advertise: ``HOST[:PORT]`` that other processes use; None chooses it as in proto/process/advertise.py.
         insecure: whether an address that other machines can reach is accepted without TLS and tokens.
         state: the file that keeps the state over a restart; None keeps it in memory, or in ``etcd``.
         etcd: the store that keeps the state of several coordinators, of which one leads (leader_election.py).

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument
+from ...proto.process.access import caller_reaches, check_caller
 from ...proto.schema_message import message_of_schema
-from ..process.access import caller_reaches, check_caller
 from .lease_messages import ask_of, lease_reply
 from .procedures.checkpoint_restore import CheckpointRestores
 from .procedures.checkpoint_save import CheckpointSaves

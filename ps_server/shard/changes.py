@@ -14,7 +14,7 @@ import numpy as np
 from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.change_replies import METHOD, write_reply
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from ...proto.unary_replies import account_of
+from ...proto.process.unary_replies import account_of
 from .cursor_owners import CursorOwners
 from .engine import ShardEngine
 

@@ -21,8 +21,8 @@ from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.row_parts import Rows, decode_rows
 from ...proto.checkpoint.tensor_file import Tensor, decode
 from ...proto.checkpoint.urls import check_url
-from ...proto.cores import available_cores
 from ...proto.errors import DataLoss, Unavailable
+from ...proto.process.cores import available_cores
 from ...proto.schema import TableSchema
 from ...proto.schema_message import schema_of_message
 from .engine import ShardEngine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...cpp_ext import _server
 from ...proto.errors import error_of
-from ...proto.log_rate import RateLimit
+from ...proto.process.log_rate import RateLimit
 from .periodic_thread import PeriodicThread
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...proto import control_pb2_grpc as pb_grpc
 from ...proto.coordinators import Addresses
 from ...proto.errors import SparserowError, Unavailable
+from ...proto.process.advertise import advertised
+from ...proto.process.control_server import ControlServer
+from ...proto.process.listen import check_host, check_port_free
+from ...proto.process.metrics import serve_metrics
+from ...proto.process.stopping import StopRequest
 from ...proto.security.fresh_security import fresh_security
-from ..process.advertise import advertised
-from ..process.control_server import ControlServer
-from ..process.listen import check_host, check_port_free
-from ..process.metrics import serve_metrics
-from ..process.stopping import StopRequest
 from .changes import ChangesService, add_changes
 from .coordinator_link import CoordinatorLink
 from .engine import EngineOptions, ShardEngine
@@ -47,7 +47,7 @@ class ShardOptions:
         engine: the options of its rows and data plane; the control plane uses the same host.
         control_port: the port of its Shard service; 0 lets the system choose.
         advertise: ``HOST[:PORT]`` that other processes use, with the port of the data plane; None chooses it as in
-            ps_server/process/advertise.py.
+            proto/process/advertise.py.
         insecure: whether an address that other machines can reach is accepted without TLS and tokens.
         metrics_port: the port of the Prometheus page on the same host; None means no page.
         health_port: the port for health checks without TLS on the same host; None means no such port.

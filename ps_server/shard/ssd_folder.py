@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...cpp_ext import _server
 from ...proto.errors import InvalidArgument, ResourceExhausted
-from ...proto.whole_file import write_whole
+from ...proto.process.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 

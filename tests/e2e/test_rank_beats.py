@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparserow as sr
-from sparserow.proto.lone_work import lone_work
+from sparserow.proto.process.lone_work import lone_work
 from sparserow.worker.session import rank_beats
 from sparserow.worker.session.rank_beats import meet
 from sparserow.worker.training.process_group import joined_group

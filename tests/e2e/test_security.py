@@ -24,8 +24,8 @@ from sparserow.deploy.launch.security_files import (
 )
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.security import Security
-from sparserow.proto.whole_file import write_whole
 from sparserow.worker.api.session import Session
 from sparserow_process import Launcher, wait_until
 

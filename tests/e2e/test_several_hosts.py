@@ -24,8 +24,8 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import SparserowError
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.security import Security
-from sparserow.proto.whole_file import write_whole
 from sparserow_process import Launcher, Process, wait_until
 
 pytestmark = pytest.mark.skipif(network.why_not() != "", reason=network.why_not() or "")

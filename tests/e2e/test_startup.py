@@ -23,7 +23,7 @@ main(sys.argv[1:])
 """
 IN_TURN = """
 import gc
-from sparserow.proto.startup import begin_start, end_start
+from sparserow.proto.process.startup import begin_start, end_start
 before = gc.get_threshold()
 end_start()
 assert gc.get_freeze_count() == 0, "a user's own process is left alone"

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp, tr
 import sparserow as sr
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
-from sparserow.proto.telemetry import telemetry_from_environment
+from sparserow.proto.process.telemetry import telemetry_from_environment
 from sparserow_process import Launcher, wait_until
 
 DIM = 4

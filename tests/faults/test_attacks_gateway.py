@@ -14,9 +14,9 @@ import sparserow as sr
 from sparserow.deploy.launch.security_files import Role, add_token, init_security
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.control import ControlClient
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.channels import SecureChannel
 from sparserow.proto.security.security import Security
-from sparserow.proto.whole_file import write_whole
 from sparserow_process import Launcher, Process
 
 DIM = 4

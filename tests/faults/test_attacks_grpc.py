@@ -21,7 +21,7 @@ import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token
 from sparserow.proto import changes_pb2, control_pb2 as pb, rows_pb2, serving_pb2
 from sparserow.proto.grpc_status import CHANNEL_OPTIONS
-from sparserow.proto.whole_file import write_whole
+from sparserow.proto.process.whole_file import write_whole
 from sparserow_process import Launcher
 
 MIB = 1 << 20

@@ -22,8 +22,8 @@ import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token
 from sparserow.proto.control import ControlClient
 from sparserow.proto.names import id_of_name
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.security import Security
-from sparserow.proto.whole_file import write_whole
 from sparserow.worker.api.session import Session
 from sparserow_process import wait_until
 

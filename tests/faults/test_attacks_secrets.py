@@ -18,8 +18,8 @@ import sparserow as sr
 from sparserow.deploy.launch.security_files import add_token, init_security, revoke_token, sign_certificate
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import PermissionDenied
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.security import Security
-from sparserow.proto.whole_file import write_whole
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
 KEYS = np.arange(50, dtype=np.uint64)

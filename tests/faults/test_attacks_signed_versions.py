@@ -22,9 +22,9 @@ from forged_xxh3 import forged
 from published_files import DIM, SLOT_COUNT, write_version
 from sparserow.cpp_ext import _server
 from sparserow.deploy.launch.security_files import init_signing_key
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.security.security import Security
-from sparserow.proto.whole_file import write_whole
 from sparserow.serving.client.shard_assignment import ShardAssignment
 from sparserow.serving.versions import ModelsOptions, ServedModels
 from sparserow_process import Launcher, wait_until

@@ -18,8 +18,8 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto.checkpoint.urls import check_url, is_inside
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.security import Security, use_security
-from sparserow.proto.whole_file import write_whole
 from sparserow.ps_server.coordinator.state.checkpoint_roots import CheckpointRoots
 from sparserow_process import Launcher, Process, free_port, wait_until
 

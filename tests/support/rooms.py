@@ -43,6 +43,7 @@ VERBS = {f"worker/{room}" for room in ("checkpoint", "layers", "prefetch", "publ
 LOCAL = {"deploy/launch", "deploy/train"}
 PYTHON_ROOMS = {
     "cpp_ext/device": set(),
+    "proto/process": {"proto", "proto/config", "proto/security"},
     "worker": set(),
     "worker/membership": set(),
     "worker/metrics": set(),
@@ -70,15 +71,11 @@ PYTHON_ROOMS = {
     "serving/inference": {"serving/client"},
     "serving": {"serving/client"},
     "ps_server": set(),
-    "ps_server/process": set(),
-    "ps_server/shard": {"ps_server/process"},
+    "ps_server/shard": set(),
     "ps_server/coordinator/state": set(),
     "ps_server/coordinator/storage": set(),
     "ps_server/coordinator/procedures": {"ps_server/coordinator/state"},
-    "ps_server/coordinator": {
-        "ps_server/process",
-        *(f"ps_server/coordinator/{room}" for room in ("state", "storage", "procedures")),
-    },
+    "ps_server/coordinator": {f"ps_server/coordinator/{room}" for room in ("state", "storage", "procedures")},
     "deploy": set(),
     "deploy/launch": set(),
     "deploy/observe": set(),

@@ -16,9 +16,9 @@ import numpy as np
 from sparserow.cpp_ext import _server
 from sparserow.proto import control_pb2 as pb, control_pb2_grpc
 from sparserow.proto.errors import Unavailable, error_of
+from sparserow.proto.process.control_server import ControlServer
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.schema_message import message_of_schema
-from sparserow.ps_server.process.control_server import ControlServer
 from sparserow.ps_server.shard.changes import ChangesService, add_changes
 from sparserow.ps_server.shard.native_schema import native_schema
 

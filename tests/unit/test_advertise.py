@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from sparserow.proto.errors import InvalidArgument, Unavailable
-from sparserow.ps_server.process import advertise
-from sparserow.ps_server.process.advertise import Advertised, advertised, parse_advertise
+from sparserow.proto.process import advertise
+from sparserow.proto.process.advertise import Advertised, advertised, parse_advertise
 
 
 @pytest.mark.parametrize(

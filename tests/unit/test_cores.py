@@ -15,7 +15,7 @@ from sparserow.deploy.preflight import health_checks
 from sparserow.deploy.train import training_run
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
-from sparserow.proto.cores import available_cores
+from sparserow.proto.process.cores import available_cores
 from sparserow.worker.api import connect as connecting
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_report import Silence
@@ -120,4 +120,4 @@ def test_nothing_counts_the_cores_of_the_machine() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if re.search(r"\b(os|multiprocessing)\.(process_)?cpu_count\(", line)
     ]
-    assert not found, "proto/cores.py has the number"
+    assert not found, "proto/process/cores.py has the number"

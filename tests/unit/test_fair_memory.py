@@ -12,8 +12,8 @@ import pytest
 from sparserow.proto.config.config import validate
 from sparserow.proto.config.http_limits import HttpLimits
 from sparserow.proto.errors import InvalidArgument, Unavailable
-from sparserow.proto.fair_memory import FairMemory
-from sparserow.proto.log_rate import RateLimit
+from sparserow.proto.process.fair_memory import FairMemory
+from sparserow.proto.process.log_rate import RateLimit
 
 
 def test_one_client_gets_half_and_a_newcomer_always_finds_room() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sparserow.deploy.launch.security_files import add_token, init_security, revoke_token
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security import fresh_security as watch
 from sparserow.proto.security.security import Security, process_security, use_security
-from sparserow.proto.whole_file import write_whole
 from sparserow_process import DEADLINE_SEC
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from sparserow.proto import control_pb2 as pb, control_pb2_grpc
-from sparserow.ps_server.process.control_server import ControlServer
+from sparserow.proto.process.control_server import ControlServer
 
 DEADLINE_SEC = 60.0
 

@@ -11,8 +11,8 @@ import pytest
 
 from sparserow.proto.config.config import StrictModel, load_config
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.security import Security, use_security
-from sparserow.proto.whole_file import write_whole
 from sparserow.ps_server.coordinator.procedures.checkpoint_save import config_of
 from sparserow.worker.membership.fault_report import without_credentials
 from sparserow.worker.row_files.matrices import _check_inflation

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from sparserow.proto.config.config import LogConfig, validate
-from sparserow.ps_server.process.logs import start_log
+from sparserow.proto.process.logs import start_log
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,9 @@ from sparserow.deploy.launch.security_files import (
 )
 from sparserow.proto import changes_pb2, control_pb2 as pb, rows_pb2 as rows_pb, serving_pb2
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
+from sparserow.proto.process import access
+from sparserow.proto.process.access import check_call, check_certificate, check_request
 from sparserow.proto.security.security import Security, bearer_token
-from sparserow.ps_server.process import access
-from sparserow.ps_server.process.access import check_call, check_certificate, check_request
 
 COORDINATOR = "/sparserow.v1.Coordinator/"
 

@@ -10,8 +10,8 @@ import pytest
 
 from sparserow.proto import serving_pb2
 from sparserow.proto.errors import InvalidArgument, Unavailable
-from sparserow.proto.fair_memory import FairMemory
-from sparserow.proto.unary_replies import UNARY_REPLY_BYTES, UnaryReplies
+from sparserow.proto.process.fair_memory import FairMemory
+from sparserow.proto.process.unary_replies import UNARY_REPLY_BYTES, UnaryReplies
 from sparserow.serving.service import Address, ServingService
 
 DIM = 1024

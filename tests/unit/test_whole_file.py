@@ -13,7 +13,7 @@ import pytest
 from sparserow.deploy.bench.harness import Figure, write_json
 from sparserow.deploy.commands.result_file import write_result
 from sparserow.proto.errors import ResourceExhausted
-from sparserow.proto.whole_file import write_whole
+from sparserow.proto.process.whole_file import write_whole
 from sparserow.worker.session.tracing import write_trace
 
 WRITERS: dict[str, Callable[[Path], None]] = {

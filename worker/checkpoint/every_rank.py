@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...proto.errors import SparserowError, error_of
-from ...proto.lone_work import lone_work
+from ...proto.process.lone_work import lone_work
 from ..session.rank_beats import give_signs, meet
 
 Value = TypeVar("Value")

@@ -35,8 +35,8 @@ from ...proto.errors import (
     not_allowed,
 )
 from ...proto.names import check_name
+from ...proto.process.unary_replies import FEW_KEYS, UnaryReplies
 from ...proto.schema import TableSchema
-from ...proto.unary_replies import FEW_KEYS, UnaryReplies
 from ..membership.lease import REPLAY_BYTES, Lease
 from ..membership.shard_client import shard_client
 from ..session.table import KeyedRows

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
-from ...proto.lone_work import lone_work
 from ...proto.optim import starts_at_zero
+from ...proto.process.lone_work import lone_work
 from ...proto.schema import Constant, Normal, RowPolicy, Table, TableSchema
 from ..session.lower_rank import from_lower_rank
 from ..session.rank_beats import give_signs, meet

@@ -23,7 +23,7 @@ from ...proto.config.units import format_bytes
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, not_allowed
 from ...proto.grpc_status import error_of_status
-from ...proto.lone_work import lone_work
+from ...proto.process.lone_work import lone_work
 from ...proto.published.feature_files import write_features
 from ...proto.published.manifest import (
     PROGRAM,

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, not_allowed
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import NOTHING_KEPT, FeaturesPolicy, KeptFeatures, is_kept, kept_of
-from ...proto.lone_work import lone_work
 from ...proto.names import FEATURES_TABLE
+from ...proto.process.lone_work import lone_work
 from .lower_rank import from_lower_rank
 from .namespace_file import NamespaceFile
 from .rank_beats import give_signs, meet

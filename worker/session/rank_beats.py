@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...proto.errors import DeadlineExceeded, Unavailable
-from ...proto.lone_work import lone_work
+from ...proto.process.lone_work import lone_work
 from .join import collective_device
 
 _log = logging.getLogger(__name__)
@@ -180,8 +180,8 @@ def give_signs() -> None:
 def meet(what: str) -> None:
     """Returns when every rank of the default process group has called it; each call is one of all ranks.
 
-    A rank that comes late is waited for as long as one that works alone (proto/lone_work.py) gives signs of life, and
-    the group's own timeout beyond.
+    A rank that comes late is waited for as long as one that works alone (proto/process/lone_work.py) gives signs of
+    life, and the group's own timeout beyond.
 
     Args:
         what: what the ranks meet for, which begins the text of an error.

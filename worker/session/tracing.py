@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ...proto.whole_file import write_whole
+from ...proto.process.whole_file import write_whole
 
 Item = TypeVar("Item")
 ThreadName: TypeAlias = tuple[int, str]  # the operating system's id of a thread, and the thread's name

@@ -16,8 +16,8 @@ from ...proto.checkpoint.manifest import list_names
 from ...proto.checkpoint.urls import absolute
 from ...proto.config.job import JobConfig
 from ...proto.errors import DataLoss, Fenced, NotFound, SparserowError
-from ...proto.lone_work import lone_work
 from ...proto.names import DATA_TABLE
+from ...proto.process.lone_work import lone_work
 from ..checkpoint.saved_file import saved_file
 from ..data import FeatureSpec, PlannedFile
 from ..data.candidates import CandidateSampler, ItemTable

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...proto.config.job import JobConfig
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import FeaturesPolicy
-from ...proto.lone_work import lone_work
+from ...proto.process.lone_work import lone_work
 from ..api.session import Session
 from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, ReadOptions, StepBatch
 from ..data.negatives import NegativeSampling

@@ -16,8 +16,8 @@ from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
-from ...proto.lone_work import lone_work
 from ...proto.optim import RowOptimizer, starts_at_zero
+from ...proto.process.lone_work import lone_work
 from ...proto.schema import Constant, Init, Table, Uniform
 from ..api.session import Session
 from ..data.sources.feature_columns import feature_set

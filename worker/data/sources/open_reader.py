@@ -13,7 +13,7 @@ from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument, not_allowed
 from ....proto.features.feature_set import FeatureSet
 from ....proto.features.statistics import Statistics
-from ....proto.lone_work import lone_work
+from ....proto.process.lone_work import lone_work
 from ..batch import Batch
 from ..candidates import ItemTable, count_items
 from ..criteo import COLUMNS, criteo_format

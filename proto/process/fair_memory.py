@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 
-from .errors import Unavailable
+from ..errors import Unavailable
 
 _WAIT_SEC = 5.0
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from .closing import Closing
-from .errors import FailedPrecondition
-from .extras import install_command
+from ..closing import Closing
+from ..errors import FailedPrecondition
+from ..extras import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
+from ..security.security import bearer_token
 from .fair_memory import FairMemory
-from .security.security import bearer_token
 
 UNARY_REPLY_BYTES = 64 << 20
 UNARY_MEMORY_BYTES = 1 << 30  # for the replies of all clients of one process

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from ...proto.errors import InvalidArgument, Unavailable
-from ...proto.security.security import process_security
+from ..errors import InvalidArgument, Unavailable
+from ..security.security import process_security
 
 
 def check_host(host: str, *, insecure: bool) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import grpc
 
-from ...cpp_ext import _server
-from ...proto.errors import PermissionDenied
-from ...proto.security.security import (
+from ..errors import InvalidArgument, PermissionDenied
+from ..security.security import (
     ROLES,
     Role,
     Security,
@@ -120,10 +119,23 @@ def check_certificate(security: Security) -> None:
     """Refuses a certificate that names no host, for servers to show.
 
     Raises:
-        InvalidArgument: it does not.
+        InvalidArgument: it does not, or is no certificate.
     """
-    if security.certificate:
-        _server.check_server_certificate(security.certificate)
+    if not security.certificate:
+        return
+    from cryptography import x509  # a server without certificates does not load it
+
+    try:
+        extensions = x509.load_pem_x509_certificate(security.certificate.encode()).extensions
+        names = list(extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        names = []
+    except ValueError as error:
+        raise InvalidArgument(f"certificate: it cannot be read: {error}") from None
+    if not names:
+        raise InvalidArgument(
+            "certificate: it names no host in subjectAltName; allowed: one with the names that clients dial"
+        )
 
 
 def server_credentials() -> grpc.ServerCredentials | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvloop
 
-from ...proto.startup import end_start
+from .startup import end_start
 
 
 def run_server(server: Coroutine[Any, Any, None]) -> None:

@@ -12,8 +12,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from ...proto.security.fresh_security import fresh
-from ...proto.security.security import process_security
+from ..security.fresh_security import fresh
+from ..security.security import process_security
 from .listen import check_port_free
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .errors import ResourceExhausted
+from ..errors import ResourceExhausted
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:

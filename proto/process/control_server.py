@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ...proto.errors import (
+from ..errors import (
     DeadlineExceeded,
     Internal,
     InvalidArgument,
@@ -25,15 +25,15 @@ from ...proto.errors import (
     Unavailable,
     not_allowed,
 )
-from ...proto.fair_memory import FairMemory
-from ...proto.grpc_status import SERVER_OPTIONS, status_of_error
-from ...proto.log_rate import RateLimit
-from ...proto.request_bounds import PARSED_BYTES, parse
-from ...proto.request_names import check_names
-from ...proto.security.security import bearer_token, process_security
-from ...proto.unary_replies import account_of
+from ..grpc_status import SERVER_OPTIONS, status_of_error
+from ..request_bounds import PARSED_BYTES, parse
+from ..request_names import check_names
+from ..security.security import bearer_token, process_security
 from .access import check_call, check_request, server_credentials
+from .fair_memory import FairMemory
 from .listen import check_port_free
+from .log_rate import RateLimit
+from .unary_replies import account_of
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimit())  # peers cause these lines

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ...proto.config.http_limits import HttpLimits
+from ..config.http_limits import HttpLimits
 
 _CHUNK_BYTES = 64 << 10
 

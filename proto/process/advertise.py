@@ -7,8 +7,8 @@ import re
 import socket
 from dataclasses import dataclass
 
-from ...proto.coordinators import parse_address
-from ...proto.errors import InvalidArgument, Unavailable, not_allowed
+from ..coordinators import parse_address
+from ..errors import InvalidArgument, Unavailable, not_allowed
 
 _FORM = "HOST or HOST:PORT, under which other processes reach this server"
 _ANYWHERE = ("198.51.100.1", 9)  # belongs to no host (RFC 5737); the route to it is the one to other machines

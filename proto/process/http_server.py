@@ -19,11 +19,11 @@ from typing import Any
 
 from aiohttp import web
 
-from ...proto.config.http_limits import HttpLimits
-from ...proto.errors import Unavailable
-from ...proto.log_rate import RateLimit
-from ...proto.security.security import Security, process_security
+from ..config.http_limits import HttpLimits
+from ..errors import Unavailable
+from ..security.security import Security, process_security
 from .http_exchange import HttpExchange
+from .log_rate import RateLimit
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimit())
