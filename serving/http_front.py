@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from .lookup import DEADLINE_SEC, MOST_KEYS, LocalLookup, checked_keys
 from .version_features import FEATURE_THREADS, FeatureValues
 from .versions import ServedModels
 
+if TYPE_CHECKING:
+    from ..proto.process.http_exchange import HttpExchange
+
 _STATUS = {
     "InvalidArgument": 400,
     "PermissionDenied": 403,
@@ -44,20 +47,6 @@ _THREADS = min(32, available_cores() + 4)
 _VALUE_BYTES = 25  # the longest text of a weight, with its comma
 _KEY_BYTES = 40  # the longest text of a key's "found", "answered" and "versions" and the brackets of its row
 _FIXED_BYTES = 4096  # room for names and problems
-
-
-class HttpRequest(Protocol):
-    """A request whose headers have arrived, with methods to read its body and send the reply."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    peer: str
-
-    async def read(self, length: int) -> bytes: ...
-    async def send(
-        self, status: int, data: bytes, content_type: str, *, ends: bool = False, headers: Mapping[str, str] = ...
-    ) -> None: ...
 
 
 class Refused(Exception):  # noqa: N818 - as the taxonomy's
@@ -104,12 +93,12 @@ class HttpFront:
         self._memory = FairMemory(limits.memory_bytes)
         self._threads = ThreadPoolExecutor(_THREADS, "sparserow-http")
         self._feature_threads = ThreadPoolExecutor(FEATURE_THREADS, "sparserow-http-features")
-        self._routes: dict[tuple[str, str], Callable[[HttpRequest, TokenEntry, str], Awaitable[None]]] = {
+        self._routes: dict[tuple[str, str], Callable[[HttpExchange, TokenEntry, str], Awaitable[None]]] = {
             ("GET", "/v1/models"): self._answer_models,
             ("POST", "/v1/lookup"): self._answer_lookup,
         }
 
-    async def answer(self, exchange: HttpRequest) -> None:
+    async def answer(self, exchange: HttpExchange) -> None:
         """Answers one request."""
         token = bearer_token([("authorization", exchange.headers.get("Authorization", ""))])
         has_body = exchange.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in exchange.headers
@@ -141,7 +130,7 @@ class HttpFront:
     def _served(self) -> str:
         return ", ".join(f"{verb} {path}" for verb, path in (("GET", "/v1/health"), *self._routes))
 
-    async def _answer_stranger(self, exchange: HttpRequest, refusal: PermissionDenied, *, ends: bool) -> None:
+    async def _answer_stranger(self, exchange: HttpExchange, refusal: PermissionDenied, *, ends: bool) -> None:
         """Answers a peer without a valid token.
 
         Such a peer learns whether the process is ready, for probes, but no names and no paths.
@@ -153,14 +142,14 @@ class HttpFront:
         else:
             await _send(exchange, 404, {"error": "this path is not served"}, ends=ends)
 
-    async def _answer_health(self, exchange: HttpRequest, **more: Any) -> None:
+    async def _answer_health(self, exchange: HttpExchange, **more: Any) -> None:
         ready = self._models.is_ready
         await _send(exchange, 200 if ready else 503, {"ready": ready, **more})
 
-    async def _answer_models(self, exchange: HttpRequest, grant: TokenEntry, _: str) -> None:
+    async def _answer_models(self, exchange: HttpExchange, grant: TokenEntry, _: str) -> None:
         await _send(exchange, 200, _models(self._models, grant))
 
-    async def _answer_lookup(self, exchange: HttpRequest, grant: TokenEntry, token: str) -> None:
+    async def _answer_lookup(self, exchange: HttpExchange, grant: TokenEntry, token: str) -> None:
         length = self._body_length(exchange)
         client = grant.name if token else exchange.peer
         async with self._memory.charged(client, self._limits.body_cost(length)):
@@ -173,7 +162,7 @@ class HttpFront:
             data = await self._in_thread(partial(self._looked_up, asked, token))
             await exchange.send(200, data, "application/json")
 
-    def _body_length(self, exchange: HttpRequest) -> int:
+    def _body_length(self, exchange: HttpExchange) -> int:
         if exchange.headers.get("Content-Encoding", "identity") != "identity":
             raise Refused(415, "Content-Encoding: it is not allowed; send the body without encoding", ends=True)
         text = exchange.headers.get("Content-Length", "")
@@ -232,12 +221,12 @@ class HttpFront:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
-def _verb(exchange: HttpRequest) -> str:
+def _verb(exchange: HttpExchange) -> str:
     """Returns the method whose route answers: a HEAD is answered as a GET, without its body."""
     return "GET" if exchange.method == "HEAD" else exchange.method
 
 
-async def _send(exchange: HttpRequest, status: int, reply: Any, *, ends: bool = False) -> None:
+async def _send(exchange: HttpExchange, status: int, reply: Any, *, ends: bool = False) -> None:
     await exchange.send(status, json.dumps(reply).encode(), "application/json", ends=ends)
 
 

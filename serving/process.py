@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from ..cpp_ext import _server
+from ..proto import serving_pb2_grpc as pb_grpc
 from ..proto.config.units import parse_bytes, parse_seconds
 from ..proto.control import ControlClient
 from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument, NotFound, not_allowed
 from ..proto.names import is_file_table
+from ..proto.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
+from ..proto.process.metrics import serve_metrics
+from ..proto.process.stopping import StopRequest
 from ..proto.published.model_names import parse_model
 from ..proto.published.registry import ModelRegistry
 from ..proto.security.fresh_security import fresh_security
@@ -39,37 +42,7 @@ log = logging.getLogger(__name__)
 SERVICE = "sparserow.v1.Serving"
 _DRAIN_MS = 5_000
 _STOP_GRACE_SEC = 2.0
-
-
-class Stop(Protocol):
-    """The request to end the process, which signals make."""
-
-    async def wait(self) -> str: ...
-
-
-class ControlPlane(Protocol):
-    """A gRPC server with the services health and reflection."""
-
-    host: str
-    port: int
-
-    async def start(self) -> None: ...
-    async def set_serving(self, serving: bool) -> None: ...
-    async def stop(self, grace_sec: float) -> None: ...
-
-
-class HttpDoor(Protocol):
-    """A listening HTTP server."""
-
-    port: int
-
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-
-
 SYNC_INTERVAL = "100ms"  # the default of ``--sync-interval``
-
-
 _POLL_SEC, _POLL_FAR_SEC = 0.5, 5.0  # of folders, and of URLs, where each look costs requests
 
 
@@ -88,8 +61,11 @@ class ServeOptions:
         host: the host on which all servers listen.
         told_host: the host of the data plane that clients are told; None: the one on which it listens.
         told_port: the port of the data plane that clients are told; 0: the one on which it listens.
+        port: the port of gRPC; 0: the system chooses one.
         data_port: the port of the data plane; 0: the system chooses one.
         http_port: the port of HTTP; 0: the system chooses one; None: no HTTP.
+        metrics_port: the port of the Prometheus page; None: no page.
+        health_port: the port for health checks without TLS; None: no such port.
         unix_path: the path of a Unix socket of the data plane; None: no socket.
         memory: the storage for the rows of each version.
         io_threads: the number of I/O threads of the data plane.
@@ -112,8 +88,11 @@ class ServeOptions:
     host: str = "127.0.0.1"
     told_host: str | None = None
     told_port: int = 0
+    port: int = 0
     data_port: int = 0
     http_port: int | None = None
+    metrics_port: int | None = None
+    health_port: int | None = None
     unix_path: str | None = None
     memory: RowMemory = RowMemory()  # noqa: RUF009 - frozen
     io_threads: int = 2
@@ -135,8 +114,11 @@ class ServeOptions:
         host: str = "127.0.0.1",
         told_host: str | None = None,
         told_port: int = 0,
+        port: int = 0,
         data_port: int = 0,
         http_port: int | None = None,
+        metrics_port: int | None = None,
+        health_port: int | None = None,
         unix_path: str | None = None,
         memory_budget: str | None = None,
         ssd_path: str | None = None,
@@ -182,8 +164,11 @@ class ServeOptions:
             host=host,
             told_host=told_host,
             told_port=told_port,
+            port=port,
             data_port=data_port,
             http_port=http_port,
+            metrics_port=metrics_port,
+            health_port=health_port,
             unix_path=unix_path,
             memory=RowMemory(
                 parse_bytes(memory_budget) if memory_budget is not None else 0, ssd_path, ssd_engine, ssd_direct_io
@@ -212,22 +197,14 @@ class ServeOptions:
 
 async def serve(
     options: ServeOptions,
-    stop: Stop,
-    make_control: Callable[[str, Callable[[Any], None]], ControlPlane],
-    add_service: Callable[[ServingService, Any], None],
-    make_http: Callable[[int, Callable[[Any], Awaitable[None]]], HttpDoor],
-    show_metrics: Callable[[ServingMetrics], contextlib.AbstractContextManager[object]],
-    on_ready: Callable[[ServedModels, ControlPlane, Address, int | None], None],
+    stop: StopRequest,
+    on_ready: Callable[[ServedModels, ControlServer, Address, int | None], None],
 ) -> None:
     """Runs a serving process until it is asked to stop.
 
     Args:
         options: the options of the process.
         stop: the request to end.
-        make_control: makes the gRPC server, from the name of the service and a function that registers the servicer.
-        add_service: registers the servicer with a gRPC server.
-        make_http: makes the HTTP server, from its port and a function that answers each request.
-        show_metrics: exports the metrics for the duration of its block.
         on_ready: called once, when all wanted models are complete and the peers, if any, were found. Its arguments are
             the models, the gRPC server, the address of the data plane, and the port of HTTP or None.
 
@@ -263,18 +240,34 @@ async def serve(
             lambda: "" if peers is None else peers.problem,
         )
         stack.callback(models.close)
-        stack.enter_context(show_metrics(ServingMetrics(models, server)))
+        stack.enter_context(serve_metrics(ServingMetrics(models, server), host=options.host, port=options.metrics_port))
         lookup = LocalLookup(models, options.place, peers)
         service = ServingService(models, lookup, options.place, address)
-        control = make_control(SERVICE, lambda grpc_server: add_service(service, grpc_server))
+        control = ControlServer(
+            SERVICE,
+            lambda grpc_server: pb_grpc.add_ServingServicer_to_server(service, grpc_server),
+            host=options.host,
+            port=options.port,
+            message_bytes=ROWS_MESSAGE_BYTES,
+            health_port=options.health_port,
+        )
         await control.start()
         stack.push_async_callback(control.stop, _STOP_GRACE_SEC)
-        http = None
+        http_port = None
         if options.http_port is not None:
-            http = make_http(options.http_port, HttpFront(lookup, models, process_security().limits.http).answer)
+            from ..proto.process.http_server import HttpServer  # a process without HTTP does not load aiohttp
+
+            limits = process_security().limits
+            http = HttpServer(
+                options.host,
+                options.http_port,
+                HttpFront(lookup, models, limits.http).answer,
+                limits.http,
+                client_connections=limits.client_connections,
+            )
             await http.start()
             stack.push_async_callback(http.close)
-        http_port = None if http is None else http.port
+            http_port = http.port
         refreshing = asyncio.get_running_loop().create_task(
             _keep_fresh(models, control, options.poll_sec, lambda: on_ready(models, control, address, http_port))
         )
@@ -288,7 +281,7 @@ async def serve(
         await asyncio.to_thread(server.drain, _DRAIN_MS)
 
 
-async def _until_stopped(stop: Stop, refreshing: asyncio.Task[None]) -> None:
+async def _until_stopped(stop: StopRequest, refreshing: asyncio.Task[None]) -> None:
     stopping = asyncio.get_running_loop().create_task(stop.wait())
     done, _ = await asyncio.wait((stopping, refreshing), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -297,7 +290,7 @@ async def _until_stopped(stop: Stop, refreshing: asyncio.Task[None]) -> None:
 
 
 async def _keep_fresh(
-    models: ServedModels, control: ControlPlane, poll_sec: float, on_first_ready: Callable[[], None]
+    models: ServedModels, control: ControlServer, poll_sec: float, on_first_ready: Callable[[], None]
 ) -> None:
     """Refreshes the models periodically, and sets the health to whether they are complete and the peers were found."""
     said = False

@@ -89,19 +89,15 @@ def serve(
 ) -> None:
     """Serve published models, or a training cluster's rows, until SIGTERM or Ctrl-C."""
     del die_with_parent  # its callback has acted on it
-    from ...proto import serving_pb2_grpc as pb_grpc
     from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, not_allowed
     from ...proto.process.advertise import Advertised, advertised
-    from ...proto.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
+    from ...proto.process.control_server import ControlServer
     from ...proto.process.event_loop import run_server
-    from ...proto.process.http_server import HttpServer
     from ...proto.process.listen import check_host, check_port_free
     from ...proto.process.logs import start_log
-    from ...proto.process.metrics import serve_metrics
     from ...proto.process.stopping import StopRequest
-    from ...proto.security.security import process_security
-    from ...serving.process import ControlPlane, ServeOptions, serve as run_serve
+    from ...serving.process import ServeOptions, serve as run_serve
     from ...serving.service import Address
     from ...serving.versions import ServedModels
 
@@ -130,8 +126,11 @@ def serve(
         host=host,
         told_host=told.host,
         told_port=told.port or 0,
+        port=port,
         data_port=data_port,
         http_port=http_port,
+        metrics_port=metrics_port,
+        health_port=health_port,
         unix_path=unix_path,
         memory_budget=memory_budget,
         ssd_path=ssd_path,
@@ -149,9 +148,7 @@ def serve(
         check_port_free(host, number, option=name)
     start_log(f"serving {shard}.{replica}", validate(LogConfig, {"format": log_format, "level": log_level}))
 
-    limits = process_security().limits
-
-    def say_ready(models: ServedModels, control: ControlPlane, address: Address, http: int | None) -> None:
+    def say_ready(models: ServedModels, control: ControlServer, address: Address, http: int | None) -> None:
         named = ", ".join(f"{name}@{which}" for name, which in sorted(models.book().aliases))
         places = f"gRPC {Advertised(told.host).address(control.port)}, data plane {told.address(address.port)}"
         places += f", {address.unix_path}" if address.unix_path else ""
@@ -159,16 +156,6 @@ def serve(
         print(f"sparserow: serving {named} ready at {places}", flush=True)
 
     async def run() -> None:
-        await run_serve(
-            config,
-            StopRequest(),
-            lambda service, add: ControlServer(
-                service, add, host=host, port=port, message_bytes=ROWS_MESSAGE_BYTES, health_port=health_port
-            ),
-            pb_grpc.add_ServingServicer_to_server,
-            lambda at, answer: HttpServer(host, at, answer, limits.http, client_connections=limits.client_connections),
-            lambda collector: serve_metrics(collector, host=host, port=metrics_port),
-            say_ready,
-        )
+        await run_serve(config, StopRequest(), say_ready)
 
     run_server(run())
