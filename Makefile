@@ -16,8 +16,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-dev python3-venv python3-dev
 # For tests that are skipped without: hosts of their own (tests/e2e/test_several_hosts.py), packets that get lost between
-# them, and several coordinators (tests/faults/test_etcd.py).
-APT_TEST_PACKAGES := iproute2 nftables etcd-server
+# them, several coordinators (tests/faults/test_etcd.py), and the check of locks in lint.
+APT_TEST_PACKAGES := iproute2 nftables etcd-server clang
 # Modules are compiled when they are first imported, since most of those that come are never imported. COMPILE_USED and
 # COMPILE_OWN do so with those that all processes of a job import at once.
 COMPILE_USED := $(PY) -c "import torch._dynamo"
@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu bench lint format sanitize audit docs clean
+.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu bench lint lint-locks format sanitize audit docs clean
 # The system packages, for who installs them before; tests want the last ones.
 packages:
 	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
@@ -130,7 +130,16 @@ $(GPU_VENV)/.stamp-native: requirements.txt $(NATIVE_SOURCES) | build/.stamp-apt
 	@$(GPU_PIP) --no-deps --no-build-isolation .
 	@touch $@
 
-lint: setup
+# clang checks each file that has an annotated Mutex, or whose header has one (cpp_ext/util/mutex.h).
+LOCK_HEADERS = $(shell git grep -l --untracked '"util/mutex.h"' -- 'cpp_ext/*.h' 'cpp_ext/*.cc')
+LOCK_FILES = $(sort $(LOCK_HEADERS) $(wildcard $(LOCK_HEADERS:.h=.cc)))
+CHECK_LOCKS := clang++ -fsyntax-only -x c++ -std=c++20 -Icpp_ext -DASIO_STANDALONE -DASIO_NO_DEPRECATED \
+	-Wno-pragma-once-outside-header -Wthread-safety -Werror=thread-safety
+lint-locks: setup build/.stamp-apt-tests
+	@if command -v clang++ > /dev/null; then printf '%s\n' $(LOCK_FILES) | xargs -P 2 -n 1 $(CHECK_LOCKS); \
+	else echo "sparserow: the check of locks is skipped: clang is not installed"; fi
+
+lint: setup lint-locks
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)

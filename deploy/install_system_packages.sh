@@ -9,6 +9,7 @@ have() {
     libasio-dev) test -e /usr/include/asio.hpp ;;
     libxxhash-dev) test -e /usr/include/xxhash.h ;;
     librocksdb-dev) test -e /usr/include/rocksdb/db.h ;;
+    clang) command -v clang++ >/dev/null ;;
     etcd-server) command -v etcd >/dev/null ;;
     doctest-dev) test -e /usr/include/doctest/doctest.h ;;
     python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;

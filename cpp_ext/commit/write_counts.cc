@@ -15,7 +15,7 @@ std::uint64_t random_number() {
 WriteCounts::WriteCounts() : base_(random_number()) {}
 
 std::uint64_t WriteCounts::by_others(std::span<const std::uint32_t> table_ids, const Writer* writer) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::uint64_t sum = base_;
   for (const std::uint32_t table_id : table_ids) {
     if (writer == nullptr) {
@@ -36,7 +36,7 @@ std::uint64_t WriteCounts::by_others(std::span<const std::uint32_t> table_ids, c
 }
 
 void WriteCounts::forget(const Writer& writer) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto& [table_id, table] : tables_) table.own.erase(writer);
 }
 

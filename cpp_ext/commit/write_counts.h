@@ -8,11 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 
 #include "util/gone_entries.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -33,8 +33,8 @@ class WriteCounts {
   // that were given before differ from all later ones.
   template <class Exists>
   void add(std::uint32_t table_id, const Writer* writer, Exists&& exists) {
-    const std::lock_guard lock(mutex_);
-    gone_.forget(tables_, [&](const auto& entry) {
+    const MutexLock lock(mutex_);
+    gone_.forget(tables_, [&](const auto& entry) SR_REQUIRES(mutex_) {
       if (exists(entry.first)) return false;
       base_ += entry.second.all + 1;
       return true;
@@ -50,7 +50,7 @@ class WriteCounts {
   [[nodiscard]] std::uint64_t by_others(std::span<const std::uint32_t> table_ids, const Writer* writer);
   void forget(const Writer& writer);
   [[nodiscard]] std::size_t tables() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return tables_.size();
   }
 
@@ -60,10 +60,10 @@ class WriteCounts {
     std::map<Writer, std::uint64_t> own;  // since the writer first asked
   };
 
-  mutable std::mutex mutex_;
-  std::uint64_t base_;                               // random, and what was forgotten; guarded by mutex_
-  GoneEntries gone_;                                 // guarded by mutex_
-  std::unordered_map<std::uint32_t, Table> tables_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::uint64_t base_ SR_GUARDED_BY(mutex_);  // random, and what was forgotten
+  GoneEntries gone_ SR_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint32_t, Table> tables_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow

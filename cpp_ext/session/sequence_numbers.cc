@@ -5,9 +5,9 @@
 namespace sparserow {
 
 Result<SequenceNumbers::Number> SequenceNumbers::take(Clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
-  const auto is_near = [this] { return open_.empty() || next_ - *open_.begin() < kMostAhead; };
-  if (!ended_.wait_until(lock, deadline, is_near)) {
+  const MutexLock lock(mutex_);
+  const auto is_near = [this]() SR_REQUIRES(mutex_) { return open_.empty() || next_ - *open_.begin() < kMostAhead; };
+  if (!ended_.wait_until(mutex_, deadline, is_near)) {
     return Status(Code::kDeadlineExceeded, "session: write " + std::to_string(*open_.begin()) +
                                                " of another thread had not ended before this write's deadline");
   }
@@ -19,7 +19,7 @@ void SequenceNumbers::Number::release() noexcept {
   SequenceNumbers* const series = std::exchange(series_, nullptr);
   if (series == nullptr) return;
   {
-    const std::lock_guard lock(series->mutex_);
+    const MutexLock lock(series->mutex_);
     series->open_.erase(value_);
   }
   series->ended_.notify_all();

@@ -7,12 +7,11 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <set>
 #include <utility>
 
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -52,10 +51,10 @@ class SequenceNumbers {
   Result<Number> take(Clock::time_point deadline);
 
  private:
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  std::uint64_t next_;            // guarded by mutex_
-  std::set<std::uint64_t> open_;  // guarded by mutex_: of writes that have not ended
+  Mutex mutex_;
+  CondVar ended_;
+  std::uint64_t next_ SR_GUARDED_BY(mutex_);
+  std::set<std::uint64_t> open_ SR_GUARDED_BY(mutex_);  // of writes that have not ended
 };
 
 }  // namespace sparserow

@@ -8,11 +8,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <list>
-#include <mutex>
 
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -28,12 +27,12 @@ class WriteTurns {
 
  private:
   struct Waiter {
-    std::condition_variable wake;
+    CondVar wake;
   };
 
-  std::mutex mutex_;
-  bool is_taken_ = false;       // guarded by mutex_
-  std::list<Waiter*> waiters_;  // guarded by mutex_, in the order of arrival
+  Mutex mutex_;
+  bool is_taken_ SR_GUARDED_BY(mutex_) = false;
+  std::list<Waiter*> waiters_ SR_GUARDED_BY(mutex_);  // in the order of arrival
 };
 
 }  // namespace sparserow

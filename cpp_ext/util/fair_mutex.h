@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "util/held_locks.h"
+#include "util/lock_annotations.h"
 
 namespace sparserow {
 

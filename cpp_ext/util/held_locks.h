@@ -1,18 +1,6 @@
 // The locks that each thread has, in builds that check them (SPARSEROW_CHECK_LOCKS, with sanitizers): a thread that
-// takes one twice ends the process with a word. Other builds keep no account. And clang's annotations of locks.
+// takes one twice ends the process with a word. Other builds keep no account.
 #pragma once
-
-#if defined(__clang__)
-#define SR_ANNOTATION(x) __attribute__((x))
-#else
-#define SR_ANNOTATION(x)
-#endif
-#define SR_CAPABILITY(x) SR_ANNOTATION(capability(x))
-#define SR_ACQUIRE(...) SR_ANNOTATION(acquire_capability(__VA_ARGS__))
-#define SR_ACQUIRE_SHARED(...) SR_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
-#define SR_RELEASE(...) SR_ANNOTATION(release_capability(__VA_ARGS__))
-#define SR_RELEASE_SHARED(...) SR_ANNOTATION(release_shared_capability(__VA_ARGS__))
-#define SR_TRY_ACQUIRE(...) SR_ANNOTATION(try_acquire_capability(__VA_ARGS__))
 
 #ifdef SPARSEROW_CHECK_LOCKS
 #include <algorithm>

@@ -19,16 +19,17 @@ void HotKeys::look_at(Sampler& sampler, std::uint32_t table_id, std::span<const 
     sampler.skip_ -= keys.size();
     return;
   }
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  while (sampler.skip_ < keys.size()) {
-    if (lock.owns_lock()) count(table_id, keys[sampler.skip_]);
-    sampler.skip_ += sampler.gap();
+  if (mutex_.try_lock()) {
+    const MutexLock lock(mutex_, std::adopt_lock);
+    for (; sampler.skip_ < keys.size(); sampler.skip_ += sampler.gap()) count(table_id, keys[sampler.skip_]);
+  } else {
+    while (sampler.skip_ < keys.size()) sampler.skip_ += sampler.gap();
   }
   sampler.skip_ -= keys.size();
 }
 
 void HotKeys::add(std::uint32_t table_id, std::uint64_t key) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   count(table_id, key);
 }
 
@@ -80,7 +81,7 @@ void HotKeys::place(std::size_t at, const HotKey& entry) {
 HotKeys::Report HotKeys::report(std::size_t most) const {
   Report report;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     report.samples = samples_;
     report.keys = heap_;
   }

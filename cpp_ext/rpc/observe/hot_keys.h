@@ -11,10 +11,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 
@@ -55,9 +56,9 @@ class HotKeys {
   [[nodiscard]] Report report(std::size_t most) const;
 
  private:
-  void count(std::uint32_t table_id, std::uint64_t key);
-  void sink(std::size_t at);
-  void place(std::size_t at, const HotKey& entry);
+  void count(std::uint32_t table_id, std::uint64_t key) SR_REQUIRES(mutex_);
+  void sink(std::size_t at) SR_REQUIRES(mutex_);
+  void place(std::size_t at, const HotKey& entry) SR_REQUIRES(mutex_);
 
   struct Name {
     std::uint64_t key;
@@ -68,10 +69,10 @@ class HotKeys {
     std::size_t operator()(const Name& name) const noexcept;
   };
 
-  mutable std::mutex mutex_;
-  std::uint64_t samples_ = 0;
-  std::vector<HotKey> heap_;  // the smallest count first
-  std::unordered_map<Name, std::size_t, NameHash> places_;
+  mutable Mutex mutex_;
+  std::uint64_t samples_ SR_GUARDED_BY(mutex_) = 0;
+  std::vector<HotKey> heap_ SR_GUARDED_BY(mutex_);  // the smallest count first
+  std::unordered_map<Name, std::size_t, NameHash> places_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow::rpc

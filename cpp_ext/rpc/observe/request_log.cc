@@ -12,7 +12,7 @@ void RequestLog::note(const FrameHeader& header, const std::string& peer, const 
   using std::chrono::nanoseconds;
   const auto took = duration_cast<nanoseconds>(std::chrono::steady_clock::now() - arrived).count();
   const auto end = duration_cast<nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (kept_.events.size() >= kMost) {
     ++kept_.dropped;
     return;
@@ -26,7 +26,7 @@ void RequestLog::note(const FrameHeader& header, const std::string& peer, const 
 }
 
 RequestLog::Taken RequestLog::take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(kept_, {});
 }
 

@@ -6,12 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "rpc/wire/frame.h"
 #include "rpc/wire/trace_context.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -42,8 +42,8 @@ class RequestLog {
 
  private:
   std::atomic<bool> keeps_spans_{false};
-  std::mutex mutex_;
-  Taken kept_;  // guarded by mutex_
+  Mutex mutex_;
+  Taken kept_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow::rpc

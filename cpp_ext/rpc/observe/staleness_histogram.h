@@ -8,9 +8,9 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <mutex>
 
 #include "util/gone_entries.h"
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 
@@ -28,7 +28,7 @@ class StalenessHistogram {
   template <class Exists>
   void add(std::uint32_t table_id, std::uint64_t steps, Exists&& exists) {
     const auto bucket = static_cast<std::size_t>(std::ranges::lower_bound(kBounds, steps) - kBounds.begin());
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     gone_.forget(by_table_, [&](const auto& entry) { return !exists(entry.first); });
     Counts& counts = by_table_[table_id];
     ++counts.pulls[bucket];
@@ -36,14 +36,14 @@ class StalenessHistogram {
   }
 
   [[nodiscard]] std::map<std::uint32_t, Counts> by_table() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return by_table_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  GoneEntries gone_;  // tables that were dropped
-  std::map<std::uint32_t, Counts> by_table_;
+  mutable Mutex mutex_;
+  GoneEntries gone_ SR_GUARDED_BY(mutex_);  // tables that were dropped
+  std::map<std::uint32_t, Counts> by_table_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow::rpc

@@ -33,18 +33,18 @@ Status Grant::allows_table(const std::string& name) const {
 }
 
 void AccessList::set(std::optional<std::vector<Grant>> grants) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   grants_ = std::move(grants);
   generation_.fetch_add(1, std::memory_order_release);
 }
 
 bool AccessList::is_open() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return !grants_;
 }
 
 Result<Grant> AccessList::find(const TokenDigest& digest) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!grants_) return Grant{.digest = digest, .role = Role::kAdmin, .namespaces = {}};
   for (const Grant& grant : *grants_) {  // of secrets the digests are compared: time tells nothing of a token
     if (CRYPTO_memcmp(grant.digest.data(), digest.data(), digest.size()) == 0) return grant;

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "rpc/wire/frame.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -50,8 +50,8 @@ class AccessList {
   [[nodiscard]] Result<Grant> find(const TokenDigest& digest) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::optional<std::vector<Grant>> grants_;
+  mutable Mutex mutex_;
+  std::optional<std::vector<Grant>> grants_ SR_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> generation_{0};
 };
 

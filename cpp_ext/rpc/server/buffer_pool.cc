@@ -47,7 +47,7 @@ BufferPool::~BufferPool() {
 Buffer BufferPool::acquire(std::size_t bytes) {
   const std::size_t capacity = std::bit_ceil(std::max(bytes, kMinCapacity));
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     auto& free = free_[capacity];
     if (!free.empty()) {
       std::byte* data = free.back();
@@ -63,7 +63,7 @@ Buffer BufferPool::acquire(std::size_t bytes) {
 
 void BufferPool::release(std::byte* data, std::size_t capacity) noexcept {
   try {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (kept_ + capacity <= kept_limit_) {
       free_[capacity].push_back(data);
       kept_ += capacity;

@@ -8,9 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <span>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 
@@ -50,9 +51,9 @@ class BufferPool {
   void release(std::byte* data, std::size_t capacity) noexcept;
 
   const std::size_t kept_limit_;
-  std::mutex mutex_;  // guards what follows
-  std::map<std::size_t, std::vector<std::byte*>> free_;
-  std::size_t kept_ = 0;
+  Mutex mutex_;
+  std::map<std::size_t, std::vector<std::byte*>> free_ SR_GUARDED_BY(mutex_);
+  std::size_t kept_ SR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace sparserow::rpc

@@ -20,7 +20,7 @@ bool FairBudget::Charge::take(std::uint64_t bytes, std::function<void()> granted
   Callbacks others;
   bool waits = false;
   {
-    const std::lock_guard lock(budget_->mutex_);
+    const MutexLock lock(budget_->mutex_);
     state_->wanted = bytes;
     if (budget_->waiting_.empty() && (budget_->first_ == state_.get() || budget_->fits(*state_))) {
       budget_->take(*state_);
@@ -37,7 +37,7 @@ bool FairBudget::Charge::take(std::uint64_t bytes, std::function<void()> granted
 }
 
 bool FairBudget::Charge::give_up() {
-  const std::lock_guard lock(budget_->mutex_);
+  const MutexLock lock(budget_->mutex_);
   if (!state_->waits) return true;
   state_->waits = false;
   budget_->waiting_.remove(state_.get());
@@ -48,7 +48,7 @@ void FairBudget::Charge::reset() noexcept {
   if (budget_ == nullptr) return;
   Callbacks others;
   try {
-    const std::lock_guard lock(budget_->mutex_);
+    const MutexLock lock(budget_->mutex_);
     others = budget_->end(*state_);
   } catch (const std::bad_alloc&) {  // the bytes are given back; those that wait are served when another charge ends
   }
@@ -58,7 +58,7 @@ void FairBudget::Charge::reset() noexcept {
 }
 
 std::shared_ptr<FairBudget::Account> FairBudget::account(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (auto known = accounts_[name].lock()) return known;
   std::erase_if(accounts_, [](const auto& entry) { return entry.second.expired(); });
   auto account = std::make_shared<Account>(name);
@@ -74,12 +74,12 @@ FairBudget::Charge FairBudget::charge(std::shared_ptr<Account> account, std::uin
 }
 
 std::uint64_t FairBudget::used() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return used_;
 }
 
 bool FairBudget::has_waiting() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return !waiting_.empty();
 }
 

@@ -18,12 +18,13 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 
@@ -82,20 +83,20 @@ class FairBudget {
 
  private:
   using Callbacks = std::vector<std::function<void()>>;
-  [[nodiscard]] bool fits(const Charge::State& state) const;
-  [[nodiscard]] bool fits_first(const Charge::State& state) const;
-  void take(Charge::State& state);
+  [[nodiscard]] bool fits(const Charge::State& state) const SR_REQUIRES(mutex_);
+  [[nodiscard]] bool fits_first(const Charge::State& state) const SR_REQUIRES(mutex_);
+  void take(Charge::State& state) SR_REQUIRES(mutex_);
   // Grants what fits now, and gives the callbacks of all but `caller`.
-  Callbacks grant_waiting(const Charge::State* caller);
-  Callbacks end(Charge::State& state);
+  Callbacks grant_waiting(const Charge::State* caller) SR_REQUIRES(mutex_);
+  Callbacks end(Charge::State& state) SR_REQUIRES(mutex_);
 
   const std::uint64_t limit_;
-  mutable std::mutex mutex_;                // guards what follows
-  std::uint64_t used_ = 0;                  // by all charges
-  std::multiset<std::uint64_t> announced_;  // by charges that are filled in steps and have bytes
-  const Charge::State* first_ = nullptr;    // has the right of way
-  std::list<Charge::State*> waiting_;       // in the order of arrival
-  std::unordered_map<std::string, std::weak_ptr<Account>> accounts_;
+  mutable Mutex mutex_;
+  std::uint64_t used_ SR_GUARDED_BY(mutex_) = 0;                  // by all charges
+  std::multiset<std::uint64_t> announced_ SR_GUARDED_BY(mutex_);  // by charges that are filled in steps and have bytes
+  const Charge::State* first_ SR_GUARDED_BY(mutex_) = nullptr;    // has the right of way
+  std::list<Charge::State*> waiting_ SR_GUARDED_BY(mutex_);       // in the order of arrival
+  std::unordered_map<std::string, std::weak_ptr<Account>> accounts_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow::rpc

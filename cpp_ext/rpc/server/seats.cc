@@ -6,7 +6,7 @@ namespace sparserow::rpc {
 
 void Seats::Seat::leave() noexcept {
   if (seats_ == nullptr) return;
-  const std::lock_guard lock(seats_->mutex_);
+  const MutexLock lock(seats_->mutex_);
   const auto account = seats_->accounts_.find(account_);
   if (!at_->is_closed) {
     --account->second.open;
@@ -18,7 +18,7 @@ void Seats::Seat::leave() noexcept {
 }
 
 Result<Seats::Seat> Seats::take(const std::string& account, Sitter sitter) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (open_ >= limit_ && !close_one_for(account)) {
     return Status(Code::kResourceExhausted, "the shard has its " + std::to_string(limit_) + " connections already");
   }

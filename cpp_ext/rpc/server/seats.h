@@ -11,12 +11,12 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -70,12 +70,12 @@ class Seats {
     std::list<Seat::Taken> seats;
     std::uint32_t open = 0;  // seats that are not closed
   };
-  bool close_one_for(const std::string& account);
+  bool close_one_for(const std::string& account) SR_REQUIRES(mutex_);
 
   const std::uint32_t limit_;
-  std::mutex mutex_;  // guards what follows
-  std::uint32_t open_ = 0;
-  std::unordered_map<std::string, Account> accounts_;
+  Mutex mutex_;
+  std::uint32_t open_ SR_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<std::string, Account> accounts_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow::rpc

@@ -16,7 +16,7 @@ void take_ssd_priority() noexcept { step_back(kNice); }
 
 SsdReaders::~SsdReaders() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_ending_ = true;
   }
   asked_.notify_all();
@@ -33,7 +33,7 @@ void SsdReaders::run(std::size_t parts, std::size_t helpers, const std::function
   job->parts = parts;
   const std::size_t places = parts > 1 ? std::min({helpers, parts - 1, most_threads_}) : 0;
   if (places > 0) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     start(places);
     job->places = places;
     jobs_.push_back(job);
@@ -41,9 +41,9 @@ void SsdReaders::run(std::size_t parts, std::size_t helpers, const std::function
   for (std::size_t i = 0; i < places; ++i) asked_.notify_one();
   work_on(*job);
   if (places == 0) return;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase(jobs_, job);
-  left_.wait(lock, [&job] { return job->helpers == 0; });
+  left_.wait(mutex_, [&job] { return job->helpers == 0; });
 }
 
 // As many as there are to be; fewer where the system has no more of them.
@@ -56,9 +56,9 @@ void SsdReaders::start(std::size_t threads) {
 
 void SsdReaders::help() {
   take_ssd_priority();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    asked_.wait(lock, [this] { return is_ending_ || !jobs_.empty(); });
+    asked_.wait(mutex_, [this]() SR_REQUIRES(mutex_) { return is_ending_ || !jobs_.empty(); });
     if (is_ending_) return;
     const std::shared_ptr<Job> job = jobs_.front();
     ++job->helpers;

@@ -5,14 +5,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -42,15 +42,15 @@ class SsdReaders {
 
   static void work_on(Job& job);
   void help();
-  void start(std::size_t threads);  // mutex_ is held
+  void start(std::size_t threads) SR_REQUIRES(mutex_);
 
   const std::size_t most_threads_;
-  std::mutex mutex_;
-  std::condition_variable asked_;
-  std::condition_variable left_;
-  std::deque<std::shared_ptr<Job>> jobs_;  // that have parts left, perhaps, and places; guarded by mutex_
-  bool is_ending_ = false;                 // guarded by mutex_
-  std::vector<std::thread> threads_;       // guarded by mutex_ until they end
+  Mutex mutex_;
+  CondVar asked_;
+  CondVar left_;
+  std::deque<std::shared_ptr<Job>> jobs_ SR_GUARDED_BY(mutex_);  // that have parts left, perhaps, and places
+  bool is_ending_ SR_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;  // guarded by mutex_ until they end
 };
 
 }  // namespace sparserow

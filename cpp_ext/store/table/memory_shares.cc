@@ -7,7 +7,7 @@ namespace sparserow {
 
 std::shared_ptr<NamespaceMemory> MemoryShares::of_table(const std::string& full_name) {
   const std::string name = full_name.substr(0, full_name.find('/'));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(namespaces_, [](const auto& entry) { return entry.second.expired(); });
   std::shared_ptr<NamespaceMemory> memory = namespaces_[name].lock();
   if (memory == nullptr) namespaces_[name] = memory = std::make_shared<NamespaceMemory>(name);
@@ -16,7 +16,7 @@ std::shared_ptr<NamespaceMemory> MemoryShares::of_table(const std::string& full_
 }
 
 void MemoryShares::set(std::map<std::string, double> shares) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   shares_ = std::move(shares);
   recount();
 }
@@ -39,10 +39,10 @@ std::uint64_t MemoryShares::part_of(const std::string& name) const {
 }
 
 std::uint64_t MemoryShares::bytes_for_others(const NamespaceMemory& one, std::uint64_t bytes) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (one.taken() + bytes <= part_of(one.name)) return 0;
   std::uint64_t kept = 0;
-  const auto keep = [&](const std::string& name, std::uint64_t taken) {
+  const auto keep = [&](const std::string& name, std::uint64_t taken) SR_REQUIRES(mutex_) {
     const std::uint64_t part = name == one.name ? 0 : part_of(name);
     kept += part - std::min(part, taken);
   };
@@ -59,7 +59,7 @@ std::uint64_t MemoryShares::bytes_for_others(const NamespaceMemory& one, std::ui
 }
 
 bool MemoryShares::is_within_part(const NamespaceMemory& one) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return one.taken() <= part_of(one.name);
 }
 

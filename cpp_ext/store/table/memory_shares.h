@@ -11,9 +11,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -48,15 +49,16 @@ class MemoryShares {
  private:
   static constexpr std::uint64_t kCommonShare = 8;  // of the limit: an eighth
 
-  [[nodiscard]] std::uint64_t part_of(const std::string& name) const;
-  void recount();
+  [[nodiscard]] std::uint64_t part_of(const std::string& name) const SR_REQUIRES(mutex_);
+  void recount() SR_REQUIRES(mutex_);
 
   const std::uint64_t limit_;
   std::atomic<std::uint64_t> most_parts_{0};
-  mutable std::mutex mutex_;  // guards what follows
-  std::map<std::string, double> shares_;
-  std::map<std::string, std::weak_ptr<NamespaceMemory>> namespaces_;  // with tables, or promises for some
-  std::uint64_t common_part_ = 0;                                     // of each namespace without a share
+  mutable Mutex mutex_;
+  std::map<std::string, double> shares_ SR_GUARDED_BY(mutex_);
+  std::map<std::string, std::weak_ptr<NamespaceMemory>> namespaces_
+      SR_GUARDED_BY(mutex_);                             // with tables, or promises for some
+  std::uint64_t common_part_ SR_GUARDED_BY(mutex_) = 0;  // of each namespace without a share
 };
 
 }  // namespace sparserow
