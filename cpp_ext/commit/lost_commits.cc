@@ -33,9 +33,9 @@ std::uint64_t LostCommits::add(const LostRange& range) {
 std::vector<LostRange> LostCommits::ranges() const {
   std::vector<LostRange> all;
   all.reserve(kept_);
-  for (const auto& [whose, ranges] : ranges_) {
+  for (const auto& [owner, ranges] : ranges_) {
     for (const auto& [first, last] : ranges) {
-      all.push_back({whose.job_id, whose.worker.first, whose.worker.second, whose.is_steps, first, last});
+      all.push_back({owner.job_id, owner.worker.first, owner.worker.second, owner.is_steps, first, last});
     }
   }
   return all;

@@ -38,13 +38,13 @@ class LostCommits {
   [[nodiscard]] std::vector<LostRange> ranges() const;
 
  private:
-  struct Whose {
+  struct Owner {
     std::uint32_t job_id;
     WorkerKey worker;
     bool is_steps;
-    auto operator<=>(const Whose&) const = default;
+    auto operator<=>(const Owner&) const = default;
   };
-  std::map<Whose, std::map<std::uint64_t, std::uint64_t>> ranges_;  // first -> last
+  std::map<Owner, std::map<std::uint64_t, std::uint64_t>> ranges_;  // first -> last
   std::size_t kept_ = 0;
   std::uint64_t count_ = 0;
 };

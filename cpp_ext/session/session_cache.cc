@@ -83,26 +83,26 @@ void SessionCache::probe(std::span<const TablePull> tables, std::int64_t step, s
 }
 
 // Keys keep their order, so they stay grouped by shard.
-void SessionCache::gather(const TablePull& table, const Part& part, Cached what, Ask& ask) {
-  ask.keys.clear();
-  ask.positions.clear();
-  ask.versions.clear();
-  ask.shard_begin.assign(1, 0);
+void SessionCache::gather(const TablePull& table, const Part& part, Cached what, RowRequest& wanted) {
+  wanted.keys.clear();
+  wanted.positions.clear();
+  wanted.versions.clear();
+  wanted.shard_begin.assign(1, 0);
   std::size_t at = 0;
   for (std::size_t shard = 0; shard + 1 < table.shard_begin.size(); ++shard) {
     for (; at < table.shard_begin[shard + 1]; ++at) {
       if (part.found[at] != what) continue;
-      ask.keys.push_back(table.keys[at]);
-      ask.versions.push_back(part.versions[at]);
-      ask.positions.push_back(static_cast<std::uint32_t>(at));
+      wanted.keys.push_back(table.keys[at]);
+      wanted.versions.push_back(part.versions[at]);
+      wanted.positions.push_back(static_cast<std::uint32_t>(at));
     }
-    ask.shard_begin.push_back(static_cast<std::uint32_t>(ask.keys.size()));
+    wanted.shard_begin.push_back(static_cast<std::uint32_t>(wanted.keys.size()));
   }
-  ask.rows.resize(ask.keys.size() * table.dim);
+  wanted.rows.resize(wanted.keys.size() * table.dim);
   if (what == Cached::kMiss) return;
-  ask.changed.resize(ask.keys.size());
-  for (std::size_t i = 0; i < ask.positions.size(); ++i) {
-    std::memcpy(ask.rows.data() + i * table.dim, table.rows.data() + std::size_t{ask.positions[i]} * table.dim,
+  wanted.changed.resize(wanted.keys.size());
+  for (std::size_t i = 0; i < wanted.positions.size(); ++i) {
+    std::memcpy(wanted.rows.data() + i * table.dim, table.rows.data() + std::size_t{wanted.positions[i]} * table.dim,
                 table.dim * sizeof(float));
   }
 }
@@ -115,11 +115,11 @@ void SessionCache::ask_for_rest(TablePull table, Part& part, std::vector<TablePu
     request.changed = changed;
     asked.push_back(request);
   };
-  const auto part_of = [&table](Ask& ask) {
+  const auto part_of = [&table](RowRequest& wanted) {
     TablePull request = table;
-    request.keys = ask.keys;
-    request.shard_begin = ask.shard_begin;
-    request.rows = ask.rows;
+    request.keys = wanted.keys;
+    request.shard_begin = wanted.shard_begin;
+    request.rows = wanted.rows;
     return request;
   };
   if (misses == table.keys.size()) {
@@ -170,12 +170,12 @@ Status SessionCache::pull(SessionState& state, std::span<const TablePull> tables
   return Status::ok();
 }
 
-void SessionCache::put(RowCache& pool, const TablePull& table, const Ask& ask, std::int64_t validated) {
-  for (std::size_t i = 0; i < ask.positions.size(); ++i) {
-    std::memcpy(table.rows.data() + std::size_t{ask.positions[i]} * table.dim, ask.rows.data() + i * table.dim,
+void SessionCache::put(RowCache& pool, const TablePull& table, const RowRequest& wanted, std::int64_t validated) {
+  for (std::size_t i = 0; i < wanted.positions.size(); ++i) {
+    std::memcpy(table.rows.data() + std::size_t{wanted.positions[i]} * table.dim, wanted.rows.data() + i * table.dim,
                 table.dim * sizeof(float));
   }
-  pool.put(table.table_id, ask.keys, ask.versions.data(), ask.rows.data(), validated);
+  pool.put(table.table_id, wanted.keys, wanted.versions.data(), wanted.rows.data(), validated);
 }
 
 void SessionCache::take(SessionState& state, std::span<const TablePull> tables, std::span<Part> parts,

@@ -70,7 +70,7 @@ class SessionCache {
     RowCache rows;
   };
   // Some keys of a request, with their places in it.
-  struct Ask {
+  struct RowRequest {
     std::vector<std::uint64_t> keys;
     std::vector<std::uint32_t> shard_begin;
     std::vector<std::uint32_t> positions;
@@ -87,16 +87,16 @@ class SessionCache {
     std::vector<Cached> found;            // (n)
     std::vector<std::uint64_t> versions;  // (n)
     std::vector<std::uint8_t> changed;    // (n) when all are stale
-    Ask misses;
-    Ask outdated;
+    RowRequest misses;
+    RowRequest outdated;
   };
 
   [[nodiscard]] std::size_t bytes_per_row(std::uint32_t dim) const noexcept {
     return RowCache::bytes_per_row(dim, options_.dtype);
   }
-  static void gather(const TablePull& table, const Part& part, Cached what, Ask& ask);
+  static void gather(const TablePull& table, const Part& part, Cached what, RowRequest& wanted);
   static void ask_for_rest(TablePull table, Part& part, std::vector<TablePull>& asked);
-  static void put(RowCache& pool, const TablePull& table, const Ask& ask, std::int64_t validated);
+  static void put(RowCache& pool, const TablePull& table, const RowRequest& wanted, std::int64_t validated);
   [[nodiscard]] const Table* table_of(std::uint32_t table_id) const noexcept;
   void make_pools();
   RowCache* pool_of(std::uint32_t dim) noexcept;

@@ -38,7 +38,7 @@ struct Shard {
             .is_ok());
   }
 
-  struct Asked {
+  struct Call {
     FrameType type = FrameType::kCommit;
     std::uint64_t sequence = 1;
     std::int64_t step = 0;
@@ -49,7 +49,7 @@ struct Shard {
     std::uint32_t schema_version = 1;
   };
 
-  Outcome serve(const Asked& asked) {
+  Outcome serve(const Call& asked) {
     Request request{.core = core, .grant = grant, .header = {}, .body = {}, .deadline = {}, .arrival = {}};
     FrameHeader& header = request.header;
     header.type = static_cast<std::uint16_t>(asked.type);
@@ -108,7 +108,7 @@ struct Shard {
 
 TEST_CASE("a commit is applied once, and answered again from the window") {
   Shard shard;
-  const Shard::Asked commit{.keys = {shard.mine}, .value = -1.0f};
+  const Shard::Call commit{.keys = {shard.mine}, .value = -1.0f};
   CHECK(Shard::ack(shard.serve(commit)).duplicate == 0);
   CHECK(Shard::ack(shard.serve(commit)).duplicate == 1);
   CHECK(shard.row(shard.mine) == 1.0f);
@@ -116,12 +116,12 @@ TEST_CASE("a commit is applied once, and answered again from the window") {
 
 TEST_CASE("what is prepared is applied by its COMMIT alone, and an ABORT drops it") {
   Shard shard;
-  const Shard::Asked prepare{.type = FrameType::kPrepare, .keys = {shard.mine}, .value = -1.0f};
+  const Shard::Call prepare{.type = FrameType::kPrepare, .keys = {shard.mine}, .value = -1.0f};
   Shard::ack(shard.serve(prepare));
   CHECK(shard.row(shard.mine) == 0.0f);
   CHECK(Shard::ack(shard.serve({.flags = kFramePrepared})).count == 1);
   CHECK(shard.row(shard.mine) == 1.0f);
-  Shard::Asked second = prepare;
+  Shard::Call second = prepare;
   second.sequence = 2;
   second.step = 1;
   Shard::ack(shard.serve(second));
@@ -132,7 +132,7 @@ TEST_CASE("what is prepared is applied by its COMMIT alone, and an ABORT drops i
 
 TEST_CASE("a write that is refused changes nothing, and its connection goes on") {
   Shard shard;
-  const auto code_of = [&shard](const Shard::Asked& asked) {
+  const auto code_of = [&shard](const Shard::Call& asked) {
     const Outcome outcome = shard.serve(asked);
     CHECK_FALSE(outcome.is_grammar_broken);
     CHECK(shard.row(shard.mine) == 0.0f);
@@ -163,7 +163,7 @@ TEST_CASE("a frame that contradicts itself ends its connection") {
 
 TEST_CASE("rows are assigned and erased once for a sequence, and each time without one") {
   Shard shard;
-  Shard::Asked assign{.type = FrameType::kAssign, .sequence = 5, .step = kNoStep, .keys = {shard.mine}, .value = 3.0f};
+  Shard::Call assign{.type = FrameType::kAssign, .sequence = 5, .step = kNoStep, .keys = {shard.mine}, .value = 3.0f};
   CHECK(Shard::ack(shard.serve(assign)).duplicate == 0);
   CHECK(shard.row(shard.mine) == 3.0f);
   assign.value = 4.0f;
@@ -172,7 +172,7 @@ TEST_CASE("rows are assigned and erased once for a sequence, and each time witho
   assign.sequence = 0;
   CHECK(Shard::ack(shard.serve(assign)).duplicate == 0);
   CHECK(shard.row(shard.mine) == 4.0f);
-  const Shard::Asked erase{.type = FrameType::kDelete, .sequence = 6, .step = kNoStep, .keys = {shard.mine}};
+  const Shard::Call erase{.type = FrameType::kDelete, .sequence = 6, .step = kNoStep, .keys = {shard.mine}};
   CHECK(Shard::ack(shard.serve(erase)).count == 1);
   CHECK(Shard::ack(shard.serve(erase)).duplicate == 1);
   CHECK(shard.row(shard.mine) == 0.0f);

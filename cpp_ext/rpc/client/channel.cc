@@ -66,7 +66,7 @@ void Channel::renew(std::string reason) {
   failed_ = state_ != State::kDown;  // the leader closes the connection
 }
 
-bool Channel::submit(Request& request) {
+bool Channel::submit(ShardRequest& request) {
   request.header.request_id = next_id_++;
   if (request.expected == FrameType::kHelloAck && state_ == State::kReady) {
     finish(request, Status::ok());
@@ -82,7 +82,7 @@ bool Channel::submit(Request& request) {
   return failed_ || state_ != State::kReady || !queue_.empty();
 }
 
-Status Channel::refusal_of(const Request& request) const {
+Status Channel::refusal_of(const ShardRequest& request) const {
   const std::uint32_t most = max_body_bytes_ == 0 ? UINT32_MAX - 1 : max_body_bytes_;
   if (request.header.body_bytes > most) {
     const char* more = request.header.body_bytes == UINT32_MAX ? " or more" : "";
@@ -97,7 +97,7 @@ Status Channel::refusal_of(const Request& request) const {
   return Status::ok();
 }
 
-void Channel::cancel(Request& request) {
+void Channel::cancel(ShardRequest& request) {
   if (request.done) return;
   request.may_be_taken |= request.sent;
   outstanding_.erase(request.header.request_id);
@@ -115,7 +115,7 @@ void Channel::cancel(Request& request) {
   queue_.erase(queued);
 }
 
-Status Channel::overdue(const Request& request, Clock::duration waited) const {
+Status Channel::overdue(const ShardRequest& request, Clock::duration waited) const {
   std::array<char, 32> seconds{};
   std::snprintf(seconds.data(), seconds.size(), "%.1f s", std::chrono::duration<double>(waited).count());
   if (state_ != State::kReady || failed_) {
@@ -129,7 +129,7 @@ Status Channel::overdue(const Request& request, Clock::duration waited) const {
       Status(Code::kDeadlineExceeded, "no reply to " + std::string(type_name(type)) + " within " + seconds.data()));
 }
 
-void Channel::finish(Request& request, Status status) {
+void Channel::finish(ShardRequest& request, Status status) {
   outstanding_.erase(request.header.request_id);
   request.status = status.is_ok() ? std::move(status) : named(status);
   request.done = true;
@@ -138,7 +138,7 @@ void Channel::finish(Request& request, Status status) {
 
 void Channel::fail_all(const Status& status) {
   while (!outstanding_.empty()) {
-    Request& request = *outstanding_.begin()->second;
+    ShardRequest& request = *outstanding_.begin()->second;
     request.may_be_taken |= request.sent;
     finish(request, status);
   }
@@ -160,13 +160,13 @@ void Channel::resume() noexcept {
 }
 
 // Draining, or not told yet; or it waited in vain for workers, while a shard that they need is being restored.
-bool Channel::is_refused_for_now(const Request& request, const Status& status) const {
+bool Channel::is_refused_for_now(const ShardRequest& request, const Status& status) const {
   if (status.code() == Code::kUnavailable) return true;
   return status.code() == Code::kDeadlineExceeded && request.header.step != kNoStep &&
          Clock::now().time_since_epoch().count() < grace_.load();
 }
 
-void Channel::ask_again(Request& request) {
+void Channel::ask_again(ShardRequest& request) {
   request.deadline = std::max(request.deadline, Clock::time_point(Clock::duration(grace_.load())));
   request.sent = request.header_sent = false;
   request.piece = request.offset = 0;
@@ -307,7 +307,7 @@ void Channel::stopped(const Transfer& transfer) {
 
 // ---- Sending.
 
-void Channel::begin_send(Request& request) {
+void Channel::begin_send(ShardRequest& request) {
   // A clocked pull gives the shard a little less, so that its answer ("waited for worker 3") arrives before
   // the caller gives up.
   std::uint32_t left = ms_until(request.deadline, Clock::now());
@@ -321,7 +321,7 @@ void Channel::begin_send(Request& request) {
 }
 
 // Sends what the socket takes of one request; true when all of it is out.
-bool Channel::send_front(Request& request) {
+bool Channel::send_front(ShardRequest& request) {
   if (!request.sending) begin_send(request);
   while (true) {
     std::array<iovec, kPiecesPerWrite> pieces;
@@ -376,7 +376,7 @@ void Channel::flush() {
   if (state_ == State::kReplaying) send_replay();
   if (state_ != State::kReady || (refused_for_now_ && Clock::now() < paused_until_)) return;
   while (!queue_.empty() && !failed_) {
-    Request& request = *queue_.front();
+    ShardRequest& request = *queue_.front();
     if (!send_front(request)) return;
     request.sending = false;
     request.sent = true;

@@ -31,7 +31,7 @@
 
 namespace sparserow::rpc {
 
-struct Request {
+struct ShardRequest {
   // Written by the caller before submit().
   std::uint32_t shard = 0;
   FrameHeader header;       // type, flags, ids, sequence, step, section_count, body_bytes
@@ -73,11 +73,11 @@ class Channel {
 
   // Queues and sends what the socket takes at once. Returns true when the leader must be woken: bytes are
   // left, or the shard must be dialled.
-  bool submit(Request& request);
+  bool submit(ShardRequest& request);
   // Forgets the request; afterwards its memory is not touched.
-  void cancel(Request& request);
+  void cancel(ShardRequest& request);
   // Why a request that never ended did not: unreachable, draining, or no reply in time.
-  [[nodiscard]] Status overdue(const Request& request, Clock::duration waited) const;
+  [[nodiscard]] Status overdue(const ShardRequest& request, Clock::duration waited) const;
 
   // Leader only.
   void tick(Clock::time_point now);
@@ -91,15 +91,15 @@ class Channel {
   void dial(Clock::time_point now);
   void greet();
   void flush();
-  bool send_front(Request& request);
-  void begin_send(Request& request);
+  bool send_front(ShardRequest& request);
+  void begin_send(ShardRequest& request);
   void break_off(const std::string& reason);
   void fail_all(const Status& status);
   void pause();  // before what was refused for now is sent again
   void resume() noexcept;
-  [[nodiscard]] bool is_refused_for_now(const Request& request, const Status& status) const;
-  void ask_again(Request& request);
-  void finish(Request& request, Status status);
+  [[nodiscard]] bool is_refused_for_now(const ShardRequest& request, const Status& status) const;
+  void ask_again(ShardRequest& request);
+  void finish(ShardRequest& request, Status status);
   [[nodiscard]] Status named(const Status& status) const;
   // How long to wait after `attempts_` failures in a row.
   [[nodiscard]] Clock::duration backoff() const noexcept;
@@ -117,9 +117,9 @@ class Channel {
   Status read_replies();
   Status on_header();
   Status on_reply();
-  Status on_error(Request& request);
+  Status on_error(ShardRequest& request);
   Status on_hello_ack();
-  [[nodiscard]] Status refusal_of(const Request& request) const;  // ok when this shard can be asked
+  [[nodiscard]] Status refusal_of(const ShardRequest& request) const;  // ok when this shard can be asked
 
   const std::uint32_t index_;
   const ClientOptions& options_;
@@ -146,14 +146,14 @@ class Channel {
   std::uint64_t features_ = 0;
 
   std::uint64_t next_id_ = 1;
-  std::map<std::uint64_t, Request*> outstanding_;
-  std::deque<Request*> queue_;  // not wholly sent; the front may be half sent
+  std::map<std::uint64_t, ShardRequest*> outstanding_;
+  std::deque<ShardRequest*> queue_;  // not wholly sent; the front may be half sent
   std::vector<std::byte> hello_;
   std::size_t hello_sent_ = 0;
 
   Replay replay_;
   ReplyReader reader_;
-  Request* receiving_ = nullptr;  // null while a reply is dropped, or answers no request
+  ShardRequest* receiving_ = nullptr;  // null while a reply is dropped, or answers no request
 };
 
 }  // namespace sparserow::rpc

@@ -92,7 +92,7 @@ Status Channel::on_reply() {
   if (state_ == State::kReplaying) return on_replay_reply();
   if (state_ == State::kGreeting || (reader_.is_collected() && receiving_ == nullptr)) return on_hello_ack();
   if (receiving_ == nullptr) return Status::ok();
-  Request& request = *std::exchange(receiving_, nullptr);
+  ShardRequest& request = *std::exchange(receiving_, nullptr);
   const auto type = static_cast<FrameType>(reader_.header().type);
   if (type == FrameType::kError) return on_error(request);
   if (type == FrameType::kRows) {
@@ -106,7 +106,7 @@ Status Channel::on_reply() {
   return Status::ok();
 }
 
-Status Channel::on_error(Request& request) {
+Status Channel::on_error(ShardRequest& request) {
   SectionReader sections(reader_.body(), reader_.header().section_count);
   auto section = sections.next();
   if (!section.is_ok() || !section.value() || section.value()->kind != SectionKind::kError) {
@@ -164,7 +164,7 @@ Status Channel::on_hello_ack() {
   was_ready_ = true;
   resume();
   for (auto at = queue_.begin(); at != queue_.end();) {
-    Request& request = **at;
+    ShardRequest& request = **at;
     const bool only_connects = request.expected == FrameType::kHelloAck;
     Status refusal = refusal_of(request);
     if (!only_connects && refusal.is_ok()) {

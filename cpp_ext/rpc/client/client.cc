@@ -24,7 +24,7 @@ Client::Impl::Impl(const ClientOptions& options)
 Outgoing& Client::Impl::add(Call& call, std::uint32_t shard, FrameType type, FrameType expected,
                             std::int64_t step) const {
   Outgoing& out = call.requests.emplace_back();
-  Request& request = out.request;
+  ShardRequest& request = out.request;
   request.shard = shard;
   request.expected = expected;
   request.deadline = call.deadline;

@@ -21,7 +21,7 @@ namespace sparserow::rpc {
 
 // A request with the memory that its body points into.
 struct Outgoing {
-  Request request;
+  ShardRequest request;
   std::vector<TableHead> heads;                  // of its tables; stay in place until the request is done
   std::vector<std::vector<std::byte>> narrowed;  // 16-bit gradients
   ScanPayload scan;

@@ -23,7 +23,7 @@ const std::array<std::byte, 8> kZeros{};
 
 iovec piece_of(const void* bytes, std::size_t count) { return {const_cast<void*>(bytes), count}; }
 
-void add_piece(Request& request, const void* bytes, std::size_t count) {
+void add_piece(ShardRequest& request, const void* bytes, std::size_t count) {
   if (count == 0) return;
   request.body.push_back(piece_of(bytes, count));
   // It stays at the most that a frame can say, which the channel refuses.
@@ -46,7 +46,7 @@ void name_rows(Outgoing& out, std::uint32_t table_id, std::span<const std::uint6
 }
 
 // The count of a reply that is an ACK.
-Result<std::uint64_t> acknowledged(const Request& request) {
+Result<std::uint64_t> acknowledged(const ShardRequest& request) {
   SectionReader sections(request.reply, 1);
   auto section = sections.next();
   if (!section.is_ok()) return section.status();
@@ -255,7 +255,7 @@ std::vector<std::uint64_t> Client::Impl::acknowledged_commits() const {
 void Client::Impl::tell_outcome(const Call& call, const Status& status, const CommitOptions& options) {
   if (options.may_be_applied != nullptr) *options.may_be_applied = false;
   for (const Outgoing& out : call.requests) {
-    const Request& request = out.request;
+    const ShardRequest& request = out.request;
     const bool is_taken = (request.done && request.status.is_ok()) || request.may_be_taken;
     if (options.may_be_applied != nullptr && !status.is_ok()) *options.may_be_applied |= is_taken;
     if (options.open_step != nullptr) *options.open_step = std::max(*options.open_step, request.open_step);
@@ -267,7 +267,7 @@ void Client::Impl::tell_outcome(const Call& call, const Status& status, const Co
 void Client::Impl::drop_refused(const Call& call) {
   const Lock lock(mutex_);
   for (const Outgoing& out : call.requests) {
-    const Request& request = out.request;
+    const ShardRequest& request = out.request;
     const bool is_refused = (!request.done || !request.status.is_ok()) && !request.may_be_taken;
     if (is_refused) channels_[request.shard].replay_buffer().drop(request.header.sequence);
   }
