@@ -67,7 +67,7 @@ class Refused(Exception):  # noqa: N818 - as the taxonomy's
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _LookupBody:
     """A parsed lookup request."""
 
     model: str
@@ -173,7 +173,7 @@ class HttpFront:
             raise Refused(413, f"Content-Length: {text[:18]}; allowed: [0, {most}] (limits.http.body_bytes)", ends=True)
         return int(text)
 
-    def _reply_bytes(self, asked: _Asked, token: str) -> int:
+    def _reply_bytes(self, asked: _LookupBody, token: str) -> int:
         """Returns an upper bound of the size of the reply, in bytes.
 
         Raises:
@@ -193,7 +193,7 @@ class HttpFront:
             )
         return needed
 
-    def _with_keys(self, asked: _Asked, token: str) -> _Asked:
+    def _with_keys(self, asked: _LookupBody, token: str) -> _LookupBody:
         """Returns the request with the keys of its values, of the version whose features made them."""
         model, tables = asked.model, dict(asked.tables)
         for table, values in asked.values.items():
@@ -201,7 +201,7 @@ class HttpFront:
             model = f"{parse_model(model)[0]}@{version}"
         return replace(asked, model=model, tables=tables, values={})
 
-    def _looked_up(self, asked: _Asked, token: str) -> bytes:
+    def _looked_up(self, asked: _LookupBody, token: str) -> bytes:
         answer = self._lookup.lookup(
             asked.model, asked.tables, asked.routing_key, token=token, deadline_sec=asked.deadline_sec
         )
@@ -251,7 +251,7 @@ def _models(models: ServedModels, grant: TokenEntry) -> Any:
     }
 
 
-def _parsed(data: bytes) -> _Asked:
+def _parsed(data: bytes) -> _LookupBody:
     body = parse_json(data)
     if not isinstance(body, dict) or not isinstance(body.get("tables"), dict):
         raise InvalidArgument(
@@ -270,7 +270,7 @@ def _parsed(data: bytes) -> _Asked:
     given = body["tables"]
     keys = {table: checked_keys(keys, table) for table, keys in given.items() if not isinstance(keys, dict)}
     values = {table: _values(asked, table) for table, asked in given.items() if isinstance(asked, dict)}
-    return _Asked(model, keys, routing_key, deadline_ms / 1000, values)
+    return _LookupBody(model, keys, routing_key, deadline_ms / 1000, values)
 
 
 def _values(asked: dict[str, Any], table: str) -> FeatureValues:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..proto.errors import NotFound, SparserowError, Unavailable, error_of
 from ..proto.published.registry import Alias
 from ..proto.schema import TableSchema
-from .client.replica_pool import Asked, ReplicaPool, ReplicaPoolOptions
+from .client.replica_pool import ReplicaPool, ReplicaPoolOptions, ReplicaRequest
 
 _RETRY_SEC = 0.2  # the pause between two tries to find the peers
 _REFRESH_SEC = 0.25  # the pause between two requests for what they serve
@@ -110,7 +110,7 @@ class Peers:
                 (schema.id, schema.version, schema.dim, np.ascontiguousarray(all_keys[places]))
                 for schema, all_keys, places in zip(schemas, keys, missing, strict=True)
             ]
-            parts, answers = pool.ask(Asked(handle, asked, deadline))
+            parts, answers = pool.ask(ReplicaRequest(handle, asked, deadline))
         except SparserowError as error:
             return (str(error),)
         for part, places, (rows, versions, is_found, answered) in zip(found, missing, parts, strict=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ...proto import control_pb2 as pb
-from .state.data_leases import Ask, LeaseAnswer
+from .state.data_leases import LeaseAnswer, LeaseRequest
 from .state.epoch_records import EpochTest, Sums
 
 
-def ask_of(request: pb.LeaseDataRequest) -> Ask:
+def lease_request_of(request: pb.LeaseDataRequest) -> LeaseRequest:
     """Returns the request of a worker; a worker of the previous version reports nothing about its epochs."""
     trained, tested = request.trained, request.tested
-    return Ask(
+    return LeaseRequest(
         run=request.run,
         epoch=request.epoch,
         chunks=request.chunks,

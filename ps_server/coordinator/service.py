@@ -14,7 +14,7 @@ from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument
 from ...proto.process.access import caller_reaches, check_caller
 from ...proto.schema_message import message_of_schema
-from .lease_messages import ask_of, lease_reply
+from .lease_messages import lease_reply, lease_request_of
 from .procedures.checkpoint_restore import CheckpointRestores
 from .procedures.checkpoint_save import CheckpointSaves
 from .procedures.damage_notes import DamageNotes
@@ -254,7 +254,7 @@ class CoordinatorService:
         known = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
         known.update(span.key for span in cluster.rosters[job.job_id].spans.values() if span.until_step is None)
         holder = ticket.worker_id, ticket.epoch
-        given = cluster.data.answer(job.job_id, job.generation, ask_of(request), holder, known)
+        given = cluster.data.answer(job.job_id, job.generation, lease_request_of(request), holder, known)
         if given.chunk is None and not given.is_over:  # others have the last chunks
             self._wait_for({job.job_id})
         if given.chunk is not None or request.done or request.HasField("tested"):

@@ -32,7 +32,7 @@ from ...proto.published.model_names import handle_of, parse_model, routing_hash
 from ...proto.row_keys import Keys, as_keys
 from ...proto.security.security import Security, loaded_security
 from .replica_map import ReplicaMap, TableShape
-from .replica_pool import Asked, ReplicaPool, ReplicaPoolOptions, split_addresses
+from .replica_pool import ReplicaPool, ReplicaPoolOptions, ReplicaRequest, split_addresses
 
 _NOT_FOUND = NotFound.number
 _INVALID = (InvalidArgument.number, FailedPrecondition.number, PermissionDenied.number)
@@ -189,12 +189,12 @@ class ServingClient(Closing):
         routing = routing_hash(routing_key)
         for is_last in (False, True):
             version, shapes = self._resolve(routing)
-            asked = Asked(
+            request = ReplicaRequest(
                 handle_of(self.model, version),
                 [_table_of(self.model, name, shapes, keys) for name, keys in keys_of.items()],
                 deadline,
             )
-            parts, answers = self._pool.ask(asked)
+            parts, answers = self._pool.ask(request)
             given_up = any(answer is not None and answer[1] == _NOT_FOUND for answer in answers)
             if not given_up or is_last:  # a version may just have been unloaded: ask again what is served
                 break

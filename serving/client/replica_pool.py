@@ -87,7 +87,7 @@ def split_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReplicaRequest:
     """A request to a replica.
 
     Attributes:
@@ -176,7 +176,7 @@ class ReplicaPool:
         """Asks the processes for the keys of values; see :func:`~.replica_map.make_keys`."""
         return make_keys(self._options.addresses, request, deadline_sec=deadline_sec, security=self.identity)
 
-    def ask(self, asked: Asked) -> tuple[Any, Any]:
+    def ask(self, request: ReplicaRequest) -> tuple[Any, Any]:
         """Sends a request to the replicas, which take turns.
 
         Returns:
@@ -192,8 +192,8 @@ class ReplicaPool:
         ranks = self._order(len(clients), turn)
         in_order = [(rank, clients[rank][turn // len(clients) % len(clients[rank])]) for rank in ranks]
         if self._options.hedge_ms is None or len(clients) == 1:
-            return self._ask_in_turn(in_order, asked)
-        return self._ask_hedged(in_order, asked, self._options.hedge_ms / 1000)
+            return self._ask_in_turn(in_order, request)
+        return self._ask_hedged(in_order, request, self._options.hedge_ms / 1000)
 
     def _order(self, count: int, turn: int | None = None) -> list[int]:
         """Returns the ranks of replicas in the order to ask: from the one whose turn it is, the failed ones last."""
@@ -208,20 +208,20 @@ class ReplicaPool:
         with self._lock:
             return time.monotonic() < self._aside.get(rank, 0.0)
 
-    def _ask_in_turn(self, clients: list[tuple[int, _client.LookupClient]], asked: Asked) -> tuple[Any, Any]:
+    def _ask_in_turn(self, clients: list[tuple[int, _client.LookupClient]], request: ReplicaRequest) -> tuple[Any, Any]:
         """Asks one replica after the other.
 
         A replica gets half of the time that is left if another one has not failed lately, and else all of it.
         """
         best: tuple[Any, Any] | None = None
         for place, (rank, client) in enumerate(clients):
-            left = asked.deadline - time.monotonic()
+            left = request.deadline - time.monotonic()
             if best is not None and left < _LEAST_SHARE_SEC:
                 break
             is_shared = left >= 2 * _LEAST_SHARE_SEC and any(
                 not self._is_aside(other) for other, _ in clients[place + 1 :]
             )
-            answer = _call(client, replace(asked, deadline=asked.deadline - left / 2) if is_shared else asked)
+            answer = _call(client, replace(request, deadline=request.deadline - left / 2) if is_shared else request)
             best = _better(best, answer)
             codes = {told[1] for told in answer[1] if told is not None} - {0}
             if not codes or codes & _SAME_EVERYWHERE:
@@ -233,14 +233,14 @@ class ReplicaPool:
         return best
 
     def _ask_hedged(
-        self, clients: list[tuple[int, _client.LookupClient]], asked: Asked, hedge_sec: float
+        self, clients: list[tuple[int, _client.LookupClient]], request: ReplicaRequest, hedge_sec: float
     ) -> tuple[Any, Any]:
         running: list[concurrent.futures.Future[Any]] = []
         best: tuple[Any, Any] | None = None
         for place, (_, client) in enumerate(clients):
-            running.append(self._pool.submit(_call, client, asked))
+            running.append(self._pool.submit(_call, client, request))
             is_last = place == len(clients) - 1
-            wait_until = asked.deadline if is_last else min(asked.deadline, time.monotonic() + hedge_sec)
+            wait_until = request.deadline if is_last else min(request.deadline, time.monotonic() + hedge_sec)
             while running and time.monotonic() < wait_until + (0.5 if is_last else 0.0):
                 done, _ = concurrent.futures.wait(
                     running, wait_until - time.monotonic() + 0.01, concurrent.futures.FIRST_COMPLETED
@@ -289,9 +289,9 @@ class ReplicaPool:
                 continue
 
 
-def _call(client: _client.LookupClient, asked: Asked) -> tuple[Any, Any]:
-    left_ms = max(1, round((asked.deadline - time.monotonic()) * 1000))
-    return client.lookup(asked.handle, asked.tables, deadline_ms=left_ms)
+def _call(client: _client.LookupClient, request: ReplicaRequest) -> tuple[Any, Any]:
+    left_ms = max(1, round((request.deadline - time.monotonic()) * 1000))
+    return client.lookup(request.handle, request.tables, deadline_ms=left_ms)
 
 
 def _better(best: tuple[Any, Any] | None, other: tuple[Any, Any]) -> tuple[Any, Any]:

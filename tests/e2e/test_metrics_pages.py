@@ -71,7 +71,7 @@ def test_a_gateway_counts_calls_rows_and_errors(launcher: Launcher) -> None:
     assert value(samples, "sparserow_gateway_clients") == 1
 
 
-class _Asks:
+class _Requests:
     """An observer that reads the page when the evaluation begins."""
 
     def __init__(self, port: int) -> None:
@@ -90,7 +90,7 @@ def test_a_worker_tells_how_training_goes(tmp_path: Path) -> None:
     port = free_port()
     settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "model.backend=ps"]
     job = load_config(JobConfig, JOBS / "demo.yaml", [*settings, f"train.metrics_port={port}", "train.batch_size=128"])
-    asks = _Asks(port)
+    asks = _Requests(port)
     with sr.local_cluster(shards=1) as cluster, joined_group(0, 1, "") as group:
         run_worker(job, group, local_world=2, coordinator=cluster.address, observer=asks)
     assert value(asks.samples, "sparserow_train_epoch", rank="0") == 1

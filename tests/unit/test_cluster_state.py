@@ -15,7 +15,7 @@ from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.damage import Damage
 from sparserow.ps_server.coordinator.state.faults import Process
-from sparserow.ps_server.coordinator.state.lost_commits import Whose
+from sparserow.ps_server.coordinator.state.lost_commits import CommitOwner
 from sparserow.ps_server.coordinator.state.membership import JobTerms
 from sparserow.ps_server.coordinator.state.roster import Roster, Span
 from sparserow.ps_server.coordinator.state.shards import ShardPhase
@@ -46,7 +46,7 @@ def filled() -> Cluster:
     cluster.row_saves["/ckpt/rows"] = {ticket.job_id: 30.0}
     cluster.row_configs["/ckpt/rows"] = "{}"
     cluster.jobs.register("ads", "waiting", 0, JobTerms(2, 0, "mean"))
-    cluster.lost.add(Whose(1, 7, 0, 1, is_steps=True), 10, 19)
+    cluster.lost.add(CommitOwner(1, 7, 0, 1, is_steps=True), 10, 19)
     cluster.damage = Damage("/ckpt/save-000003", {7, 9}, request=pb.RestoreRequest(url="/ckpt", name="save-000003"))
     return cluster
 

@@ -12,7 +12,7 @@ import pytest
 
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
 from sparserow.ps_server.coordinator.state import data_leases, epoch_records
-from sparserow.ps_server.coordinator.state.data_leases import Ask, DataLeases, JobData, LeaseAnswer
+from sparserow.ps_server.coordinator.state.data_leases import DataLeases, JobData, LeaseAnswer, LeaseRequest
 from sparserow.ps_server.coordinator.state.epoch_records import (
     EpochRecord,
     EpochRecords,
@@ -23,8 +23,8 @@ from sparserow.ps_server.coordinator.state.epoch_records import (
 A, B = (1, 1), (2, 1)
 
 
-def ask(epoch: int = 1, *done: int, chunks: int = 3, step: int = 0, run: str = "r", epochs: int = 1) -> Ask:
-    return Ask(run, epoch, chunks, done, step, epochs)
+def ask(epoch: int = 1, *done: int, chunks: int = 3, step: int = 0, run: str = "r", epochs: int = 1) -> LeaseRequest:
+    return LeaseRequest(run, epoch, chunks, done, step, epochs)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_at_random_every_chunk_is_done_and_none_is_held_twice() -> None:
             done = [chunk_of[key]] if chunk_of.get(key) is not None else []
             trained += done
             keys = set(members.items())
-            answer = data.answer(Ask("r", 1, chunks, done, 0), key, keys)
+            answer = data.answer(LeaseRequest("r", 1, chunks, done, 0), key, keys)
             chunk_of[key] = answer.chunk
             now = [chunk for who, chunk in chunk_of.items() if who in keys and chunk is not None]
             assert len(now) == len(set(now))

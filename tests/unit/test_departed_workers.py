@@ -8,7 +8,7 @@ import pytest
 
 from sparserow.ps_server.coordinator.state import departed_workers, lost_commits
 from sparserow.ps_server.coordinator.state.departed_workers import DepartedWorker, DepartedWorkers
-from sparserow.ps_server.coordinator.state.lost_commits import LostCommits, Whose
+from sparserow.ps_server.coordinator.state.lost_commits import CommitOwner, LostCommits
 
 
 def worker(number: int, *, mark: int = 5, namespace: str = "ads") -> DepartedWorker:
@@ -50,7 +50,7 @@ def test_they_are_bounded_and_survive_a_restart(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_number_and_the_ranges_of_one_worker_count_once() -> None:
-    lost, keys = LostCommits(), Whose(1, 7, 0, 1, is_steps=False)
+    lost, keys = LostCommits(), CommitOwner(1, 7, 0, 1, is_steps=False)
     assert lost.add_number((1, 7, 0, 1), 30) == 30
     assert lost.add(keys, 10, 19) == 0, "they are among the 30"
     assert lost.add(keys._replace(is_steps=True), 0, 24) == 5

@@ -8,7 +8,7 @@ import pytest
 
 from sparserow.proto.errors import Fenced
 from sparserow.ps_server.coordinator.state import data_leases, ended_jobs
-from sparserow.ps_server.coordinator.state.data_leases import Ask, DataLeases
+from sparserow.ps_server.coordinator.state.data_leases import DataLeases, LeaseRequest
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Membership
 
 TERMS = JobTerms(1, 2, "mean")
@@ -97,6 +97,6 @@ def test_the_data_of_jobs_that_ended_is_bounded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(data_leases, "MOST_JOBS", 3)
     data = DataLeases()
     for job_id in range(10):
-        data.answer(job_id, 1, Ask("run", 1, 4, (), 0), (job_id, 1), {(job_id, 1)})
+        data.answer(job_id, 1, LeaseRequest("run", 1, 4, (), 0), (job_id, 1), {(job_id, 1)})
         data.bound([0, job_id])
     assert list(data.jobs) == [0, 6, 7, 8, 9]

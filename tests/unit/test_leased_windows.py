@@ -15,7 +15,7 @@ import pytest
 
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
-from sparserow.ps_server.coordinator.state.data_leases import Ask, JobData
+from sparserow.ps_server.coordinator.state.data_leases import JobData, LeaseRequest
 from sparserow.worker.data import Batch, ReadOptions
 from sparserow.worker.data.leased import EpochScore, Leased, LeasedReader, Trained
 from sparserow.worker.data.sources import fit_features, open_reader, plan_files
@@ -30,7 +30,7 @@ class Book:
         self.data, self.key, self.members, self.order, self.step = data, (rank, 1), members, order, 0
 
     def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:  # noqa: ARG002
-        ask = Ask("r", epoch, chunks, done, self.step, order=self.order)
+        ask = LeaseRequest("r", epoch, chunks, done, self.step, order=self.order)
         answer = self.data.answer(ask, self.key, self.members)
         return Leased(answer.chunk, answer.skip, answer.is_over)
 

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from sparserow.ps_server.coordinator.state import lost_commits
-from sparserow.ps_server.coordinator.state.lost_commits import LostCommits, Whose
+from sparserow.ps_server.coordinator.state.lost_commits import CommitOwner, LostCommits
 
-KEYS = Whose(1, 7, 0, 1, is_steps=False)
+KEYS = CommitOwner(1, 7, 0, 1, is_steps=False)
 
 
 def test_ranges_that_overlap_or_touch_are_one() -> None:

@@ -12,7 +12,7 @@ import pytest
 from sparserow.proto.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from sparserow.serving.client import replica_pool
 from sparserow.serving.client.replica_map import ReplicaMap
-from sparserow.serving.client.replica_pool import Asked, ReplicaPool, ReplicaPoolOptions
+from sparserow.serving.client.replica_pool import ReplicaPool, ReplicaPoolOptions, ReplicaRequest
 
 
 class Replica:
@@ -39,8 +39,8 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> list[Replica]:
     return made
 
 
-def asked(seconds: float = 60.0) -> Asked:
-    return Asked(7, [(1, 1, 1, np.zeros(1, np.uint64))], time.monotonic() + seconds)
+def asked(seconds: float = 60.0) -> ReplicaRequest:
+    return ReplicaRequest(7, [(1, 1, 1, np.zeros(1, np.uint64))], time.monotonic() + seconds)
 
 
 @pytest.mark.parametrize("hedge_ms", [None, 10_000.0])

@@ -21,11 +21,11 @@ from ..layers.table_handle import renamed, restoring_rows
 from ..session.compiled_module import bare
 from ..session.session import JobSession
 from ..session.tensor_group import on_leader
-from .asked_states import AskedStates, check_count, no_state
 from .dense_state import check_state, load_state, plain_state
 from .device_parts import Wanted, read_parts
 from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import set_random_state
+from .restored_states import RestoredStates, check_count, no_state
 from .save import OneOrMore, SharedReader, Stateful, absolute, cluster_of, several
 
 
@@ -130,7 +130,7 @@ def restore(
     )
 
     states, unread = _States.found(Folder(url), name)
-    asked = AskedStates(optimizer, scaler, scheduler, reader)
+    asked = RestoredStates(optimizer, scaler, scheduler, reader)
     if unread is None:
         _Dense(states.folder, model, optimizer, full).check(states, asked, session.rank)
     wanted = Wanted(f"{url}/{states.name}", full, tuple(request.tables), reset_optimizer)
@@ -264,7 +264,7 @@ class _Dense:
     optimizer: torch.optim.Optimizer | None
     renames: Mapping[str, str]
 
-    def check(self, states: _States, asked: AskedStates, rank: int) -> None:
+    def check(self, states: _States, asked: RestoredStates, rank: int) -> None:
         """Checks, before anything is changed, that the checkpoint has what is asked for, and that it fits.
 
         Args:
@@ -287,7 +287,7 @@ class _Dense:
             raise type(error)(f"{error}; nothing was changed") from None
 
     def _check(
-        self, first: Mapping[str, Any] | None, mine: Mapping[str, Any] | None, asked: AskedStates, rank: int
+        self, first: Mapping[str, Any] | None, mine: Mapping[str, Any] | None, asked: RestoredStates, rank: int
     ) -> None:
         asked.check(first, mine, rank, self.folder.url, model=self.model is not None)
         first = first or {}

@@ -17,7 +17,7 @@ _OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "ba
 
 
 @dataclass(frozen=True)
-class AskedStates:
+class RestoredStates:
     """What a restore is asked to load beside the model; None: it is not asked for that."""
 
     optimizer: torch.optim.Optimizer | None

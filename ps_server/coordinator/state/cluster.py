@@ -24,7 +24,7 @@ from .damage import Damage
 from .data_leases import DataLeases, JobData
 from .departed_workers import UNKNOWN, DepartedWorker, DepartedWorkers
 from .faults import FaultBook
-from .lost_commits import LostCommits, Whose
+from .lost_commits import CommitOwner, LostCommits
 from .membership import Identity, Job, JobTerms, Member, Membership, Ticket
 from .registry import Registry
 from .roster import CommitWindow, Roster, Span
@@ -285,8 +285,8 @@ class Cluster:
         """
         new = 0
         for told in ranges:
-            whose = Whose(shard, told.job_id, told.worker_id, told.epoch, told.is_steps)
-            added = self.lost.add(whose, told.first, told.last)
+            owner = CommitOwner(shard, told.job_id, told.worker_id, told.epoch, told.is_steps)
+            added = self.lost.add(owner, told.first, told.last)
             new += added
             if added:
                 self.lost.tear(shard, self.namespace_of(told.job_id))

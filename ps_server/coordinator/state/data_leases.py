@@ -43,7 +43,7 @@ class DataLease:
 
 
 @dataclass(frozen=True)
-class Ask:
+class LeaseRequest:
     """A request of a worker.
 
     Attributes:
@@ -142,12 +142,12 @@ class JobData:
         """Whether all chunks of the epoch are done."""
         return len(self.done) == self.chunks
 
-    def goes_on(self, ask: Ask) -> bool:
+    def goes_on(self, request: LeaseRequest) -> bool:
         """Whether workers with this request continue the pass, after all workers of the job had left.
 
         They do when they are of the same run, and the run was not at its end or a scheduler started them again.
         """
-        return self.run == ask.run and (ask.again or not self._is_at_end(ask.epochs))
+        return self.run == request.run and (request.again or not self._is_at_end(request.epochs))
 
     def _is_at_end(self, epochs: int) -> bool:
         """Whether the last epoch is over, and tested where workers report evaluations."""
@@ -171,11 +171,11 @@ class JobData:
         if batches:
             self.skips[chunk] = batches
 
-    def answer(self, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]) -> LeaseAnswer:
+    def answer(self, request: LeaseRequest, holder: WorkerKey, known: Collection[WorkerKey]) -> LeaseAnswer:
         """Notes what a worker reports, and leases a chunk to it.
 
         Args:
-            ask: the request of the worker.
+            request: the request of the worker.
             holder: the worker that asks.
             known: the members of the job, and those whose end the shards do not know yet.
 
@@ -183,34 +183,36 @@ class JobData:
             FailedPrecondition: the worker counts other chunks than the other workers, or begins an epoch before the
                 last is over.
         """
-        if ask.tested is not None and (ask.epoch < self.epoch or (ask.epoch == self.epoch and self.is_over)):
-            self.records.test(ask.epoch, ask.tested)
-        if ask.epoch < self.epoch:  # the request came late, or again: that epoch is over
-            return LeaseAnswer(is_over=True, record=self.records.get(ask.epoch))
-        if ask.epoch > self.epoch:
-            if ask.epoch != self.epoch + 1 or not self.is_over:
+        if request.tested is not None and (
+            request.epoch < self.epoch or (request.epoch == self.epoch and self.is_over)
+        ):
+            self.records.test(request.epoch, request.tested)
+        if request.epoch < self.epoch:  # the request came late, or again: that epoch is over
+            return LeaseAnswer(is_over=True, record=self.records.get(request.epoch))
+        if request.epoch > self.epoch:
+            if request.epoch != self.epoch + 1 or not self.is_over:
                 raise FailedPrecondition(
-                    f"epoch: {ask.epoch} cannot begin yet; {len(self.done)} of {self.chunks} chunks of epoch "
+                    f"epoch: {request.epoch} cannot begin yet; {len(self.done)} of {self.chunks} chunks of epoch "
                     f"{self.epoch} are done"
                 )
-            self.epoch, self.chunks, self.order = ask.epoch, ask.chunks, ask.order
+            self.epoch, self.chunks, self.order = request.epoch, request.chunks, request.order
             self.done, self.leases, self.skips, self._first = set(), {}, {}, 0
-        if ask.chunks != self.chunks:
+        if request.chunks != self.chunks:
             raise FailedPrecondition(
-                f"chunks: {ask.chunks} here and {self.chunks} for another worker; all must read the same files with "
-                "the same data and train settings"
+                f"chunks: {request.chunks} here and {self.chunks} for another worker; all must read the same files "
+                "with the same data and train settings"
             )
-        if ask.order != self.order and not self.is_over:
+        if request.order != self.order and not self.is_over:
             raise FailedPrecondition(
                 f"order: the samples of epoch {self.epoch} were leased in another order, by a worker with other files, "
                 "other data or train settings, or another version of sparserow; go on with those, or begin another run"
             )
-        done = [chunk for chunk in ask.done if chunk in self.leases and self.leases[chunk].holder == holder]
+        done = [chunk for chunk in request.done if chunk in self.leases and self.leases[chunk].holder == holder]
         for chunk in done:
             del self.leases[chunk]
             self.done.add(chunk)
-        if done and ask.trained is not None:  # counts once: a repeated call has no chunk left to finish
-            self.records.train(self.epoch, ask.trained)
+        if done and request.trained is not None:  # counts once: a repeated call has no chunk left to finish
+            self.records.train(self.epoch, request.trained)
         for chunk, lease in list(self.leases.items()):  # also its own lease, when the answer was lost
             if lease.holder == holder or lease.holder not in known:
                 del self.leases[chunk]
@@ -223,7 +225,7 @@ class JobData:
         if free is None:
             return LeaseAnswer()
         skip = self.skips.pop(free, 0)
-        self.leases[free] = DataLease(holder, ask.step, skip)
+        self.leases[free] = DataLease(holder, request.step, skip)
         return LeaseAnswer(chunk=free, skip=skip)
 
     def at_cut(self, committed: dict[WorkerKey, int]) -> dict[str, Any]:
@@ -292,25 +294,30 @@ class DataLeases:
             self.jobs[job_id].left(holder, last_step)
 
     def answer(
-        self, job_id: int, generation: int, ask: Ask, holder: WorkerKey, known: Collection[WorkerKey]
+        self, job_id: int, generation: int, request: LeaseRequest, holder: WorkerKey, known: Collection[WorkerKey]
     ) -> LeaseAnswer:
-        """Answers a worker as :meth:`JobData.answer` does; a new job, or a new run of a job, begins at ``ask.epoch``.
+        """Answers a worker as :meth:`JobData.answer` does; a new job, or a new run, begins at ``request.epoch``.
 
         Raises:
             InvalidArgument: a number is out of range.
             FailedPrecondition: as for :meth:`JobData.answer`.
         """
-        if not 0 < ask.chunks <= MOST_CHUNKS:
-            raise not_allowed("chunks", ask.chunks, f"[1, {MOST_CHUNKS}]")
-        if ask.epoch < 1:
-            raise not_allowed("epoch", ask.epoch, ">= 1")
-        if ask.trained is not None:
-            ask.trained.check()
+        if not 0 < request.chunks <= MOST_CHUNKS:
+            raise not_allowed("chunks", request.chunks, f"[1, {MOST_CHUNKS}]")
+        if request.epoch < 1:
+            raise not_allowed("epoch", request.epoch, ">= 1")
+        if request.trained is not None:
+            request.trained.check()
         data = self.jobs.get(job_id)
-        if data is None or (data.generation != generation and not data.goes_on(ask)):
-            data = self.jobs[job_id] = JobData(ask.run, generation, ask.epoch, ask.chunks, order=ask.order)
-        data.generation, data.run = generation, data.run or ask.run  # restored data belongs to the run that asks first
-        return replace(data.answer(ask, holder, known), epoch=data.epoch)
+        if data is None or (data.generation != generation and not data.goes_on(request)):
+            data = self.jobs[job_id] = JobData(
+                request.run, generation, request.epoch, request.chunks, order=request.order
+            )
+        data.generation, data.run = (
+            generation,
+            data.run or request.run,
+        )  # restored data belongs to the run that asks first
+        return replace(data.answer(request, holder, known), epoch=data.epoch)
 
     def at_cut(self, committed: dict[int, dict[WorkerKey, int]]) -> dict[int, dict[str, Any]]:
         """Returns the result of :meth:`JobData.at_cut` by job id, for the jobs in the cut.

@@ -17,7 +17,7 @@ MOST_WORKERS = 4_096
 Worker: TypeAlias = tuple[int, int, int, int]  # shard, job, worker, epoch
 
 
-class Whose(NamedTuple):
+class CommitOwner(NamedTuple):
     """The worker and the shard of some commits; ``is_steps``: the commits are named by steps,
     otherwise by sequences.
     """
@@ -38,7 +38,7 @@ class LostCommits:
     """The lost commits of each shard: their ranges, their numbers, and of whom they are not known. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._ranges: dict[Whose, list[tuple[int, int]]] = {}  # (first, last) in ascending order; no two ranges touch
+        self._ranges: dict[CommitOwner, list[tuple[int, int]]] = {}  # (first, last), ascending; no two touch
         self._kept = 0
         self._sums: Counter[Worker] = Counter()  # of the ranges
         self._told: dict[Worker, int] = {}  # the numbers of workers that have left
@@ -68,12 +68,12 @@ class LostCommits:
         for torn in self._torn.values():
             torn.clear() if namespace is None else torn.discard(namespace)
 
-    def add(self, whose: Whose, first: int, last: int) -> int:
+    def add(self, owner: CommitOwner, first: int, last: int) -> int:
         """Adds the lost commits [first, last] and returns how many of them were not counted before.
 
         Beyond ``MOST_RANGES`` ranges, no new range is added: a loss that is not remembered could be counted again.
         """
-        ranges = self._ranges.get(whose, [])
+        ranges = self._ranges.get(owner, [])
         begin = bisect.bisect_left(ranges, first - 1, key=lambda known: known[1])
         end = begin
         new = last - first + 1
@@ -86,10 +86,10 @@ class LostCommits:
         if new <= 0 or (end == begin and self._kept >= MOST_RANGES):
             return 0
         self._kept += 1 - (end - begin)
-        self._ranges[whose] = [*ranges[:begin], merged, *ranges[end:]]
-        before = self._of(whose.worker)
-        self._sums[whose.worker] += new
-        return self._count(whose.worker, before)
+        self._ranges[owner] = [*ranges[:begin], merged, *ranges[end:]]
+        before = self._of(owner.worker)
+        self._sums[owner.worker] += new
+        return self._count(owner.worker, before)
 
     def add_number(self, worker: Worker, lost: int) -> int:
         """Notes how many commits of a worker that has left a shard lacks, and returns how many were not counted before.
@@ -128,7 +128,7 @@ class LostCommits:
         """Returns the saved form for the coordinator's state."""
         return {
             "counts": sorted(self._counts.items()),
-            "ranges": [[*whose, ranges] for whose, ranges in sorted(self._ranges.items())],
+            "ranges": [[*owner, ranges] for owner, ranges in sorted(self._ranges.items())],
             "told": [[*worker, number] for worker, number in sorted(self._told.items())],
             "unknown": [[shard, sorted(workers)] for shard, workers in sorted(self._unknown.items())],
             "unknown_more": sorted(self._unknown_more.items()),
@@ -141,9 +141,9 @@ class LostCommits:
         lost = cls()
         lost._counts = {int(shard): int(count) for shard, count in saved["counts"]}
         for shard, job_id, worker_id, epoch, is_steps, ranges in saved["ranges"]:
-            whose = Whose(shard, job_id, worker_id, epoch, bool(is_steps))
-            lost._ranges[whose] = [(int(first), int(last)) for first, last in ranges]
-            lost._sums[whose.worker] += sum(int(last) - int(first) + 1 for first, last in ranges)
+            owner = CommitOwner(shard, job_id, worker_id, epoch, bool(is_steps))
+            lost._ranges[owner] = [(int(first), int(last)) for first, last in ranges]
+            lost._sums[owner.worker] += sum(int(last) - int(first) + 1 for first, last in ranges)
             lost._kept += len(ranges)
         lost._told = {(shard, job, worker, epoch): number for shard, job, worker, epoch, number in saved["told"]}
         lost._unknown = {shard: {(job, worker, epoch) for job, worker, epoch in of} for shard, of in saved["unknown"]}
