@@ -73,7 +73,6 @@ def serve(
     sync_max_delay: Annotated[
         str | None, typer.Option(help="With either of these: the longest wait of a changed row. Default: 5s.")
     ] = None,
-    sync_hold: Annotated[str | None, typer.Option(hidden=True, help="The former name of --sync-max-delay.")] = None,
     poll: Annotated[
         str | None,
         typer.Option(help="Time between checks of the aliases. Default: 500ms for a folder, 5s for a URL."),
@@ -90,7 +89,7 @@ def serve(
     """Serve published models, or a training cluster's rows, until SIGTERM or Ctrl-C."""
     del die_with_parent  # its callback has acted on it
     from ...proto.config.config import LogConfig, validate
-    from ...proto.errors import InvalidArgument, not_allowed
+    from ...proto.errors import not_allowed
     from ...proto.process.advertise import Advertised, advertised
     from ...proto.process.control_server import ControlServer
     from ...proto.process.event_loop import run_server
@@ -107,14 +106,6 @@ def serve(
             raise not_allowed(name, number, "[0, 65535]")
     check_host(host, insecure=insecure)
     told = advertised(advertise, host, follow)
-    if sync_hold is not None:
-        if sync_max_delay is not None:
-            raise InvalidArgument("--sync-hold is the former name of --sync-max-delay; give only --sync-max-delay")
-        typer.echo(
-            "sparserow: --sync-hold is called --sync-max-delay now; the next version knows only --sync-max-delay",
-            err=True,
-        )
-        sync_max_delay = sync_hold
     config = ServeOptions.from_flags(
         model=model,
         root=root,

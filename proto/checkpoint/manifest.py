@@ -54,8 +54,7 @@ class Manifest:
         base: the name of the checkpoint in the same folder whose changes this one holds; empty when it has all rows.
         chain: the number of checkpoints that it needs beside itself.
         chain_bytes: the size of the row files of the checkpoints in the chain that do not have all rows.
-        needs: the names of the needed checkpoints, the oldest first. It is also empty where an older program wrote the
-            manifest.
+        needs: the names of the needed checkpoints, the oldest first.
         full_bytes: the size of the row files of the oldest needed checkpoint, which has all rows. It is 0 where
             ``needs`` is empty.
         since_full: the number of saves since a checkpoint had all rows.
@@ -219,17 +218,6 @@ def read_chain(folder: Folder, name: str | None = None) -> list[Manifest]:
             raise DataLoss(f"{folder.url}: {chain[0].name} adds to {base.name}, which is of another cluster or chain")
         chain.insert(0, base)
     return chain
-
-
-def needs_of(folder: Folder, manifest: Manifest) -> tuple[str, ...]:
-    """Returns the names of the checkpoints that a checkpoint adds to, the oldest first.
-
-    Raises:
-        DataLoss: as for :func:`read_chain`, which is used where an older program wrote the manifest.
-    """
-    if manifest.needs or not manifest.base:
-        return manifest.needs
-    return tuple(each.name for each in read_chain(folder, manifest.name)[:-1])
 
 
 def begin_folder(folder: Folder, known: set[str] | None = None) -> str:
@@ -413,7 +401,7 @@ def prune(folder: Folder, keep: int, known: set[str] | None = None) -> list[str]
     kept = {*names[-keep:], *noted}.intersection(names)
     needed = set(kept)
     for name in kept:
-        needed.update(needs_of(folder, read_manifest(folder, name)))
+        needed.update(read_manifest(folder, name).needs)
     gone = [name for name in names if name not in needed]
     for name in gone:
         (folder / name).remove()

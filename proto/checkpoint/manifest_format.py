@@ -1,7 +1,4 @@
-"""The file of a checkpoint's manifest: JSON with a checksum, where each row file stands once and parts name its number.
-
-Format 1 repeated a row file with each of its parts.
-"""
+"""The file of a checkpoint's manifest: JSON with a checksum; each row file stands once, and parts name its number."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ from ..schema_message import message_of_schema, schema_of_message
 if TYPE_CHECKING:
     from .manifest import Manifest
 
-FORMAT = 2
-FORMATS = (1, 2)  # formats that this program reads
+FORMAT = 1
 MOST_BYTES = 256 << 20  # the largest size of a manifest
 
 
@@ -60,7 +56,7 @@ def bytes_of_manifest(manifest: Manifest, where: str) -> bytes:
 
 
 def fields_of_bytes(data: bytes, where: str) -> dict[str, Any]:
-    """Returns the fields of the manifest that a file's bytes hold, in the current format; they are not checked yet.
+    """Returns the fields of the manifest that a file's bytes hold; they are not checked yet.
 
     Args:
         data: the bytes of the file.
@@ -73,9 +69,9 @@ def fields_of_bytes(data: bytes, where: str) -> dict[str, Any]:
     document = parse_json(data, where, MOST_BYTES)
     try:
         body = document["checkpoint"]
-        if body["format"] not in FORMATS:
+        if body["format"] != FORMAT:
             raise FailedPrecondition(
-                f"{where}: the manifest has format {body['format']}; this program reads formats 1 and 2"
+                f"{where}: the manifest has format {body['format']}; this program reads format {FORMAT}"
             )
         if document["xxh3"] != _checksum(json.dumps(body, sort_keys=True)):
             raise DataLoss(f"{where}: is damaged: its checksum does not match")
@@ -87,19 +83,15 @@ def fields_of_bytes(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _fields_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a manifest in the current format; they are not checked yet."""
-    is_first = body["format"] == 1
-    written = body.get("parts", ())
-    every_slot = {"first_slot": 0, "end_slot": body["slot_count"]}
+    written = body["parts"]
     tables = [
         {
             "schema": schema_of_message(pb.TableSchema.FromString(base64.b64decode(table["schema"]))),
-            "parts": [part if is_first else _part_of(part, written) for part in table["parts"]],
+            "parts": [_part_of(part, written) for part in table["parts"]],
         }
         for table in body["tables"]
     ]
-    slots = [{**every_slot, **entry} for entry in body["slots"]]
-    return {"since_full": body["chain"], **body, "tables": tables, "slots": slots}
+    return {**body, "tables": tables}
 
 
 def _checksum(text: str) -> str:

@@ -37,7 +37,7 @@ _AGAIN = "publish the model again"
 def confined(data: bytes, where: str, *, is_signed: bool, is_operator: IsOperator) -> bytes:
     """Returns the program as a new archive that torch.export.load may open: nothing in it is pickled.
 
-    Example inputs, which the previous version of Sparserow wrote, are left out without being read.
+    Example inputs are left out without being read.
 
     Args:
         data: the archive as it was published.

@@ -8,7 +8,7 @@ from .state.epoch_records import EpochTest, Sums
 
 
 def lease_request_of(request: pb.LeaseDataRequest) -> LeaseRequest:
-    """Returns the request of a worker; a worker of the previous version reports nothing about its epochs."""
+    """Returns the request of a worker."""
     trained, tested = request.trained, request.tested
     return LeaseRequest(
         run=request.run,

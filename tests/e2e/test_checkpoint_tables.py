@@ -1,15 +1,13 @@
-"""Many tables, and names that look alike: each has its rows and no other's, in few files, also of older programs."""
+"""Many tables, and names that look alike: each has its rows and no other's, in few files."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-import xxhash
 
 import sparserow as sr
 from checkpoint_rows import rows_of_checkpoint
@@ -94,55 +92,6 @@ def test_small_tables_share_files(tmp_path: Path) -> None:
         session.save(str(tmp_path / "again"))
     both = [rows_of_checkpoint(tmp_path / "again")["default/t9"], rows_of_checkpoint(url, "save-000001")["default/t9"]]
     assert both[0].keys() == both[1].keys()
-
-
-def in_first_format(url: Path, name: str) -> None:
-    """Writes a manifest as programs before shared files did."""
-    manifest = json.loads((url / name / files.FILE).read_text())["checkpoint"]
-    parts = manifest.pop("parts")
-    for field in ("needs", "full_bytes", "since_full"):
-        del manifest[field]
-    for entry in manifest["slots"]:
-        del entry["first_slot"], entry["end_slot"]
-    for table in manifest["tables"]:
-        table["parts"] = [
-            {
-                **dict(zip(("file", "bytes", "xxh3", "shard"), parts[number], strict=True)),
-                "first_slot": 0,
-                "end_slot": manifest["slot_count"],
-                "rows": rows,
-            }
-            for number, _, _, rows in table["parts"]
-        ]
-    manifest["format"] = 1
-    body = json.dumps(manifest, sort_keys=True)
-    document = {"xxh3": xxhash.xxh3_64_hexdigest(body.encode()), "checkpoint": manifest}
-    (url / name / files.FILE).write_text(json.dumps(document))
-
-
-def test_checkpoints_of_the_first_format_are_read_and_added_to(tmp_path: Path) -> None:
-    """There a file had one table's rows, of all slots as far as its manifest said."""
-    url = tmp_path / "ckpt"
-    keys = np.arange(3000, dtype=np.uint64)
-    with sr.local_cluster(shards=2, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        table = session.create_table("rows", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1))
-        table.assign(keys, values(1, len(keys)))
-        for part in range(3):
-            session.save(str(url), full_every=10)
-            in_first_format(url, f"save-00000{part + 1}")
-            table.push(keys[part : part + 2], np.ones((2, DIM), np.float32))
-        table.delete(keys[-1:])
-        session.save(str(url), full_every=10)
-        expected = table.pull(keys)
-        newest = files.read_manifest(Folder(str(url)))
-        assert (newest.base, newest.chain, newest.since_full) == ("save-000003", 3, 3)
-        assert newest.needs == ("save-000001", "save-000002", "save-000003")
-    assert files.verify(Folder(str(url)), files.read_chain(Folder(str(url)))) > 0
-    with sr.local_cluster(shards=3, slot_count=64) as cluster, sr.connect(cluster.address, staleness=None) as session:
-        session.restore(str(url))
-        np.testing.assert_array_equal(session.table("rows").pull(keys), expected)
-        session.restore(str(url), name="save-000001")
-        np.testing.assert_array_equal(session.table("rows").pull(keys), values(1, len(keys)))
 
 
 def test_a_chain_is_cut_short_and_loses_nothing(tmp_path: Path) -> None:

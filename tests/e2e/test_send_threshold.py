@@ -25,12 +25,8 @@ def test_a_row_is_sent_when_it_has_changed_enough(tmp_path: Path, launcher: Laun
         session.publish("ctr", root=root)
         serve = ("serve", f"--root={root}", "--model=ctr", "--port=0", f"--follow={cluster.address}")
         patient = launcher.start(*serve, option, "--sync-max-delay=1h", "--sync-interval=20ms")
-        hasty = launcher.start(*serve, option, "--sync-hold=200ms", "--sync-interval=20ms", "--replica=1")
+        hasty = launcher.start(*serve, option, "--sync-max-delay=200ms", "--sync-interval=20ms", "--replica=1")
         addresses = [process.wait_for(r"ready at gRPC (\S+),")[1] for process in (patient, hasty)]
-        assert "--sync-hold is called --sync-max-delay now" in hasty.err, (
-            "the former name is understood, with a warning"
-        )
-        assert "--sync-hold" not in patient.err
         with sr.ServingClient(addresses[0]) as first, sr.ServingClient(addresses[1]) as second:
 
             def push(keys: np.ndarray, times: int, step: float = 1.0) -> None:

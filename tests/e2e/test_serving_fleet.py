@@ -145,7 +145,6 @@ def test_peers_are_checked(root: str, launcher: Launcher) -> None:
         (("--peers=127.0.0.1:1",), "--peers has no effect with one shard"),
         (("--peers=nowhere", "--shard=0/2"), "--peers: 'nowhere' is not allowed"),
         (("--sync-max-delay=3s",), "--sync-max-delay has no effect without"),
-        (("--sync-hold=3s", "--sync-max-delay=3s"), "give only --sync-max-delay"),
         (("--sync-after-updates=3",), "have no effect without --follow"),
         (("--sync-after-updates=-3", "--follow=127.0.0.1:1"), "live sync: -3 updates"),
         (("--sync-after-move=nan", "--follow=127.0.0.1:1"), "a move of nan"),

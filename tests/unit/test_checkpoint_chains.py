@@ -60,7 +60,7 @@ def asked_by(call: Any) -> Counter[str]:
     return Counter(CountedStore.asked)
 
 
-def chain_of(folder: Folder, links: int, known: set[str] | None = None, *, notes_needs: bool = True) -> None:
+def chain_of(folder: Folder, links: int, known: set[str] | None = None) -> None:
     """Saves of changes, each after the other."""
     needs: tuple[str, ...] = ()
     for number in range(links):
@@ -75,7 +75,7 @@ def chain_of(folder: Folder, links: int, known: set[str] | None = None, *, notes
             tables=(files.TableEntry(SCHEMA, ()),),
             base=needs[-1] if needs else "",
             chain=number,
-            needs=needs if notes_needs else (),
+            needs=needs,
         )
         (folder / name).put(files.FILE, manifest.to_bytes())
         needs = (*needs, name)
@@ -89,25 +89,21 @@ def test_a_walk_reads_each_manifest_once(folder: Folder, links: int) -> None:
     assert [each.name for each in files.read_chain(folder)] == files.list_names(folder)
 
 
-@pytest.mark.parametrize("notes_needs", [True, False])
-def test_a_save_asks_for_what_is_new(folder: Folder, notes_needs: bool) -> None:
+def test_a_save_asks_for_what_is_new(folder: Folder) -> None:
     """What a coordinator does for a save, beside its files: the links before it cost nothing."""
     counts = []
     for links in (5, 25):
         inside, known = folder / str(links), set[str]()
-        chain_of(inside, links, known, notes_needs=notes_needs)
+        chain_of(inside, links, known)
         files.prune(inside, 2, known)
 
         def save(inside: Folder = inside, known: set[str] = known) -> None:
             files.begin_folder(inside, known)
-            files.needs_of(inside, files.read_manifest(inside))
+            files.read_manifest(inside)
             files.prune(inside, 2, known)
 
         counts.append(asked_by(save))
-    if notes_needs:
-        assert counts[0] == counts[1]
-    else:
-        assert counts[1]["list"] == counts[0]["list"], "a walk lists nothing, whichever program wrote the links"
+    assert counts[0] == counts[1]
     assert len(files.list_names(folder / "25")) == 25, "all of the chain are needed"
 
 

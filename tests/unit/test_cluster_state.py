@@ -103,13 +103,6 @@ def test_a_shard_that_is_held_is_not_given_to_another_process_after_a_restart() 
     assert after.shards.register(2, instance=100, now=51.0, **place).restoring
 
 
-def test_a_state_of_the_version_before_has_no_faults_and_no_damage() -> None:
-    document = filled().to_document()
-    del document["faults"], document["damage"]
-    after = Cluster.from_document(document, OPTIONS, now=50.0)
-    assert (after.faults.listed(), after.damage) == ([], None)
-
-
 def test_clusters_have_ids_of_their_own() -> None:
     ids = {Cluster.create(OPTIONS).cluster_id for _ in range(16)}
     assert len(ids) == 16
@@ -128,7 +121,7 @@ def test_another_cluster_is_refused(options: ClusterOptions, words: str) -> None
         Cluster.from_document(filled().to_document(), options, now=0.0)
 
 
-@pytest.mark.parametrize("key", sorted(set(filled().to_document()) - {"faults", "lost", "damage", "row_configs"}))
+@pytest.mark.parametrize("key", sorted(filled().to_document()))
 def test_a_document_without_a_part_is_damaged(key: str) -> None:
     document = filled().to_document()
     del document[key]

@@ -205,8 +205,8 @@ def test_a_cut_knows_which_batches_the_rows_have(data: JobData) -> None:
 
 
 def test_windows_of_another_order_are_refused_until_the_epoch_is_over() -> None:
-    leases, saved = DataLeases(), {"epoch": 1, "chunks": 2, "done": [[0, 1]], "skips": [], "records": []}
-    leases.restore(7, 5, saved)  # of an older version, whose chunks were others
+    leases, saved = DataLeases(), {"epoch": 1, "chunks": 2, "done": [[0, 1]], "skips": [], "records": [], "order": 3}
+    leases.restore(7, 5, saved)
     with pytest.raises(FailedPrecondition, match=r"order: the samples of epoch 1 were leased in another order"):
         leases.answer(7, 5, replace(ask(chunks=2), order=4), A, {A})
     leases.restore(7, 5, {**saved, "done": [[0, 2]]})

@@ -6,18 +6,18 @@ from ...proto.errors import InvalidArgument
 from .features import FeatureSpec
 
 
-def check_inputs(spec: FeatureSpec, saved: dict[str, str] | None) -> None:
+def check_inputs(spec: FeatureSpec, saved: dict[str, str]) -> None:
     """Refuses a state of a reader whose samples became other inputs, so that rows would get other keys.
 
     Args:
         spec: the inputs of the present reader.
-        saved: the inputs of that reader; None: an older version saved the state, without them.
+        saved: the inputs of that reader.
 
     Raises:
         InvalidArgument: an input differs, or their order does.
     """
     mine = spec.described()
-    if saved is None or list(saved.items()) == list(mine.items()):
+    if list(saved.items()) == list(mine.items()):
         return
     names = [name for name in (*saved, *mine) if saved.get(name) != mine.get(name)]
     if not names:
@@ -29,18 +29,16 @@ def check_inputs(spec: FeatureSpec, saved: dict[str, str] | None) -> None:
     )
 
 
-def check_targets(spec: FeatureSpec, saved: dict[str, str] | None) -> None:
+def check_targets(spec: FeatureSpec, saved: dict[str, str]) -> None:
     """Refuses a state of a reader with other labels, which the saved weights were trained on.
 
     Args:
         spec: has the labels of the present reader.
-        saved: the labels of that reader; None: an older version saved the state, without them.
+        saved: the labels of that reader.
 
     Raises:
         InvalidArgument: the column or the values of a label differ.
     """
-    if saved is None:
-        return
     mine = dict(spec.targets)
     for name in (*saved, *mine):
         was, now = (labels.get(name, "not there") for labels in (saved, mine))

@@ -58,7 +58,7 @@ class Leased:
         chunk: the number of the leased chunk; None: there is no chunk for this worker now.
         skip: the number of batches at its beginning to skip, because the rows have them already.
         is_over: whether all chunks of the epoch are done.
-        epoch: the number of the epoch that is under way; 0: an older coordinator does not report it.
+        epoch: the number of the epoch that is under way.
         trained: the sums of all workers over the epoch that is over; None: not known.
         tested: the figures of that epoch; None: not known, or not tested yet.
     """

@@ -287,8 +287,8 @@ class ClickReader:
                     f"reader state: {name} was {saved.get(name)!r}; this reader has {mine.get(name)!r}, so it would "
                     "deal samples differently"
                 )
-        check_inputs(self._features.spec, state.get("inputs"))
-        check_targets(self._features.spec, state.get("targets"))
+        check_inputs(self._features.spec, state["inputs"])
+        check_targets(self._features.spec, state["targets"])
 
     def _order_state(self) -> dict[str, Any]:
         options = self._options

@@ -16,7 +16,7 @@ def trained(progress: Progress) -> Trained:
 
 
 def is_known(reader: LeasedReader) -> bool:
-    """Returns whether the coordinator has reported the sums of the epoch that ended last; an older version does not."""
+    """Returns whether the coordinator has reported the sums of the epoch that ended last."""
     return reader.end is not None and reader.end.trained is not None
 
 

@@ -43,7 +43,7 @@ def find_base(folder: Folder, cluster: Cluster, full_every: int) -> Base | None:
     shards = cluster.shards
     try:
         newest = files.read_manifest(folder)
-        needs = files.needs_of(folder, newest)
+        needs = newest.needs
         damaged = files.damaged_in(folder).intersection([*needs, newest.name])
         if damaged:
             raise DataLoss(f"{', '.join(sorted(damaged))} was found damaged, and {newest.name} is or needs it")

@@ -393,15 +393,13 @@ class Cluster:
             cluster.row_sources = of_document(document["row_sources"])
             cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
             cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
-            cluster.row_configs = dict(document.get("row_configs", {}))  # the previous version saved none
+            cluster.row_configs = dict(document["row_configs"])
             cluster.saved_at = document["saved_at"]
             cluster.rosters = {job_id: _roster_of_document(saved) for job_id, saved in document["rosters"]}
-            if "faults" in document:  # the previous version saved none
-                cluster.faults = FaultBook.of_document(document["faults"])
-            if "lost" in document:  # the previous version saved none
-                cluster.lost = LostCommits.of_document(document["lost"])
+            cluster.faults = FaultBook.of_document(document["faults"])
+            cluster.lost = LostCommits.of_document(document["lost"])
             cluster.departed = DepartedWorkers.of_document(document["departed"])
-            if document.get("damage") is not None:
+            if document["damage"] is not None:
                 cluster.damage = Damage.of_document(document["damage"])
         except FailedPrecondition:
             raise

@@ -56,7 +56,7 @@ class LeaseRequest:
         trained: the sums of what it trained on in ``done``; None when it does not report them.
         tested: the evaluation of the epoch's model; None when it has not evaluated it.
         again: whether its scheduler started it again, so that a run that is over stays over.
-        order: the digest of the order of the epoch's samples, whose windows are the chunks; 0: an older version's.
+        order: the digest of the order of the epoch's samples, whose windows are the chunks.
     """
 
     run: str
@@ -123,7 +123,7 @@ class JobData:
         skips: the number of batches that the rows contain already, of chunks without a holder; a chunk that is not
             listed has 0.
         records: the records of this epoch and the epochs before.
-        order: the digest of the order of the epoch's samples; 0: that of an older version.
+        order: the digest of the order of the epoch's samples.
     """
 
     run: str
@@ -266,8 +266,8 @@ class JobData:
             _of_runs(saved["done"]),
             leases,
             dict(saved["skips"]),
-            EpochRecords.of_document(saved.get("records", [])),  # the previous version saved none
-            saved.get("order", 0),
+            EpochRecords.of_document(saved["records"]),
+            saved["order"],
         )
 
 
@@ -339,6 +339,6 @@ class DataLeases:
             _of_runs(saved["done"]),
             {},
             dict(saved["skips"]),
-            EpochRecords.of_document(saved.get("records", [])),
-            saved.get("order", 0),
+            EpochRecords.of_document(saved["records"]),
+            saved["order"],
         )
