@@ -66,7 +66,7 @@ FULL = BigTableSize(rows=76_000_000, gigabytes=20.0)
 QUICK = BigTableSize(
     rows=80_000,
     test_lines=256,
-    settings=("train.batch_size=64", "cluster.memory_budget=16MiB", "model={kind: dlrm, dim: 32, rows: 1000000}"),
+    settings=("train.batch_size=64", "cluster.memory_budget=16MiB", "model.args.rows={'*': 1000000}"),
 )
 
 

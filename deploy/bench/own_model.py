@@ -128,7 +128,7 @@ def _job(size: OwnModelSize, log: SalesLog, *sets: str) -> JobConfig:
             f"train.batch_size={size.batch}",
             f"train.workers={WORKERS}",
             "train.threads=1",
-            "keep=null",
+            "publish.local=null",
             *sets,
         ],
     )

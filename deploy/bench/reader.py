@@ -106,7 +106,7 @@ def _made(rows: int) -> pa.Table:
 
 
 def _job(path: Path, *, with_features: bool) -> JobConfig:
-    document: dict[str, object] = {"model": {"kind": "dlrm"}}
+    document: dict[str, object] = {"model": {"class": "DLRM"}}
     if with_features:
         document["data"] = {"format": "parquet", "columns": {"label": "label"}}
         numbers = {f"I{number + 1}": {"kind": "dense", "log1p": True} for number in range(_NUMBERS)}

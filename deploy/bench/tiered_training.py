@@ -23,7 +23,7 @@ from ...proto.optim import Adagrad
 from ...proto.schema import TableSchema
 from ...worker.api.session import Session
 from ...worker.layers.deferred import deferred
-from ...worker.models import DLRM
+from ...worker.models import mlp
 from ...worker.session.session_core import SessionCore
 from ...worker.session.session_parts import Placement
 from .harness import Figure, median
@@ -57,16 +57,23 @@ class TrainingSize:
     hints: int
 
 
-class _Rows(nn.Module):
-    """One table for all features, which turns keys (B, features) into rows (B, features, dim)."""
+class _SharedDLRM(nn.Module):
+    """DLRM, whose features all look up one table: numbers (B, n) and keys (B, features) become logits (B)."""
 
-    def __init__(self, rows: int, dim: int) -> None:
+    def __init__(self, features: int, rows: int, dim: int) -> None:
         super().__init__()
         self.rows = nn.Embedding(rows, dim)
+        self.bottom = mlp([_NUMBERS, 256, 64, dim], activate_last=True)
+        self.register_buffer("pairs", torch.triu_indices(features + 1, features + 1, offset=1), persistent=False)
+        self.pairs: Tensor
+        self.top = mlp([self.pairs.shape[1] + dim, 256, 1])
 
-    def forward(self, keys: Tensor) -> Tensor:
-        found: Tensor = self.rows(keys)
-        return found
+    def forward(self, numbers: Tensor, keys: Tensor) -> Tensor:
+        below = self.bottom(numbers)
+        vectors = torch.cat([below[:, None], self.rows(keys)], dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        logits: Tensor = self.top(torch.cat([below, products], dim=1)).squeeze(1)
+        return logits
 
 
 class _Catalog:
@@ -137,15 +144,14 @@ class _Runner:
 
 
 def _ids(batch: Batch) -> dict[str, Tensor]:
-    return {"embeddings.rows": batch[1]}
+    return {"rows": batch[1]}
 
 
 def _training_step(session: Session, shape: tuple[int, int], size: TrainingSize) -> Callable[[Batch], None]:
     rows, dim = shape
     torch.manual_seed(0)
     with deferred(min_rows=1):
-        model = DLRM(_NUMBERS, dict.fromkeys(map(str, range(size.features)), 1), dim=dim, bottom=(256, 64), top=(256,))
-        model.embeddings = _Rows(rows, dim)  # type: ignore[assignment]
+        model = _SharedDLRM(size.features, rows, dim)
     session.distribute(model, optimizer=Adagrad(lr=0.01), min_rows=1)
     dense = torch.optim.Adam(model.parameters(), lr=1e-3)
 

@@ -113,11 +113,11 @@ class SameBeginning(LocalBackend):
         super().__init__(job.train, job.model.min_rows)
         self._job = job
 
-    def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
+    def build(self, make: Callable[[], nn.Module]) -> nn.Module:
         """Returns the model in plain torch."""
         job = self._job
         with deferred(min_rows=job.model.min_rows):
-            other = make(False)  # as PsBackend makes it, from the same state of torch's generator
+            other = make()  # as PsBackend makes it, from the same state of torch's generator
         model = super().build(make)
         tables = JobTables(job, other)
         layers = layers_of_tables(model, job.model.min_rows, tables.bind)

@@ -118,7 +118,7 @@ SlotCount = Annotated[
 ]
 Modulo = Annotated[
     int | None,
-    typer.Option(min=1, help="Divisor when the row is at key % MODULO: model.rows or table_rows of the job file."),
+    typer.Option(min=1, help="Divisor when the row is at key % MODULO: the rows of the table in model.args.rows."),
 ]
 WorkerLease = Annotated[
     str, typer.Option(help="Time without a heartbeat after which a worker leaves its job, such as 10s.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...proto.config.job import JobConfig
-from ...proto.config.model_config import OwnModelConfig
 from ...proto.errors import InvalidArgument
 from ...proto.security.security import loaded_security
 from ...worker.api.in_process import InProcessCluster
@@ -21,11 +20,11 @@ _LEAST_SAMPLES = 2  # of an example
 
 
 def is_to_be_exported(job: JobConfig) -> bool:
-    """Whether a run of the job fails unless a class of the user's own, whose code may be anything, can be exported.
+    """Whether a run of the job fails unless its model, whose code may be anything, can be exported.
 
     Where the job names no folder for its model, a run ends well where the model cannot be kept.
     """
-    return job.publish.is_asked and isinstance(job.model, OwnModelConfig) and job.model.backend == "ps"
+    return job.publish.is_asked and ":" in job.model.class_ and job.model.backend == "ps"
 
 
 def check_export(job: JobConfig) -> None:
@@ -54,12 +53,12 @@ def try_export(job: JobConfig, spec: FeatureSpec, batch: Batch) -> None:
         InvalidArgument: the model cannot be exported, for the reason in the text.
     """
     names = input_names(job.model, spec)
-    given = batch if names is None else NamedBatch.of(batch, names, len(batch))
-    if len(batch) < _LEAST_SAMPLES or (isinstance(given, NamedBatch) and given.example(len(batch)) is None):
+    given = NamedBatch.of(batch, names, len(batch))
+    if len(batch) < _LEAST_SAMPLES or given.example(len(batch)) is None:
         return
     with InProcessCluster().connect("dry-run") as session:
         with deferred(min_rows=job.model.min_rows):
-            plain = build_model(job.model, spec, sparse=False)
+            plain = build_model(job.model, spec)
         tables = JobTables(job, plain)
         options = {name: replace(table, placement="servers") for name, table in tables.options(None).items()}
         model = session.distribute(

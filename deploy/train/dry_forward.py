@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ...proto.config.job import JobConfig
-from ...proto.config.model_config import OwnModelConfig
 from ...proto.errors import InvalidArgument
 from ...worker.data import Batch, NamedBatch
 from ...worker.training.task_outputs import TaskOutputs
@@ -22,17 +21,18 @@ _ROWS = 16  # of a stand-in for a table
 def try_forward(
     job: JobConfig,
     model: nn.Module,
-    names: Sequence[str] | None,
+    names: Sequence[str],
     batch: Batch,
     key_counts: Mapping[str, int],
 ) -> dict[int, int]:
-    """Runs the forward in eval mode and the losses once, and the forward with the greatest keys of the features that
-    it takes by name. Tables that were never allocated read as zeros.
+    """Runs the forward in eval mode and the losses once, and the forward with the greatest keys of the features.
+
+    Tables that were never allocated read as zeros.
 
     Args:
         job: the job.
         model: its model, built under ``deferred``; it cannot be used afterwards.
-        names: the features that the model takes by name; None: it takes matrices.
+        names: the features that the model takes.
         batch: some samples.
         key_counts: how many keys a feature can give, from 0, by its name; others have no bound.
 
@@ -45,10 +45,9 @@ def try_forward(
     """
     outputs = TaskOutputs(job.all_tasks)
     outputs.check(batch)
-    part = batch if names is None else NamedBatch.of(batch, names, len(batch)).micro_batches[0]
-    counts = _use_small_tables(model)
-    positional, named = part.arguments
-    outputs.loss(outputs.of(_forward(job, model, positional, named), len(part)), part)
+    (part,) = NamedBatch.of(batch, names, len(batch)).micro_batches
+    counts, named = _use_small_tables(model), dict(part.tensors)
+    outputs.loss(outputs.of(_forward(job, model, named), len(part)), part)
     looked_up = dict(counts)
     for name in named:
         if name in key_counts:
@@ -56,16 +55,15 @@ def try_forward(
     return looked_up
 
 
-def _forward(job: JobConfig, model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _forward(job: JobConfig, model: nn.Module, named: dict[str, Any]) -> Any:
     try:
         with torch.no_grad():
-            return model.eval()(*positional, **named)
+            return model.eval()(**named)
     except InvalidArgument:
         raise
     except Exception as error:  # the code of a model may raise anything
-        whose = job.model.class_ if isinstance(job.model, OwnModelConfig) else job.model.kind
         text = told(error, place_of(error, job.model))
-        raise InvalidArgument(f"model: the forward of {whose} fails on the first samples: {text}") from error
+        raise InvalidArgument(f"model: the forward of {job.model.class_} fails on the first samples: {text}") from error
 
 
 def _try_greatest(job: JobConfig, model: nn.Module, named: dict[str, Any], name: str, keys: int) -> None:
@@ -78,7 +76,7 @@ def _try_greatest(job: JobConfig, model: nn.Module, named: dict[str, Any], name:
     values = values.clone()
     values[0] = keys - 1
     try:
-        _forward(job, model, (), {**named, name: (values, *others) if others else values})
+        _forward(job, model, {**named, name: (values, *others) if others else values})
     except InvalidArgument as error:
         raise InvalidArgument(
             f"features.{name}: gives {keys} keys, 0 to {keys - 1}, and the model fails on the greatest: {error}"

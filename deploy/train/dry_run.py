@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...proto.config.job import JobConfig
-from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...worker.data import Batch
@@ -31,10 +30,10 @@ _NO_BUDGET = 1 << 60
 
 @dataclass(frozen=True)
 class DryTensor:
-    """A tensor that the model takes, or a column of one.
+    """A tensor that the model takes.
 
     Attributes:
-        name: the name of the tensor, or of the column.
+        name: the name of the tensor.
         dtype: its dtype.
         shape: its shape, with the samples of the batch first.
         example: the first values, as text.
@@ -51,7 +50,7 @@ class DryTable:
     """A table of the model.
 
     Attributes:
-        name: the name of its column, or with a class of one's own that of the table.
+        name: the name of the table.
         rows: the number of rows that it can have.
         dim: the number of columns of a row.
         row_bytes: the bytes of a row with its optimizer's state and its share of the index.
@@ -80,7 +79,7 @@ class DryRun:
         job: the name of the job.
         samples: the number of samples of the batch that was read.
         train_files, test_files: the numbers of files.
-        tensors: the tensors that the model takes, and the columns of each.
+        tensors: the tensors that the model takes.
         tables: the tables of the model.
         dense_parameters: the number of parameters beside the tables.
         unique_keys: the expected number of different keys of a worker's step, by Zipf's law with exponent 1.05 and the
@@ -123,7 +122,7 @@ def dry_run(job: JobConfig) -> DryRun:
     check_data(job)
     check_samples(job.data, "test")
     model = model_without_tables(job.model, spec)
-    layers = layers_of_tables(model, 1, job.model.tables if isinstance(job.model, OwnModelConfig) else {})
+    layers = layers_of_tables(model, 1, job.model.tables)
     tables = tuple(_table(job, table) for table in layers)
     local = {id(placed.layer.weight) for table in layers for placed in table.layers}
     dense = sum(p.numel() for p in model.parameters() if id(p) not in local)
@@ -149,37 +148,24 @@ def dry_run(job: JobConfig) -> DryRun:
     )
 
 
-def _tensors(batch: Batch, names: Sequence[str] | None) -> tuple[DryTensor, ...]:
+def _tensors(batch: Batch, names: Sequence[str]) -> tuple[DryTensor, ...]:
     """Returns the tensors of a batch.
 
     Args:
         batch: the samples.
-        names: the names of the features that the model takes; None: it takes matrices.
+        names: the names of the features that the model takes.
     """
-    if names is not None:
-        tensors = batch.tensors
-        inputs = [each for name in names for each in _named(name, tensors[name])]
-        return (*inputs, *_labels(batch))
-    dense, sparse = batch.dense.numpy(), batch.sparse.numpy()
-    whole = [_tensor("dense", dense, dense[:1].ravel()), _tensor("sparse", sparse, sparse[:1].ravel())]
-    whole += _labels(batch)
-    columns = [
-        _tensor(f"{tensor}[{number}] {name}", values[:, number], values[:, number])
-        for tensor, names, values in (
-            ("dense", batch.names.dense, dense),
-            ("sparse", batch.names.sparse, sparse),
-        )
-        for number, name in enumerate(names)
-    ]
-    return (*whole, *columns)
+    tensors = batch.tensors
+    inputs = [each for name in names for each in _named(name, tensors[name])]
+    return (*inputs, *_labels(batch))
 
 
 def _named(name: str, value: Tensor | Lists) -> Iterator[DryTensor]:
     if not isinstance(value, tuple):
-        yield _tensor(name, value.numpy(), value.numpy())
+        yield _tensor(name, value.numpy())
         return
     for part, values in zip(("values", "offsets", "weights"), value, strict=False):
-        yield _tensor(f"{name}.{part}", values.numpy(), values.numpy())
+        yield _tensor(f"{name}.{part}", values.numpy())
 
 
 def _labels(batch: Batch) -> Iterator[DryTensor]:
@@ -187,11 +173,11 @@ def _labels(batch: Batch) -> Iterator[DryTensor]:
     beside = (("sample weights", batch.weights), ("groups", batch.groups), ("times", batch.times))
     named += [(name, each) for name, each in beside if each is not None]
     for name, tensor in named:
-        yield _tensor(name, tensor.numpy(), tensor.numpy())
+        yield _tensor(name, tensor.numpy())
 
 
-def _tensor(name: str, values: NDArray[Any], shown: NDArray[Any]) -> DryTensor:
-    return DryTensor(name, str(values.dtype), values.shape, _text(shown))
+def _tensor(name: str, values: NDArray[Any]) -> DryTensor:
+    return DryTensor(name, str(values.dtype), values.shape, _text(values))
 
 
 def _text(values: NDArray[Any]) -> str:
@@ -204,8 +190,6 @@ def _text(values: NDArray[Any]) -> str:
 def _table(job: JobConfig, layers: TableLayers) -> DryTable:
     """Returns what a table of the model will take."""
     layer, name = layers.layers[0].layer, layers.name
-    if not isinstance(job.model, OwnModelConfig):
-        name = name.rpartition(".tables.")[2]
     rows, dim = layer.num_embeddings, layer.embedding_dim
     config = next((table for pattern, table in job.tables.items() if fnmatch.fnmatchcase(name, pattern)), None)
     is_distributed = job.model.backend == "ps" and rows >= job.model.min_rows

@@ -31,7 +31,7 @@ def show(made: DryRun, console: Console | None = None) -> None:
         tensors.add_row(tensor.name, tensor.dtype, str(tensor.shape), tensor.example)
     tables = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("table", "rows at most", "dim", "a row", "all rows", "place"):
-        tables.add_column(title)
+        tables.add_column(title, no_wrap=title == "table")  # a name is to be copied
     for table in made.tables:
         place = _PLACES[table.placement]
         tables.add_row(

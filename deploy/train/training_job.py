@@ -131,7 +131,7 @@ def run_job(
         assert result is not None
         return result
     identity = RunIdentity.new(resume=resume, overwrites=overwrites)
-    _check_before(job, resume)
+    _check_before(job)
     for left in range(allowed_restarts(job, resume), -1, -1):
         try:
             return _run_once(job, trace_file, resume, identity)
@@ -156,18 +156,15 @@ def _begins_again(job: JobConfig, resume: str) -> bool:
     return resume == "auto" or job.train.elastic is not None
 
 
-def _check_before(job: JobConfig, resume: str) -> None:
+def _check_before(job: JobConfig) -> None:
     """Finds the errors that no new start mends, before a run that may begin again or replace its workers."""
     check_ranks(job.train.parallel, job.train.workers)
     check_members(job.train, job.train.workers)
-    if job.train.workers == 1 or _begins_again(job, resume) or job.model.kind == "own":
-        from ...worker.training.build_model import check_data  # imports torch
+    from ...worker.training.build_model import check_data  # imports torch
+    from .dry_export import check_export
 
-        check_data(job)
-    if job.model.kind == "own":
-        from .dry_export import check_export
-
-        check_export(job)
+    check_data(job)
+    check_export(job)
 
 
 def _run_once(job: JobConfig, trace_file: Path | None, resume: str, identity: RunIdentity) -> TrainResult:

@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from ..errors import InvalidArgument
-from .config import FromList, StrictModel
+from .config import StrictModel
+from .criteo_columns import CRITEO_FEATURES
 from .csv_dialect import CsvDialect
 from .path_text import PathText
 from .row_filter import parse_where
+from .units import TimeUnit
 
 ColumnRef: TypeAlias = str | int
-TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
-NumericTransform: TypeAlias = Literal["none", "log", "standardize", "log_standardize"]
 
 
 def _paths(value: object) -> object:
@@ -35,20 +35,9 @@ Paths: TypeAlias = Annotated[
 
 
 LabelValues: TypeAlias = dict[str, Literal[0, 1]]
-BucketCount: TypeAlias = Annotated[int, Field(ge=2, le=65536)]
 _LABEL_VALUES: Any = Field(
     {"0": 0, "1": 1},
     description="Texts of the label and the class of each; a line or row with another text is malformed.",
-)
-_NUMERIC: Any = Field(
-    {},
-    description="Numeric columns and the transform of each; log is sign(x) log(1 + |x|), standardize comes after it.",
-)
-_CATEGORICAL: Any = Field((), description="Columns whose text becomes a key of a table.")
-_BUCKETS: Any = Field(
-    {},
-    description="Numeric columns that also become keys: each is cut into so many quantile buckets, whose number is a "
-    "key of a table NAME_bucket.",
 )
 
 
@@ -77,7 +66,7 @@ class LabelConfig(StrictModel):
 
 
 class SampleColumns(StrictModel):
-    """What a job reads of each sample, whatever the format of its files: labels, weight, group, and simple inputs."""
+    """What a job reads of each sample beside its features, whatever the format of its files."""
 
     section: ClassVar[str]
 
@@ -103,14 +92,6 @@ class SampleColumns(StrictModel):
         None,
         description="What integers of timestamp count since 1970 in UTC: s, ms, us or ns; null: they are no times.",
     )
-    numeric: dict[str, NumericTransform] = _NUMERIC
-    categorical: Annotated[tuple[ColumnRef, ...], FromList] = _CATEGORICAL
-    buckets: dict[str, BucketCount] = _BUCKETS
-
-    @property
-    def has_inputs(self) -> bool:
-        """Whether columns are named that are inputs of the model."""
-        return bool(self.numeric or self.categorical or self.buckets)
 
     @property
     def roles(self) -> dict[str, str]:
@@ -164,7 +145,6 @@ class ColumnsSchema(SampleColumns):
     label: Annotated[str | None, Field(min_length=1)] = Field(
         None, description="The column to predict; null: see labels."
     )
-    categorical: Annotated[tuple[str, ...], FromList] = _CATEGORICAL
 
 
 class _CriteoColumns(ColumnsSchema):
@@ -173,11 +153,7 @@ class _CriteoColumns(ColumnsSchema):
     section: ClassVar[str] = "data.format criteo"
 
 
-CRITEO_NUMERIC = tuple(f"I{number}" for number in range(1, 14))
-CRITEO_CATEGORICAL = tuple(f"C{number}" for number in range(1, 27))
-CRITEO_COLUMNS = _CriteoColumns(
-    label="label", numeric=dict.fromkeys(CRITEO_NUMERIC, "log"), categorical=CRITEO_CATEGORICAL
-)
+CRITEO_COLUMNS = _CriteoColumns(label="label")
 _WITH_COLUMNS = ("parquet", "orc", "arrow", "jsonl")
 
 
@@ -228,8 +204,8 @@ class DataConfig(StrictModel):
 
     @property
     def features(self) -> tuple[Any, ...]:
-        """The features of the job's section ``features`` (proto/features/kinds.py); () without it."""
-        return self._features
+        """The features of the job (proto/features/kinds.py)."""
+        return self._features or (CRITEO_FEATURES if self.format == "criteo" else ())
 
     def read_features(self, features: tuple[Any, ...]) -> None:
         """Has the readers compute these features; :class:`JobConfig` calls it once."""

@@ -6,45 +6,25 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
 from ..features.base import Feature
-from ..features.kinds import ListOfKeys, MultiHotFeature, SequenceFeature, feature_of
-from .model_config import OwnModelConfig
+from ..features.kinds import MultiHotFeature, SequenceFeature, feature_of
 
 if TYPE_CHECKING:
     from .job import JobConfig
 
 
 def features_of_job(job: JobConfig) -> tuple[Feature, ...]:
-    """Returns the features of a job; () without the section.
+    """Returns the features of a job's section; () without it, which stands for all columns of Criteo's layout.
 
     Raises:
         InvalidArgument: a feature is not allowed, or the sections ``data`` and ``features`` do not fit together.
     """
     columns, form = job.data.samples, job.data.format
     if not job.features:
-        if not columns.has_inputs:
-            raise InvalidArgument(
-                f"{columns.section}: no input columns; name some under numeric, categorical or buckets, or a section "
-                "features"
-            )
-        _check_list_delimiter(job, ())
+        if form != "criteo":
+            raise InvalidArgument(f"features: are needed with data.format {form}; allowed: a mapping of sections")
         return ()
-    if columns.has_inputs and form != "criteo":
-        raise InvalidArgument(
-            f"features: takes the place of {columns.section}.numeric, categorical and buckets; remove them"
-        )
     made = tuple(feature_of(name, options) for name, options in job.features.items())
-    is_own = isinstance(job.model, OwnModelConfig)
     for feature in made:
-        if isinstance(feature, ListOfKeys) and not is_own:
-            raise InvalidArgument(
-                f"features.{feature.name}: gives lists, which model.kind {job.model.kind} does not read; allowed: kind "
-                "id, dense, bucketize, cross, time, or a model.class that reads lists"
-            )
-        if getattr(feature, "table", None) is not None and not is_own:
-            raise InvalidArgument(
-                f"features.{feature.name}.table: is not possible, as each feature of model.kind {job.model.kind} has a "
-                "table of its own"
-            )
         if form == "criteo" and _reads_lists(feature):
             raise InvalidArgument(
                 f"features.{feature.name}: reads lists, which data.format criteo does not have; allowed: kind id, "

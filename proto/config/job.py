@@ -1,6 +1,6 @@
 """The schema of a training job: the document that ``sparserow train JOB.yaml`` reads.
 
-The sections are data, features, model, train, tables, cluster, keep and publish; ``sparserow up`` shares cluster.
+``sparserow up`` shares its section cluster.
 """
 
 from __future__ import annotations
@@ -225,15 +225,15 @@ class JobConfig(StrictModel):
     data: DataConfig = Field(description="Training and test files.")
     features: dict[str, dict[str, Any]] = Field(
         {},
-        description="[Features](features.md) of the model by name, each with a kind and its options, in place of "
-        "numeric, categorical and buckets of data.columns; numbers are dense inputs, and the others keys of tables.",
+        description="[Features](features.md) of the model by name, each with a kind and its options. {}: with format "
+        "criteo the logarithm of I1 to I13 and the keys of C1 to C26.",
         json_schema_extra={
             "allowed": "a mapping of sections with kind: id, dense, bucketize, cross, time, multi_hot, sequence, split"
         },
     )
     model: ModelConfig = Field(
         description="Model to train.",
-        json_schema_extra={"allowed": "a section with kind: dlrm or deepfm, or with class"},
+        json_schema_extra={"allowed": "a section with class"},
     )
     tasks: dict[str, TaskConfig] = Field(
         {},
@@ -244,8 +244,8 @@ class JobConfig(StrictModel):
     metrics: MetricsConfig = Field(MetricsConfig(), description="What is measured on the test files.")
     tables: dict[str, TableConfig] = Field(
         {},
-        description="Where a table is, what its rows are and which of them it keeps, by column, or with a class of "
-        "one's own by the name of the table; * and ? match names, and the first match counts.",
+        description="Where a table is, what its rows are and which of them it keeps, by the name of the table; * and "
+        "? match names, and the first match counts.",
     )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the tables live.")
     publish: PublishConfig = Field(PublishConfig(), description="Where the trained model goes at the end of the run.")

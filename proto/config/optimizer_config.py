@@ -152,7 +152,8 @@ class LambConfig(_RowOptimizerConfig):
 class FtrlConfig(_RowOptimizerConfig):
     """FTRL-proximal, applied to each row. It needs backend ps.
 
-    With ``l1`` or ``group_lasso`` the initial embeddings are 0, unless ``model.init_scale`` is given.
+    With ``l1`` or ``group_lasso`` the rows of a model of Sparserow begin with 0, unless ``model.args.init_scale`` is
+    given; those of a class of one's own begin as the class says.
     """
 
     kind: Literal["ftrl"] = Field(description="Kind of optimizer.")

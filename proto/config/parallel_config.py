@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument, not_allowed
 from .config import StrictModel
-from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from .job import JobConfig
@@ -59,12 +58,8 @@ class ParallelConfig(StrictModel):
 
 def check_parallel(job: JobConfig) -> None:
     """Raises InvalidArgument unless the other settings of the job allow its ``train.parallel``."""
-    train, parallel = job.train, job.train.parallel
-    if parallel is None:
-        return
-    if "workers" in train.model_fields_set:
-        check_ranks(parallel, train.workers)
-    _check_widths(job, parallel.tensor)
+    if job.train.parallel is not None and "workers" in job.train.model_fields_set:
+        check_ranks(job.train.parallel, job.train.workers)
 
 
 def check_ranks(parallel: ParallelConfig | None, ranks: int) -> None:
@@ -88,20 +83,3 @@ def check_ranks(parallel: ParallelConfig | None, ranks: int) -> None:
             f"train.parallel.shard: has no effect with one group of {ranks} processes, as it shards over the groups; "
             "allowed: null"
         )
-
-
-def _check_widths(job: JobConfig, tensor: int) -> None:
-    model = job.model
-    if tensor == 1 or isinstance(model, OwnModelConfig):
-        return
-    towers = {"bottom": model.bottom, "top": model.top} if model.kind == "dlrm" else {"hidden": model.hidden}
-    if not any(towers.values()):
-        raise InvalidArgument(
-            f"train.parallel.tensor: has no effect, as model.{' and model.'.join(towers)} have no hidden layer to split"
-        )
-    for name, widths in towers.items():
-        for width in widths[::2]:  # the layer behind such a width gathers the parts again
-            if width % tensor:
-                raise not_allowed(
-                    f"model.{name}", width, f"multiples of train.parallel.tensor, {tensor}, as every second width"
-                )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import InvalidArgument
-from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from .job import JobConfig
@@ -119,9 +118,9 @@ RULES: tuple[Rule, ...] = (
         "data.columns",
         "data.format parquet, orc, arrow or jsonl",
         "",
-        ("data.columns={label: a, categorical: [b]}",),
+        ("data.columns={label: a}",),
     ),
-    Rule("data.csv", "data.format csv", "", ("data.csv={label: a, categorical: [b]}",)),
+    Rule("data.csv", "data.format csv", "", ("data.csv={label: a}",)),
     Rule("data.where", "data.format parquet, orc, arrow or jsonl", "", ("data.where=a > 1",)),
     Rule(
         "data.negatives_keep",
@@ -141,7 +140,7 @@ RULES: tuple[Rule, ...] = (
         "timestamp of data.csv and data.columns",
         "metrics.progressive and metrics.file",
         "",
-        (_CSV, "data.csv={label: a, categorical: [b], timestamp: t}"),
+        (_CSV, "features={b: {kind: id}}", "data.csv={label: a, timestamp: t}"),
         lambda job: (
             (f"{job.data.samples.section}.timestamp",)
             if job.data.samples.timestamp is not None and (job.metrics.progressive is None or job.metrics.file is None)
@@ -152,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         "group of data.csv and data.columns",
         "a task with loss bce",
         "as no other loss has a metric of groups",
-        (_CSV, "data.csv={label: a, categorical: [b], group: g}", "tasks={a: {loss: mse}}"),
+        (_CSV, "features={b: {kind: id}}", "data.csv={label: a, group: g}", "tasks={a: {loss: mse}}"),
         lambda job: (
             (f"{job.data.samples.section}.group",)
             if job.data.samples.group is not None and "bce" not in _losses(job)
@@ -168,11 +167,6 @@ RULES: tuple[Rule, ...] = (
         "keys of cluster",
         "cluster.shards=1",
         lambda job: [f"cluster.{name}" for name in sorted(job.cluster.model_fields_set)],
-    ),
-    _of_servers(
-        "model.min_rows",
-        "model.min_rows=5",
-        lambda job: job.model.min_rows != 1 and not isinstance(job.model, OwnModelConfig),
     ),
     _of_servers("train.staleness", "train.staleness=2", lambda job: job.train.staleness != 0),
     _of_servers("train.wire_dtype", "train.wire_dtype=bfloat16", lambda job: _set(job, "train", "wire_dtype")),
@@ -391,13 +385,6 @@ RULES: tuple[Rule, ...] = (
             and job.train.elastic.url is None
             and "save_every" in job.train.elastic.model_fields_set
         ),
-    ),
-    Rule(
-        "train.parallel",
-        "no model.class",
-        "whose tower is not known (shard: optimizer is possible)",
-        ("train.parallel={shard: all}", "model={class: 'any:Model'}"),
-        lambda job: job.train.parts is not None and isinstance(job.model, OwnModelConfig),
     ),
     Rule(
         "train.find_unused_parameters",

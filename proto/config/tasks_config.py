@@ -12,7 +12,6 @@ from pydantic import Field
 from ..errors import InvalidArgument, not_allowed
 from ..features.kinds import IdFeature
 from .config import StrictModel
-from .model_config import OwnModelConfig
 
 if TYPE_CHECKING:
     from .job import JobConfig
@@ -99,14 +98,6 @@ def tasks_of_job(job: JobConfig) -> tuple[Task, ...]:
     unused = [label for label in labels if all(label != task.label for task in made)]
     if unused:
         raise InvalidArgument(f"{section}.labels.{unused[0]}: has no effect, as no task has this label; remove it")
-    if not isinstance(job.model, OwnModelConfig):
-        if len(made) > 1:
-            raise InvalidArgument(f"tasks: model.kind {job.model.kind} has one output; allowed: one task")
-        if made[0].loss not in ("bce", "mse"):
-            raise InvalidArgument(
-                f"tasks.{made[0].name}.loss: {made[0].loss} is not possible with model.kind {job.model.kind}; allowed: "
-                "bce, mse"
-            )
     _check_negatives(made, job)
     return made
 
@@ -154,5 +145,5 @@ def _check_negatives(tasks: Sequence[Task], job: JobConfig) -> None:
                 "allowed: another feature"
             )
         ids = [feature.name for feature in job.data.features if isinstance(feature, IdFeature)]
-        if job.data.features and task.item not in ids:
+        if task.item not in ids:
             raise not_allowed(f"tasks.{task.name}.item", task.item, f"a feature of kind id: {', '.join(ids) or 'none'}")

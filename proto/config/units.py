@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal, TypeAlias
 
 from ..errors import InvalidArgument
+
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
 _BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6}
 _BYTES |= {"GB": 10**9, "TB": 10**12}

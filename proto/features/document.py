@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
@@ -21,8 +22,6 @@ FEATURES = "features.json"
 FORMAT = 2
 MOST_BYTES = 64 << 20
 
-Arguments: TypeAlias = tuple[str | tuple[str, ...], ...]
-
 _Text = Annotated[str, Strict()]
 _Numbers = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
 
@@ -35,7 +34,7 @@ class FeatureDocument:
         format: the version of the format.
         features: the options of each feature by its name, in order; ``vocabulary`` names a file beside this one.
         statistics: by the name of a feature: (mean, std), (low, high), or the edges between buckets.
-        arguments: the features of each argument of the program, in order: one, or those that are its columns.
+        arguments: the feature of each argument of the program, in order.
         csv: how the delimited text of the training files writes its fields, every option of :class:`CsvDialect`; null:
             there was none.
         rows: by the name of a feature: the number of rows of its table, where the model looks a key up at key modulo
@@ -45,7 +44,7 @@ class FeatureDocument:
     format: Literal[2]
     features: dict[_Text, dict[_Text, Any]]
     statistics: dict[_Text, _Numbers]
-    arguments: tuple[_Text | tuple[_Text, ...], ...]
+    arguments: tuple[_Text, ...]
     csv: dict[_Text, Any] | None
     rows: dict[_Text, Positive]
 
@@ -53,13 +52,12 @@ class FeatureDocument:
 _DOCUMENT = TypeAdapter(FeatureDocument)
 
 
-def files_of(features: FeatureSet, arguments: Arguments) -> dict[str, bytes]:
+def files_of(features: FeatureSet, arguments: Sequence[str]) -> dict[str, bytes]:
     """Returns the files of a set of features by name, ``features.json`` first.
 
     Args:
         features: the features, which lack no statistics.
-        arguments: the features of each argument of the program, in order: the name of one, or a tuple of the names of
-            those that are its columns.
+        arguments: the feature of each argument of the program, in order.
     """
     names: dict[str, str] = {}
     files: dict[str, bytes] = {}
@@ -100,8 +98,10 @@ def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(file for file in named if isinstance(file, str)))
 
 
-def features_of(files: dict[str, bytes], where: str, hasher: TextHasher = hash_texts) -> tuple[FeatureSet, Arguments]:
-    """Returns the features that files hold, and those of each argument of the program.
+def features_of(
+    files: dict[str, bytes], where: str, hasher: TextHasher = hash_texts
+) -> tuple[FeatureSet, tuple[str, ...]]:
+    """Returns the features that files hold, and that of each argument of the program.
 
     Args:
         files: the files by name, as :func:`files_of` made them.
@@ -123,9 +123,7 @@ def features_of(files: dict[str, bytes], where: str, hasher: TextHasher = hash_t
         raise DataLoss(f"{place}: is damaged: {error}") from None
     csv = None if document.csv is None else _dialect_of(document.csv, place)
     whole = FeatureSet(features, {**given, **document.statistics}, vocabularies, hasher, csv, document.rows)
-    known = {feature.name for feature in features}
-    used = {name for each in document.arguments for name in ([each] if isinstance(each, str) else each)}
-    if whole.lacks or used != known:
+    if whole.lacks or set(document.arguments) != {feature.name for feature in features}:
         raise DataLoss(f"{place}: is damaged: its features, statistics and arguments do not match")
     for feature in features:
         if isinstance(feature, NumericFeature) and feature.scale != "none" and len(whole.statistics[feature.name]) != 2:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from ..config.config import FromList
-from ..config.data_config import TimeUnit
+from ..config.units import TimeUnit
 from ..errors import InvalidArgument, not_allowed
 from .base import MOST_KEYS, CellKind, Feature, KeyOptions, OneColumn
 

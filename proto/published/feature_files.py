@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..checkpoint.folder import Folder
 from ..errors import DataLoss
-from ..features.document import FEATURES, Arguments, features_of
+from ..features.document import FEATURES, features_of
 from ..features.feature_set import FeatureSet
 from ..row_keys import TextHasher, hash_texts
 from .manifest import HashedFile
@@ -25,7 +25,7 @@ def write_features(folder: Folder, files: Mapping[str, bytes]) -> tuple[HashedFi
 
 def read_features(
     folder: Folder, facts: Sequence[HashedFile], hasher: TextHasher = hash_texts
-) -> tuple[FeatureSet, Arguments] | None:
+) -> tuple[FeatureSet, tuple[str, ...]] | None:
     """Returns the features of a version, and those of each argument of its program; None when it has none.
 
     Args:

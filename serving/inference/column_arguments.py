@@ -6,8 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ...cpp_ext import _client
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.checkpoint.folder import Folder
@@ -16,12 +14,11 @@ from ...proto.published.manifest import HashedFile
 
 if TYPE_CHECKING:
     from ...proto.features.compute import Array
-    from ...proto.features.document import Arguments
     from ...proto.features.feature_set import FeatureSet
 
 
-def features_of_version(folder: Folder, facts: Sequence[HashedFile]) -> tuple[FeatureSet | None, Arguments]:
-    """Returns the features of a version, and those of each argument of its program; (None, ()) when it has none.
+def features_of_version(folder: Folder, facts: Sequence[HashedFile]) -> tuple[FeatureSet | None, tuple[str, ...]]:
+    """Returns the features of a version, and that of each argument of its program; (None, ()) when it has none.
 
     Args:
         folder: the folder of the version.
@@ -45,30 +42,20 @@ def is_of_columns(argument: Any) -> bool:
     return arrow is not None and isinstance(argument, arrow.Table | arrow.RecordBatch)
 
 
-def arguments_of(features: FeatureSet, names: Arguments, columns: Any) -> tuple[Any, ...]:
+def arguments_of(features: FeatureSet, names: Sequence[str], columns: Any) -> tuple[Any, ...]:
     """Returns the arguments of a program.
 
     Args:
         features: the features of its version.
-        names: the features of each argument.
+        names: the feature of each argument.
         columns: a table, a record batch or a mapping with the columns.
 
     Raises:
         InvalidArgument: a column is missing or does not fit; the text names it.
     """
     arrays = features(columns, "ServedModel")
-    return tuple(_argument(arrays, each) for each in names)
+    return tuple(_argument(arrays[name]) for name in names)
 
 
-def _argument(arrays: dict[str, Array], features: str | tuple[str, ...]) -> Any:
-    """Returns one argument of a program: a feature, or several as the columns of a matrix."""
-    if not isinstance(features, str):
-        columns = [_argument(arrays, name) for name in features]
-        return torch.stack(columns, dim=1) if columns else torch.empty(_rows_of(arrays), 0)
-    array = arrays[features]
+def _argument(array: Array) -> Any:
     return tuple(map(tensor_of, array.parts)) if isinstance(array, Jagged) else tensor_of(array)
-
-
-def _rows_of(arrays: dict[str, Array]) -> int:
-    first = next(iter(arrays.values()))
-    return len(first.offsets) - 1 if isinstance(first, Jagged) else len(first)

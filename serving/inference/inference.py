@@ -38,7 +38,6 @@ from .program_inputs import ProgramInput, error_of_call, inputs_of
 from .served_model_stats import ServedModelStats
 
 if TYPE_CHECKING:
-    from ...proto.features.document import Arguments
     from ...proto.features.feature_set import FeatureSet
     from ...proto.security.security import Security
     from ..client.replica_map import TableShape
@@ -79,7 +78,7 @@ class _Loaded:
     names: frozenset[str]  # the names of tables that the session binds in this process
     on_device: StepOnDevice | None = None  # None: the program is on the host
     features: FeatureSet | None = None  # None: the program takes tensors
-    arguments: Arguments = ()  # the features of each argument
+    arguments: tuple[str, ...] = ()  # the feature of each argument
     dense: DenseVersion | None = None
 
 

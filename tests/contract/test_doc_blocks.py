@@ -65,7 +65,10 @@ def test_units_are_those_that_a_test_runs() -> None:
 
 
 def test_a_block_of_yaml_is_allowed() -> None:
-    whole = {"data": {"format": "criteo", "train": "a", "test": "b"}, "model": {"kind": "dlrm"}}
+    whole = {
+        "data": {"format": "criteo", "train": "a", "test": "b"},
+        "model": {"class": "DLRM", "args": {"rows": {"*": 1_000_000}}},
+    }
     blocks = [block for block in BLOCKS if block.language == "yaml"]
     assert len(blocks) > 15
     wrong = []
@@ -77,7 +80,8 @@ def test_a_block_of_yaml_is_allowed() -> None:
             elif "quotas" in tree:
                 Quotas.model_validate(tree["quotas"])
             else:
-                validate(JobConfig, {**whole, **tree})
+                items = [task["item"] for task in tree.get("tasks", {}).values() if task and "item" in task]
+                validate(JobConfig, {**whole, "features": {item: {"kind": "id"} for item in items}, **tree})
         except Exception as error:  # of any kind: each block is told with what is wrong in it
             wrong.append(f"{block.page}:{block.line}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)

@@ -14,7 +14,7 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.rules import RULES
 from sparserow.proto.errors import InvalidArgument
 
-BASE = ["data.train=a.tsv", "data.test=b.tsv", "model.kind=dlrm"]
+BASE = ["data.train=a.tsv", "data.test=b.tsv", "model={class: DLRM, args: {rows: {'*': 1000000}}}"]
 LOCAL = "train.row_optimizer={kind: sgd}"  # which the local backend has, as the default
 
 
@@ -43,7 +43,7 @@ def test_an_option_of_a_command_is_refused_by_name(tmp_path: Path, capsys: pytes
         folder = tmp_path / str(number)
         folder.mkdir()
         job = folder / "job.yaml"
-        job.write_text("data: {train: a.tsv, test: b.tsv}\nmodel: {kind: dlrm}\n")
+        job.write_text("data: {train: a.tsv, test: b.tsv}\nmodel: {class: DLRM, args: {rows: {'*': 1000000}}}\n")
         words = [{"JOB": str(job), "FOLDER": str(folder)}.get(word, word) for word in effect.example]
         code: object = 0
         try:

@@ -36,7 +36,7 @@ features:
   item: {kind: id, modulo: 3000}
   price: {kind: dense, log1p: true, scale: standardize}
 model:
-  class: FeatureDeepFM
+  class: DeepFM
   args: {rows: {user: 3000, item: 3000}, numbers: [price], dim: 8, hidden: [16]}
   min_rows: 10
 metrics: {best: label.log_loss, file: FOLDER/run.jsonl}

@@ -61,10 +61,11 @@ def test_a_job_reports_its_cache(staleness: str, tmp_path: Path) -> None:
         None,
         [
             "data.format=csv",
-            "data.csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}",
+            "data.csv={columns: [y, x, c], label: y}",
+            "features={x: {kind: dense}, c: {kind: id}}",
             f"data.train={log}",
             f"data.test={log}",
-            "model={kind: deepfm, dim: 4, rows: 500, hidden: [8]}",
+            "model={class: DeepFM, args: {rows: {'*': 500}, dim: 4, hidden: [8]}, min_rows: 1}",
             "train={workers: 2, batch_size: 128, threads: 1}",
             f"train.staleness={staleness}",
             f"train.cache={{bytes: 1 MiB, staleness: {of_cache}, own_commits: bounded}}",

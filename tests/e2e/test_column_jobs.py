@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from column_uses import job_sets
 from long_form import FULL
 from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
@@ -67,7 +68,14 @@ def write_days(folder: Path, form: str) -> Path:
 @pytest.mark.parametrize("form", FORMATS if FULL else ["parquet"])
 def test_the_shipped_job_trains_on_folders_by_day(launcher, tmp_path: Path, form: str) -> None:
     folder, result = write_days(tmp_path / "clicks", form), tmp_path / "result.json"
-    sets = [f"data.train={folder}", f"data.test={folder}", f"data.format={form}", "model.rows=5000", "model.dim=4"]
+    sets = [
+        f"data.train={folder}",
+        f"data.test={folder}",
+        f"data.format={form}",
+        "model.args.rows={'*': 5000}",
+        "model.min_rows=1",
+        "model.args.dim=4",
+    ]
     sets += ["train.batch_size=128", "train.workers=2", "train.threads=1", "train.row_optimizer.lr=0.2"]
     assigned = [part for setting in sets for part in ("--set", setting)]
     run = launcher.start("train", str(JOBS / "parquet.yaml"), *assigned, "--json", str(result))
@@ -83,8 +91,11 @@ def trained(path: Path, form: str) -> dict[str, Any]:
     roles = "label: click, numeric: {price: log, age: none}, categorical: [user, item, country], buckets: {price: 8}}"
     section = f"data.csv={{header: true, quote: '\"', {roles}" if form == "csv" else f"data.columns={{{roles}"
     sets = [f"data.train={path}", f"data.test={path}", f"data.format={form}", section, "data.shuffle_rows=0"]
-    sets += ["model={kind: deepfm, backend: local, rows: 512, dim: 2, hidden: [4]}", "train.batch_size=500"]
-    job = load_config(JobConfig, None, sets)
+    sets += [
+        "model={class: DeepFM, backend: local, args: {rows: {'*': 512}, dim: 2, hidden: [4]}, min_rows: 1}",
+        "train.batch_size=500",
+    ]
+    job = load_config(JobConfig, None, job_sets(*sets))
     trainer = Trainer(job, group=WorkerGroup(), backend=LocalBackend(job.train), observer=Silence())
     result = trainer.run()
     weights = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}

@@ -39,7 +39,12 @@ def log(tmp_path_factory):
 
 
 def start(launcher: Launcher, log, result: Path, *sets: str):
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=200000", "train.batch_size=256"]
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 200000}",
+        "train.batch_size=256",
+    ]
     settings += ["train.threads=1", "train.workers=2", "train.dense=ps", *sets]
     assigned = [part for setting in settings for part in ("--set", setting)]
     return launcher.start("train", str(JOBS / "demo.yaml"), *assigned, "--json", str(result))
@@ -119,7 +124,7 @@ def train_and_test_slowly(address: str, train: str, test: str, rank: str) -> Non
         return placed(self, batch, train=train)
 
     BatchPlacement.placed = slowly
-    model = {"kind": "dlrm", "rows": 1000, "dim": 4, "bottom": [4], "top": [4]}
+    model = {"class": "DLRM", "args": {"rows": {"*": 1000}, "dim": 4, "bottom": [4], "top": [4]}, "min_rows": 1}
     settings = {"dense": "ps", "staleness": 2, "epochs": 2, "batch_size": 256, "threads": 1}
     data = {"format": "criteo", "train": train, "test": test}
     tree = {"name": "apart", "data": data, "model": model, "train": settings, "publish": {"local": None}}

@@ -464,8 +464,9 @@ def jobs(rank: int, address: str, folder: Path) -> None:
         f"data.train={log}",
         f"data.test={log}",
         "data.format=csv",
-        "data.csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}",
-        "model={kind: deepfm, rows: 64, dim: 4, hidden: [8], init_scale: 0.5}",
+        "data.csv={columns: [y, x, c], label: y}",
+        "features={x: {kind: dense}, c: {kind: id}}",
+        "model={class: DeepFM, args: {rows: {'*': 64}, dim: 4, hidden: [8], init_scale: 0.5}, min_rows: 1}",
         "name=jobs",
         "train={batch_size: 32, accumulate: 2, epochs: 2, workers: 2}",
         "train.row_optimizer={kind: adam, lr: 0.05}",
@@ -473,9 +474,9 @@ def jobs(rank: int, address: str, folder: Path) -> None:
     saves = f"train.checkpoint={{url: {folder}/job-saves, every_steps: 2}}"
     sets: dict[str, tuple[str, ...]] = {
         "servers": (),
-        "device": ("tables={c: {placement: device}}", saves),
-        "again": ("tables={c: {placement: device}}", saves),
-        "auto": ("tables={c: {placement: auto}}", "train.prefetch=1"),
+        "device": ("tables={'*.c': {placement: device}}", saves),
+        "again": ("tables={'*.c': {placement: device}}", saves),
+        "auto": ("tables={'*.c': {placement: auto}}", "train.prefetch=1"),
     }
     results = {}
     for name, more in sets.items():
@@ -487,10 +488,12 @@ def jobs(rank: int, address: str, folder: Path) -> None:
             result = trainer.run()
             assert trainer.is_resumed == (name == "again")
             seen = [(each.train_loss, each.test_auc, each.test_log_loss) for each in result.history]
-            direct = trainer.model.eval()(*trainer.exported(trainer.model).example).tolist()
+            source = trainer.exported(trainer.model)
+            direct = source.model.eval()(*source.example).tolist()
             host = trainer.model_on_host().eval()
             if rank == 0:
-                np.testing.assert_allclose(host(*trainer.exported(host).example).tolist(), direct, rtol=1e-6)
+                there = trainer.exported(host)
+                np.testing.assert_allclose(there.model(*there.example).tolist(), direct, rtol=1e-6)
             results[name] = seen
             assert session.stats().device_tables == (0 if name == "servers" else len(session.core.bound_tables()))
             assert result.rows == (result.rows if name == "servers" else 64 * len(session.core.bound_tables()))

@@ -81,7 +81,7 @@ def test_a_machines_facts_are_read(tmp_path: Path) -> None:
 
 def test_a_job_file(tmp_path: Path) -> None:
     (tmp_path / "log.tsv").write_text("\t".join(["1", *["5"] * 13, *["ab"] * 26]) + "\n")
-    text = "data: {{train: {0}/log.tsv, test: {0}/{1}}}\nmodel: {{kind: dlrm}}\n{2}"
+    text = "data: {{train: {0}/log.tsv, test: {0}/{1}}}\nmodel: {{class: DLRM, args: {{rows: {{'*': 1000000}}}}}}\n{2}"
     job = tmp_path / "job.yaml"
     job.write_text(text.format(tmp_path, "*.tsv", ""))
     assert {each.level for each in check_job(job)} == {"ok"}
@@ -93,15 +93,16 @@ def test_a_job_file(tmp_path: Path) -> None:
 
 def test_the_data_of_a_job_file(tmp_path: Path) -> None:
     job, log = tmp_path / "job.yaml", tmp_path / "log.csv"
-    columns = "header: true, label: click, categorical: [user], numeric: {age: none}"
-    text = f"data: {{format: csv, train: {log}, test: {log}, csv: {{{columns}}}}}\nmodel: {{kind: dlrm}}\n"
+    columns = "csv: {header: true, label: click}"
+    features = "features: {user: {kind: id}, age: {kind: dense}}\nmodel: {class: DLRM, args: {rows: {'*': 1000000}}}\n"
+    text = f"data: {{format: csv, train: {log}, test: {log}, {columns}}}\n{features}"
     job.write_text(text)
     log.write_text("click,user,age\n1,7,30\n0,8,31\n")
     found = list(check_job(job))
     assert {each.level for each in found} == {"ok"}
     assert "2 data files have the job's columns" in found[-1].text
     log.write_text("click,usr,age\n1,7,30\n")
-    assert f"data.csv.categorical: no column 'user' in {log}; allowed: click, usr, age" in wrong(check_job(job))
+    assert f"features.user: no column 'user' in {log}; nearest: usr" in wrong(check_job(job))
     log.write_text("click,user,age\n1,7,old\n")
     assert "line 2, column age" in wrong(check_job(job))
     pq.write_table(pa.table({"click": [1, 0], "user": [7, 8], "age": [30, 31]}), log)
@@ -114,8 +115,11 @@ def test_advice_names_no_section_that_a_job_file_lacks(tmp_path: Path) -> None:
     """The columns of Parquet are in data.columns, and an error may be of a feature."""
     job, log = tmp_path / "job.yaml", tmp_path / "log.parquet"
     pq.write_table(pa.table({"click": [1, 0], "user": [7, 8]}), log)
-    columns = "columns: {label: clik, categorical: [user]}"
-    job.write_text(f"data: {{format: parquet, train: {log}, test: {log}, {columns}}}\nmodel: {{kind: dlrm}}\n")
+    columns = "columns: {label: clik}"
+    job.write_text(
+        f"data: {{format: parquet, train: {log}, test: {log}, {columns}}}\n"
+        "features: {user: {kind: id}}\nmodel: {class: DLRM, args: {rows: {'*': 1000000}}}\n"
+    )
     found = next(each for each in check_job(job) if each.level == "wrong")
     assert "data.columns.label: no column 'clik'" in found.text
     assert found.remedy == "correct the key that it names, or the file"

@@ -88,7 +88,7 @@ def test_an_error_of_a_forward_is_told_as_the_users(launcher: Launcher, job: Pat
         ),
         (["data.test=/no/such.csv"], NotFound, "data.test: /no/such.csv"),
         (
-            ["data.test=/no/such.csv", "model={kind: dlrm, rows: 50}", "features={}"],
+            ["data.test=/no/such.csv", "model={class: DLRM, args: {rows: {'*': 50}}, min_rows: 1}"],
             NotFound,
             "data.test: /no/such.csv",
         ),
@@ -103,8 +103,6 @@ def test_errors_that_no_new_start_mends_end_a_run_at_once(
     wanted: str,
 ) -> None:
     monkeypatch.syspath_prepend(str(job.parent))
-    if "features={}" in sets:
-        sets = [*sets, "data.csv.categorical=[id]"]
     with pytest.raises(kind, match=wanted):
         run_job(load_config(JobConfig, job, sets), resume="auto")
     assert capfd.readouterr().err == ""

@@ -60,7 +60,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(
         f"name: clicks\ndata: {{format: parquet, train: {folder}/train.parquet, test: {folder}/test.parquet, "
         f"columns: {{label: click}}}}\nfeatures:{FEATURES.replace('VOCABULARY', str(folder / 'countries.txt'))}"
-        "model: {kind: dlrm, dim: 8, rows: 100000, bottom: [16], top: [16]}\n"
+        "model: {class: DLRM, args: {rows: {'*': 100000}, dim: 8, bottom: [16], top: [16]}}\n"
         "train: {epochs: 3, batch_size: 128, staleness: 0, prefetch: 2}\n"
     )
     return path
@@ -94,7 +94,7 @@ def test_a_job_with_features_trains_and_its_model_takes_columns(job: Path, launc
                 arrays[feature.name], batch.dense[:, at].numpy(), rtol=1e-6, err_msg=feature.name
             )
         scores = served(clicks(SAMPLES, 2))
-        torch.testing.assert_close(scores, served(batch.dense, batch.sparse), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(scores, served(*batch.tensors.values()), rtol=1e-5, atol=1e-6)
         one = {name: values[:1] for name, values in clicks(1, 2).drop_columns("click").to_pydict().items()}
         assert served(one).shape == (1,)
 
@@ -103,7 +103,7 @@ def test_few_keys_make_small_tables(job: Path, tmp_path: Path) -> None:
     from sparserow.deploy.train.dry_run import dry_run
 
     made = dry_run(load_config(JobConfig, job))
-    rows = {table.name: table.rows for table in made.tables}
+    rows = {table.name.removeprefix("embeddings.tables."): table.rows for table in made.tables}
     assert rows == {
         "user": 100_000,
         "item": 1000,
@@ -113,7 +113,7 @@ def test_few_keys_make_small_tables(job: Path, tmp_path: Path) -> None:
         "country": 5,
         "price_bucket": 17,
     }
-    assert [each.name for each in made.tensors if each.name.startswith("dense[")] == ["dense[0] price", "dense[1] age"]
+    assert [each.name for each in made.tensors if each.dtype == "float32"] == ["price", "age", "labels"]
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,9 @@ def test_a_row_that_a_feature_refuses_is_named_or_skipped(job: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["features.tags={kind: multi_hot}"], "features.tags: gives lists, which model.kind dlrm does not read"),
-        (["features.user.table=item"], r"features\.user\.table: is not possible"),
         (["features.click={kind: id}"], "features.click: reads 'click', which is data.columns.label"),
         (["features.user.modul=3"], r"features\.user: modul: unknown key; did you mean 'modulo'"),
-        (["data.columns.categorical=[user]"], "features: takes the place of data.columns.numeric, categorical"),
-        (["features={}"], "data.columns: no input columns; name some under numeric, .* or a section features"),
+        (["features={}"], "features: are needed with data.format parquet; allowed: a mapping of sections"),
         (["features.zip={kind: id}"], None),
     ],
 )

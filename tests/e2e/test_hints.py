@@ -176,7 +176,13 @@ def test_hints_of_shards_without_an_ssd_are_taken_for_nothing() -> None:
 
 
 def test_hints_of_a_job_are_refused_where_no_shard_has_an_ssd() -> None:
-    given = ["data.train=a", "data.test=b", "model.kind=dlrm", "train.prefetch=1", "train.prefetch_hints=2"]
+    given = [
+        "data.train=a",
+        "data.test=b",
+        "model={class: DLRM, args: {rows: {'*': 1000000}}}",
+        "train.prefetch=1",
+        "train.prefetch_hints=2",
+    ]
     with local_cluster(shards=1) as cluster, sr.connect(cluster.address, namespace="no-ssd") as session:
         job = load_config(JobConfig, None, [*given, f"cluster.address={cluster.address}"])
         with pytest.raises(

@@ -16,6 +16,7 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.metrics.binary import auc
+from sparserow.worker.publish.by_position import by_position
 from sparserow.worker.training.build_model import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,18 +33,18 @@ def test_auc_with_int8_rows_on_adult(tmp_path: Path) -> None:
     root = str(tmp_path)
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "adult") as session:
         model = session.distribute(
-            build_model(config.model, features.spec, sparse=False), optimizer=sr.optim.Adagrad(lr=0.02), min_rows=1
+            build_model(config.model, features.spec), optimizer=sr.optim.Adagrad(lr=0.02), min_rows=1
         )
         dense = torch.optim.AdamW(model.parameters(), lr=0.002, weight_decay=0.01)
         for batch in open_reader(config.data, "train", features, ReadOptions(batch_size=256)):
-            logits = model(batch.dense, batch.sparse)
+            logits = model(**batch.tensors)
             torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
             session.step(dense)
             dense.zero_grad()
         tests = list(open_reader(config.data, "test", features, ReadOptions(batch_size=2048)))
-        example = (tests[0].dense, tests[0].sparse)
+        example, whole = tuple(tests[0].tensors.values()), by_position(model, tuple(tests[0].tensors))
         for name, dtype in (("float", None), ("small", "int8")):
-            session.publish(name, root=root, model=model, example=example, dtype=dtype)
+            session.publish(name, root=root, model=whole, example=example, dtype=dtype)
     found = {}
     for name in ("float", "small"):
         with (
@@ -51,7 +52,7 @@ def test_auc_with_int8_rows_on_adult(tmp_path: Path) -> None:
             sr.ServingClient(serving.addresses) as client,
             sr.ServedModel(client, root) as served,
         ):
-            logits = np.concatenate([served(batch.dense, batch.sparse).numpy() for batch in tests])
+            logits = np.concatenate([served(*batch.tensors.values()).numpy() for batch in tests])
         found[name] = auc(logits, np.concatenate([batch.labels.numpy() for batch in tests]))
     print(f"test AUC: float32 {found['float']:.5f}, int8 {found['small']:.5f}")
     assert found["float"] > 0.9

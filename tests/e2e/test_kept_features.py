@@ -214,7 +214,7 @@ def job_of(folder: Path, address: str, *, epochs: int = 1) -> Path:
         "{label: click}}\n"
         "features: {user: {kind: id}, price: {kind: dense, scale: standardize}, "
         "bucket: {kind: bucketize, column: price, quantiles: 8}}\n"
-        "model: {kind: deepfm, dim: 4, rows: 2000, hidden: [8]}\n"
+        "model: {class: DeepFM, args: {rows: {'*': 2000}, dim: 4, hidden: [8]}, min_rows: 1}\n"
         f"train: {{epochs: {epochs}, batch_size: 512, checkpoint: {{url: {folder}/saves, every_steps: 1000}}}}\n"
         f"cluster: {{address: '{address}'}}\npublish: {{root: {folder}/models, model: day}}\n"
     )

@@ -22,7 +22,11 @@ def test_a_batch_whose_step_is_refused_is_a_commit_of_nothing(tmp_path: Path) ->
     log = tmp_path / "log.csv"
     log.write_text("".join(f"{i % 2},k{i % 7}\n" for i in range(BATCHES * 10)))
     sets = [f"data.train={log}", f"data.test={log}", "data.format=csv", "name=ads"]
-    sets += ["data.csv={columns: [y, c], label: y, categorical: [c]}", "model={kind: deepfm, rows: 64, dim: 4}"]
+    sets += [
+        "data.csv={columns: [y, c], label: y}",
+        "features={c: {kind: id}}",
+        "model={class: DeepFM, args: {rows: {'*': 64}, dim: 4}, min_rows: 1}",
+    ]
     sets += ["train={batch_size: 10, staleness: null, dense: ps, threads: 1, on_nonfinite: skip}"]
     sets += ["train.elastic={lease_rows: 40}"]
     job = load_config(JobConfig, None, sets)

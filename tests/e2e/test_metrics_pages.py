@@ -88,7 +88,13 @@ class _Requests:
 def test_a_worker_tells_how_training_goes(tmp_path: Path) -> None:
     log = write_click_log(tmp_path, rows=2_000, test_rows=200, seed=3)
     port = free_port()
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "model.backend=ps"]
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 5000}",
+        "model.min_rows=1",
+        "model.backend=ps",
+    ]
     job = load_config(JobConfig, JOBS / "demo.yaml", [*settings, f"train.metrics_port={port}", "train.batch_size=128"])
     asks = _Requests(port)
     with sr.local_cluster(shards=1) as cluster, joined_group(0, 1, "") as group:
@@ -104,7 +110,12 @@ def test_a_worker_tells_how_training_goes(tmp_path: Path) -> None:
 def test_each_worker_of_a_job_has_a_page(launcher: Launcher, tmp_path: Path) -> None:
     log = write_click_log(tmp_path, rows=5_000, test_rows=500, seed=3)
     port = free_port()
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=20000", "train.batch_size=64"]
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 20000}",
+        "train.batch_size=64",
+    ]
     settings += ["train.epochs=10000", "train.workers=2", "train.threads=1", f"train.metrics_port={port}"]
     sets = [part for setting in settings for part in ("--set", setting)]
     job = launcher.start("train", str(JOBS / "demo.yaml"), *sets)

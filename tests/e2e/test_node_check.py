@@ -52,7 +52,7 @@ def write_job(folder: Path, timeout: str = TIMEOUT) -> Path:
     job = folder / "job.yaml"
     job.write_text(
         f"data: {{format: criteo, train: {log.train}, test: {log.test}}}\n"
-        "model: {kind: dlrm, rows: 1000, backend: local}\n"
+        "model: {class: DLRM, backend: local, args: {rows: {'*': 1000}}, min_rows: 1}\n"
         f"train: {{threads: 1, batch_size: 128, node_check: {{timeout: {timeout}, slower_than: 3.0}}}}\n"
     )
     return job

@@ -316,12 +316,10 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(folder: Path, sets:
         (["metrics.max_groups=5", "data.columns.group=null"], "metrics.max_groups: needs a group of data"),
         (["tasks.sale.item=item"], "tasks.sale.item: has no effect with loss bce"),
         (["tasks={}"], "tasks: are needed, as data.columns.labels has several"),
-        (["model={kind: dlrm}"], "features.item.table: is not possible, as each feature of model.kind dlrm"),
         (["tables.brand={weights: a.parquet}"], "tables.brand: weights: has no effect without frozen"),
         (["tables.brand.optimizer={kind: sgd}"], "tables.brand: optimizer: has no effect with frozen"),
         (["tables.brand.max_rows=5"], "tables.brand: frozen: excludes options of admission"),
         (["train.dense=ps", "train.staleness=2"], "tables.brand.weights: needs train.dense ddp"),
-        (["train.parallel={shard: all}"], "train.parallel: is not possible with model.class"),
     ],
 )
 def test_sections_that_do_not_fit_together_are_named(folder: Path, sets: list[str], message: str) -> None:
@@ -344,7 +342,7 @@ def test_tables_that_do_not_fit_are_refused_before_training(folder: Path, sets: 
     job = load_config(JobConfig, folder / "job.yaml", sets)
     spec = feature_spec(job.data)
     with pytest.raises(sr.errors.InvalidArgument, match=message), sr.deferred(min_rows=job.model.min_rows):
-        JobTables(job, build_model(job.model, spec, sparse=False))
+        JobTables(job, build_model(job.model, spec))
 
 
 @pytest.mark.parametrize("metric", ["click.auc", "click.log_loss"])

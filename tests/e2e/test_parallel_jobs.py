@@ -21,7 +21,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def settings_of(log: Any, *sets: str) -> list[str]:
     """The last step of an epoch has short and empty batches."""
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "model.min_rows=100"]
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 5000}",
+        "model.min_rows=1",
+        "model.min_rows=100",
+    ]
     settings += ["train.batch_size=96", "train.accumulate=2", "train.epochs=2", "train.threads=1", *sets]
     return [part for setting in settings for part in ("--set", setting)]
 
@@ -89,7 +95,7 @@ def test_the_best_model_comes_back_where_ranks_have_it_in_parts(launcher: Launch
     ],
 )
 def test_one_group_trains_as_one_process(launcher: Launcher, log: Any, tmp_path: Path, sets: tuple[str, ...]) -> None:
-    same = ["model={kind: deepfm, hidden: [64, 32], rows: 5000}", "train.epochs=1", *sets]
+    same = ["model={class: DeepFM, args: {rows: {'*': 5000}, hidden: [64, 32]}, min_rows: 1}", "train.epochs=1", *sets]
     wanted = train(launcher, log, tmp_path / "one.json", *same)
     figures = train(launcher, log, tmp_path / "group.json", *same, "train.workers=2", "train.parallel={tensor: 2}")
     within = 1e-6 if "train.activation_checkpointing=true" in sets else 2e-2

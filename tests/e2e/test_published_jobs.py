@@ -35,9 +35,13 @@ data:
   format: csv
   train: {log}
   test: {log}
-  csv: {{header: true, label: click, categorical: [user, item], numeric: {{age: log_standardize}}}}
-model: {{kind: dlrm, rows: 1000}}
-train: {{batch_size: 128, threads: 1, epochs: 2}}
+  csv: {{header: true, label: click}}
+features:
+  age: {{kind: dense, log1p: true, scale: standardize}}
+  user: {{kind: id}}
+  item: {{kind: id}}
+model: {{class: DLRM, args: {{rows: {{'*': 1000}}}}, min_rows: 1}}
+train: {{batch_size: 128, threads: 1, epochs: 2, row_optimizer: {{kind: adagrad, lr: 0.05}}}}
 """
 
 
@@ -95,13 +99,13 @@ def test_a_job_publishes_its_model(launcher: Launcher, job_file: Path, tmp_path:
             assert query.end() == 0, query.err
             assert ("(default row)" not in query.out) == is_found
         for batch in reader:
-            scores.append(model(batch.dense, batch.sparse))
+            scores.append(model(*(batch.tensors[name] for name in ("age", "user", "item"))))
             labels.append(batch.labels)
     assert auc(torch.cat(scores), torch.cat(labels)) == pytest.approx(said["test_auc"], abs=1e-4)
 
 
 @pytest.mark.full("test_device_tables.py publishes from a script")
-@pytest.mark.parametrize("tables", ["{'*': {placement: device}}", "{user: {placement: auto}}"])
+@pytest.mark.parametrize("tables", ["{'*': {placement: device}}", "{'*.user': {placement: auto}}"])
 def test_a_job_publishes_tables_on_devices(launcher: Launcher, job_file: Path, tmp_path: Path, tables: str) -> None:
     root, result = tmp_path / "models", tmp_path / "result.json"
     settings = [f"publish={{root: '{root}'}}", f"tables={tables}", "train.workers=2"]
@@ -125,7 +129,7 @@ def auc_of(job: JobConfig, root: Path) -> float:
         ServedModel(client, str(root)) as model,
     ):
         for batch in open_reader(job.data, "test", fit_features(job.data), ReadOptions(batch_size=500)):
-            scores.append(model(batch.dense, batch.sparse))
+            scores.append(model(*(batch.tensors[name] for name in ("age", "user", "item"))))
             labels.append(batch.labels)
     return auc(torch.cat(scores), torch.cat(labels))
 
@@ -168,7 +172,7 @@ def test_of_a_running_cluster_the_program_is_kept(
         assert run.popen.wait(WAIT_SEC) == 0, run.err
         said = json.loads(result.read_text())
         assert said["kept"] == [f"its program in {keep}/ads.program.pt2", f"rows in namespace ads of {cluster.address}"]
-        assert [path.name for path in keep.iterdir()] == ["ads.program.pt2"], "rows are not copied"
+        assert {path.name for path in keep.iterdir()} == {"ads.program.pt2", "ads.features"}, "rows are not copied"
         publish = said["commands"]["publish"]
         assert publish in run.out
         words = shlex.split(publish)[1:]
@@ -243,13 +247,13 @@ def test_a_model_that_cannot_be_published_at_the_end_is_kept(
     elif where == "running cluster":
         assert said["kept"][0] == f"its program in {keep}/ads.program.pt2"
     else:
-        assert said["kept"] == ["nowhere, as keep is null"]
+        assert said["kept"] == ["nowhere, as publish.local is null"]
 
 
 def test_a_run_that_keeps_nothing_says_so(launcher: Launcher, job_file: Path) -> None:
     run = launcher.start("train", str(job_file))
     assert run.popen.wait(WAIT_SEC) == 0, run.err
-    assert "nowhere: keep, or a section publish" in run.out
+    assert "nowhere: publish.root and publish.local" in run.out
 
 
 def test_a_folder_for_models_has_an_effect_or_is_refused(job_file: Path) -> None:

@@ -168,7 +168,12 @@ def log(tmp_path: Path) -> SyntheticLog:
 
 def start_job(launcher: Launcher, log: SyntheticLog, *sets: str, resume: str = "never") -> Process:
     """A train job of three workers with a quorum of 2; its result is ``result.json`` beside the log."""
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=200000", f"train.batch_size={BATCH}"]
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 200000}",
+        f"train.batch_size={BATCH}",
+    ]
     settings += ["train.threads=1", "train.workers=3", "train.dense=ps", "train.quorum=2", "train.epochs=2", *sets]
     assigned = [part for setting in settings for part in ("--set", setting)]
     result = str(log.train.parents[1] / "result.json")

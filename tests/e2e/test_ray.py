@@ -146,7 +146,13 @@ def test_workers_of_ray_train_go_back_together(nodes: Nodes, launcher: Launcher,
     """At staleness 0 the result is that of the run whose nodes all lived."""
     log = write_click_log(tmp_path, rows=60 * 2 * 64, test_rows=1500, seed=3)
     settings = [
-        *(f"data.train={log.train}", f"data.test={log.test}", "model.rows=3000", "train.batch_size=64"),
+        *(
+            f"data.train={log.train}",
+            f"data.test={log.test}",
+            "model.args.rows={'*': 3000}",
+            "model.min_rows=1",
+            "train.batch_size=64",
+        ),
         *("train.workers=2", "train.threads=1"),
     ]
     keeps = f"train.checkpoint={{url: '{tmp_path / 'ckpt'}', every_steps: 5, keep: 2}}"
@@ -194,7 +200,8 @@ def test_the_example_of_the_page(
     keeps = f", checkpoint: {{url: '{tmp_path / 'ckpt'}', every_steps: 5}}" if saves else ""
     (tmp_path / "job.yaml").write_text(
         f"data: {{format: criteo, train: {log.train}, test: {log.test}}}\n"
-        f"model: {{kind: dlrm, rows: 1000}}\ntrain: {{workers: 2, threads: 1, batch_size: 128{keeps}}}\n"
+        f"model: {{class: DLRM, args: {{rows: {{'*': 1000}}}}, min_rows: 1}}\n"
+        f"train: {{workers: 2, threads: 1, batch_size: 128{keeps}}}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", wide_node.address)

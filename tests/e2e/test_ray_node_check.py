@@ -77,7 +77,13 @@ def job_of(folder: Path, workers: int) -> JobConfig:
         JobConfig,
         JOBS / "demo.yaml",
         [
-            *(f"data.train={log.train}", f"data.test={log.test}", "model.rows=1000", "train.threads=1"),
+            *(
+                f"data.train={log.train}",
+                f"data.test={log.test}",
+                "model.args.rows={'*': 1000}",
+                "model.min_rows=1",
+                "train.threads=1",
+            ),
             *(f"train.workers={workers}", "train.node_check={timeout: 40s, slower_than: 3.0}"),
         ],
     )

@@ -103,12 +103,7 @@ def test_adult_is_predicted_as_it_was_trained(launcher, data, tmp_path):
     """A job with features over columns without a header, with spaces and comments: its test file, predicted, has the
     AUC of the job's own test, because ``predict`` reads it by the dialect that was published with the features."""
     job = yaml.safe_load((JOBS / "adult.yaml").read_text())
-    csv = job["data"]["csv"]
-    features: dict = {name: {"kind": "dense", "scale": "standardize"} for name in csv.pop("numeric")}
-    features |= {name: {"kind": "id"} for name in csv.pop("categorical")}
-    del csv["buckets"]
     job["data"] |= {"train": str(data / "adult.data"), "test": str(data / "adult.test")}
-    job["features"] = features
     job["train"]["epochs"] = 1
     job["publish"] = {"root": str(tmp_path / "models"), "model": "adult"}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))

@@ -43,8 +43,9 @@ def arguments(log, url, result, *sets: str) -> list[str]:
     settings = [
         f"data.train={log.train}",
         f"data.test={log.test}",
-        "model.rows=3000",
-        "model.dropout=0.2",
+        "model.args.rows={'*': 3000}",
+        "model.min_rows=1",
+        "model.args.dropout=0.2",
         "train.batch_size=64",
         "train.workers=2",
         "train.threads=1",
@@ -136,7 +137,7 @@ def test_killed_at_random_the_end_is_the_same(launcher, log, tmp_path, undisturb
 @pytest.mark.full("test_device_tables.py kills a rank of a script")
 def test_a_run_with_tables_on_devices_ends_the_same_after_a_worker_is_killed(launcher, log, tmp_path, undisturbed):
     url, result = tmp_path / "ckpt", tmp_path / "result.json"
-    run = launcher.start(*arguments(log, url, result, "tables={'C[1-9]': {placement: device}}"))
+    run = launcher.start(*arguments(log, url, result, "tables={'*.C[1-9]': {placement: device}}"))
     wait_until(lambda: len(files.list_names(Folder(str(url)))) >= 2, "two checkpoints", WAIT_SEC)
     launcher.by_role()["worker"][1].send_signal(signal.SIGKILL)
     assert run.popen.wait(WAIT_SEC) == 0, run.err
@@ -189,7 +190,13 @@ def test_an_asynchronous_job_with_its_tower_on_the_servers_goes_on_from_a_checkp
 def test_another_position_in_the_data_is_refused_before_a_row_is_touched(launcher, log, tmp_path):
     result, key = tmp_path / "result.json", np.array([1], np.uint64)
     with sr.local_cluster(shards=1) as cluster:
-        settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=3000", "train.threads=1"]
+        settings = [
+            f"data.train={log.train}",
+            f"data.test={log.test}",
+            "model.args.rows={'*': 3000}",
+            "model.min_rows=1",
+            "train.threads=1",
+        ]
         settings += [f"train.checkpoint={{url: '{tmp_path}/ckpt', every_steps: 9999}}", "train.workers=2"]
         settings += ["cluster={}", f"cluster.address={cluster.address}"]
         words = ["train", str(JOBS / "demo.yaml"), "--json", str(result)]
@@ -238,7 +245,7 @@ def test_a_run_goes_on_with_the_optimizers_of_its_job_file(launcher, log, tmp_pa
         r"optimizer Adam, the checkpoint has Adagrad; set it in the job file \(train.row_optimizer or tables\) as it"
     )
     assert re.search(wanted, other.error_line())
-    other = launcher.start(*words, "--set", "train.epochs=2", "--set", "tables={C1: {dtype: bfloat16}}")
+    other = launcher.start(*words, "--set", "train.epochs=2", "--set", "tables={'*.C1': {dtype: bfloat16}}")
     assert re.search(
         r"rows cannot be carried over; set it in the job file \(model or tables\) as it", other.error_line()
     )
@@ -253,7 +260,7 @@ def test_a_run_goes_on_with_the_optimizers_of_its_job_file(launcher, log, tmp_pa
 
 def by_name(rows: str, numbers: str = "[I1, I2]") -> str:
     sizes = "dim: 4, bottom: [4], top: [4]"
-    return f"model={{class: FeatureDLRM, min_rows: 1, args: {{numbers: {numbers}, rows: {rows}, {sizes}}}}}"
+    return f"model={{class: DLRM, min_rows: 1, args: {{numbers: {numbers}, rows: {rows}, {sizes}}}}}"
 
 
 def test_another_order_of_inputs_is_refused_before_a_row_is_touched(launcher, log, tmp_path):
@@ -262,7 +269,10 @@ def test_another_order_of_inputs_is_refused_before_a_row_is_touched(launcher, lo
     with sr.local_cluster(shards=1) as cluster:
         settings = [f"data.train={log.train}", f"data.test={log.test}", "train.threads=1", "train.epochs=1"]
         settings += [f"train.checkpoint={{url: '{tmp_path}/ckpt', every_steps: 9999}}", "cluster={}"]
-        settings += [f"cluster.address={cluster.address}", "model={kind: dlrm}"]
+        settings += [
+            f"cluster.address={cluster.address}",
+            "model={class: DLRM, args: {rows: {'*': 1000000}}}",
+        ]
         features = ("I1: {kind: dense}", "I2: {kind: dense}", "C1: {kind: id}", "C2: {kind: id}")
         settings += [f"features={{{', '.join(features)}}}"]
         words = ["train", str(JOBS / "demo.yaml"), "--json", str(result)]

@@ -32,7 +32,8 @@ def start(launcher: Launcher, log, url: Path, *options: str, sets: tuple[str, ..
     settings = [
         f"data.train={log.train}",
         f"data.test={log.test}",
-        "model.rows=1000",
+        "model.args.rows={'*': 1000}",
+        "model.min_rows=1",
         "train.batch_size=64",
         "train.threads=1",
         "cluster.slot_count=64",

@@ -33,7 +33,7 @@ features:
   user_country: {kind: cross, of: [user, country]}
   hour: {kind: time, column: at, zone: Europe/Berlin}
   country: {kind: id, vocabulary: FOLDER/countries.txt, unknown: {hash: 3}}
-model: {kind: dlrm, dim: 8, rows: 100000, bottom: [16], top: [16]}
+model: {class: DLRM, args: {rows: {'*': 100000}, dim: 8, bottom: [16], top: [16]}}
 train: {epochs: 2, batch_size: 128, threads: 1}
 """
 
@@ -87,7 +87,7 @@ def test_a_kept_program_has_its_features_and_serves_columns(job: Path, launcher:
             np.testing.assert_array_equal(arrays[name], batch.sparse[:, at].numpy(), err_msg=name)
         np.testing.assert_array_equal(arrays["price"], batch.dense[:, 0].numpy())
         scores = served(columns)
-        np.testing.assert_allclose(scores, served(batch.dense, batch.sparse), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(scores, served(*batch.tensors.values()), rtol=1e-5, atol=1e-6)
         for name in ("user", "item"):  # whose rows are at the key modulo the rows of the table
             value = next(cell for cell in texts[name] if cell is not None)
             table = f"embeddings.tables.{name}"

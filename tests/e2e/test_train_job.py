@@ -35,7 +35,12 @@ def log(tmp_path_factory):
 
 
 def arguments(log, result: Path | None = None, *sets: str) -> list[str]:
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=200000", "train.batch_size=256"]
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 200000}",
+        "train.batch_size=256",
+    ]
     settings += ["train.threads=1", *sets]
     assigned = [part for setting in settings for part in ("--set", setting)]
     return ["train", str(JOBS / "demo.yaml"), *assigned, *(["--json", str(result)] if result else [])]
@@ -88,7 +93,16 @@ def test_servers_and_plain_torch_learn_the_same(launcher, log, tmp_path):
     figures = {}
     for backend in ("ps", "local"):
         result = tmp_path / f"{backend}.json"
-        run = launcher.start(*arguments(log, result, f"model.backend={backend}", "model.rows=5000", "train.epochs=2"))
+        run = launcher.start(
+            *arguments(
+                log,
+                result,
+                f"model.backend={backend}",
+                "model.args.rows={'*': 5000}",
+                "model.min_rows=1",
+                "train.epochs=2",
+            )
+        )
         finish(run)
         figures[backend] = json.loads(result.read_text())
     assert figures["ps"]["test_auc"] == pytest.approx(figures["local"]["test_auc"], abs=0.02)
@@ -144,7 +158,7 @@ def test_a_malformed_line_ends_the_job_in_one_line(launcher, log, tmp_path, work
     [
         ("data.train=/nowhere/train.tsv", "/nowhere/train.tsv: No such file or directory"),
         ("train.epoch=2", "train.epoch: unknown key; did you mean 'epochs'"),
-        ("model.table_rows={C99: 5}", "model.table_rows: no sparse column 'C99'; allowed: C1, C2"),
+        ("model.args.rows={C99: 5, '*': 5}", "model.args: DLRM reads 'C99', which is no feature; nearest: C"),
         ("cluster={address: '127.0.0.1:PORT'}", "127.0.0.1:PORT"),
         ("cluster.port=PORT", "PORT"),
     ],

@@ -23,7 +23,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def train(launcher: Launcher, log: Any, folder: Path, name: str, *sets: str) -> tuple[dict[str, Any], list[Any]]:
     """The result, and the events of the trace."""
-    settings = [f"data.train={log.train}", f"data.test={log.test}", "model.rows=5000", "train.threads=1"]
+    settings = [
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 5000}",
+        "model.min_rows=1",
+        "train.threads=1",
+    ]
     settings += [f"train.batch_size={BATCH}", f"train.accumulate={ACCUMULATE}", *sets]
     assigned = [part for setting in settings for part in ("--set", setting)]
     result, trace = folder / f"{name}.json", folder / f"{name}.trace"
@@ -94,7 +100,8 @@ def test_prefetch_changes_nothing_but_the_time(launcher: Launcher, log: Any, tmp
     assert len(after_threads["load"]) > 1  # the loop's own, and a thread
     assert len(after_threads["pull"]) > 1
     assert pulled_in_forward(before, rank=0)
-    assert not pulled_in_forward(after, rank=0)  # every lookup found its rows
+    late = {pull["args"]["step"] for pull in pulled_in_forward(after, rank=0)}
+    assert late == {0}, "every lookup found its rows, after the first batch has shown which it needs"
 
 
 def test_the_trace_has_every_worker(launcher: Launcher, log: Any, tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ ROWS = 64
 TABLE = "embeddings.tables.c"
 COMMON = [
     "data.format=csv",
-    "data.csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}",
-    f"model={{kind: deepfm, rows: {ROWS}, dim: 4, hidden: [8], init_scale: 0.5}}",
+    "data.csv={columns: [y, x, c], label: y}",
+    "features={x: {kind: dense}, c: {kind: id}}",
+    f"model={{class: DeepFM, args: {{rows: {{'*': {ROWS}}}, dim: 4, hidden: [8], init_scale: 0.5}}, min_rows: 1}}",
     "train.batch_size=128",
     "train.row_optimizer={kind: adagrad, lr: 0.1}",
     "train.dense_optimizer={kind: adam, lr: 0.01}",
@@ -198,11 +199,14 @@ def test_the_option_changes_what_is_learnt(log: Path, option: str) -> None:
     assert train_plainly(log, *OPTIONS[option][1]).differs(train_plainly(log))
 
 
-@pytest.mark.parametrize("kind", ["dlrm", "deepfm"])
+@pytest.mark.parametrize("kind", ["DLRM", "DeepFM"])
 def test_checkpointed_towers_compute_twice(log: Path, kind: str) -> None:
     calls = {}
     for option in ("false", "true"):
-        sets = (f"model={{kind: {kind}, rows: 64, backend: local}}", f"train.activation_checkpointing={option}")
+        sets = (
+            f"model={{class: {kind}, args: {{rows: {{c: 64}}}}, backend: local}}",
+            f"train.activation_checkpointing={option}",
+        )
         job = job_of(log, "twice", *sets)
         trainer = Trainer(job, group=ALONE, backend=LocalBackend(job.train), observer=Silence())
         layers = [tower[0] for tower in trainer._bare.modules() if isinstance(tower, Tower)]
@@ -393,7 +397,7 @@ def test_a_trainer_begins_its_schedule_at_the_jobs_clock(tmp_path: Path) -> None
         "name=joins",
         f"data.train={tmp_path / 'train.tsv'}",
         f"data.test={tmp_path / 'test.tsv'}",
-        "model={kind: dlrm, dim: 4, rows: 100, bottom: [4], top: [4], min_rows: 1}",
+        "model={class: DLRM, args: {rows: {'*': 100}, dim: 4, bottom: [4], top: [4]}, min_rows: 1}",
         "train={batch_size: 32, schedule: {kind: linear, total_steps: 1000}, row_optimizer: {kind: sgd, lr: 1.0}}",
     ]
     job = load_config(JobConfig, None, sets)

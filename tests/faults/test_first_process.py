@@ -27,7 +27,13 @@ def spaces_of_processes() -> None:
 
 def test_sigterm_ends_it_with_all_that_it_started(launcher: Launcher, tmp_path: Path) -> None:
     log = write_click_log(tmp_path, rows=2_000, test_rows=500, seed=3)
-    sets = (f"data.train={log.train}", f"data.test={log.test}", "model.rows=1000", "train.epochs=1000")
+    sets = (
+        f"data.train={log.train}",
+        f"data.test={log.test}",
+        "model.args.rows={'*': 1000}",
+        "model.min_rows=1",
+        "train.epochs=1000",
+    )
     sets = (*sets, "train.workers=2", "train.threads=1", "train.batch_size=256")
     assigned = [word for each in sets for word in ("--set", each)]
     run = launcher.start("train", str(JOBS / "demo.yaml"), *assigned, within=FIRST)

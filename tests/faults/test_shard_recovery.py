@@ -254,7 +254,8 @@ def test_a_job_goes_on_when_a_shard_is_killed(launcher, tmp_path, mode):
     settings = [
         f"data.train={log.train}",
         f"data.test={log.test}",
-        "model.rows=3000",
+        "model.args.rows={'*': 3000}",
+        "model.min_rows=1",
         "train.batch_size=64",
         "train.workers=2",
         "train.threads=1",

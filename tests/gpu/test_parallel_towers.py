@@ -148,8 +148,11 @@ def test_a_job_has_its_towers_in_parts_on_cuda(tmp_path: Path, parallel: str) ->
     figures = {}
     for device in ("cpu", "cuda"):
         result = tmp_path / f"{device}.json"
-        sets = [f"data.train={log.train}", f"data.test={log.test}", "keep=null", f"train.device={device}"]
-        sets += ["model={kind: dlrm, dim: 8, rows: 5000, bottom: [16], top: [16], min_rows: 1}", "train.clip_norm=0.5"]
+        sets = [f"data.train={log.train}", f"data.test={log.test}", "publish.local=null", f"train.device={device}"]
+        sets += [
+            "model={class: DLRM, args: {rows: {'*': 5000}, dim: 8, bottom: [16], top: [16]}, min_rows: 1}",
+            "train.clip_norm=0.5",
+        ]
         sets += ["train.workers=2", f"train.parallel={parallel}", "train.batch_size=96", "train.prefetch=2"]
         command = [sys.executable, "-m", "sparserow.deploy.cli", "train", JOB, *(f"--set={each}" for each in sets)]
         subprocess.run([*command, "--json", str(result)], check=True, timeout=240)

@@ -15,11 +15,11 @@ from sparserow.worker.data import write_click_log
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 JOB = str(Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml")
-MODEL = "model={kind: dlrm, dim: 8, rows: 5000, bottom: [16], top: [16], min_rows: 1}"
+MODEL = "model={class: DLRM, args: {rows: {'*': 5000}, dim: 8, bottom: [16], top: [16]}, min_rows: 1}"
 
 
 def job(tmp_path: Path, name: str, *sets: str) -> subprocess.CompletedProcess[str]:
-    given = [f"--set={each}" for each in ("keep=null", MODEL, "train.batch_size=96", *sets)]
+    given = [f"--set={each}" for each in ("publish.local=null", MODEL, "train.batch_size=96", *sets)]
     command = [sys.executable, "-m", "sparserow.deploy.cli", "train", JOB, *given]
     return subprocess.run(
         [*command, "--json", str(tmp_path / f"{name}.json")], capture_output=True, text=True, timeout=240

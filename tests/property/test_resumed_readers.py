@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from column_uses import data_of
 from long_form import FULL
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.worker.data import Batch, ClickReader, ReadOptions
 from sparserow.worker.data.line_windows import read_runs
@@ -56,7 +56,7 @@ def write_log(folder: Path, draw: random.Random) -> dict[object, tuple[DataConfi
                 size = draw.choice([50, 137, 5000])
                 pq.write_table(table.slice(begin, end - begin), path / f"{number:02}.parquet", row_group_size=size)
             section = ["format=parquet", f"columns={ROLES}"]
-        config = load_config(DataConfig, None, [f"train={path}", f"test={path}", *section])
+        config = data_of(f"train={path}", f"test={path}", *section)
         forms[form] = (config, plan_files(config, "train"))
     return forms
 

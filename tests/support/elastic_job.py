@@ -35,8 +35,9 @@ data:
   format: csv
   train: {folder / "train.csv"}
   test: {folder / "test.csv"}
-  csv: {{columns: [id, value, label], label: label, categorical: [id, value]}}
-model: {{kind: deepfm, dim: 4, hidden: [8], rows: {ROWS}, min_rows: 1}}
+  csv: {{columns: [id, value, label], label: label}}
+features: {{id: {{kind: id}}, value: {{kind: id}}}}
+model: {{class: DeepFM, args: {{rows: {{'*': {ROWS}}}, dim: 4, hidden: [8]}}, min_rows: 1}}
 train:
   epochs: 2
   batch_size: 20

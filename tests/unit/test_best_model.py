@@ -182,7 +182,11 @@ CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
 )
 def test_what_does_not_fit_is_refused_by_its_key(sets: list[str], message: str) -> None:
     with pytest.raises(sr.errors.InvalidArgument, match=message):
-        load_config(JobConfig, None, ["data.train=a", "data.test=b", "model.kind=dlrm", *sets])
+        load_config(
+            JobConfig,
+            None,
+            ["data.train=a", "data.test=b", "model={class: DLRM, args: {rows: {'*': 1000000}}}", *sets],
+        )
 
 
 @pytest.mark.parametrize(("metric", "is_right"), [("next.ndcg@5", True), ("next.ndcg@10", False), ("next.mrr", True)])

@@ -224,5 +224,10 @@ def test_wrong_jobs_are_refused(settings: list[str], message: str) -> None:
         load_config(
             JobConfig,
             None,
-            ["data.train=a.tsv", "data.test=b.tsv", "model.kind=dlrm", *(settings or ["train.cache={}"])],
+            [
+                "data.train=a.tsv",
+                "data.test=b.tsv",
+                "model={class: DLRM, args: {rows: {'*': 1000000}}}",
+                *(settings or ["train.cache={}"]),
+            ],
         )

@@ -134,7 +134,7 @@ def test_a_text_is_read_with_its_dialect(tmp_path: Path) -> None:
     [
         ({"columns": {}}, r"ClickDataset: .*label"),
         ({"columns": {"label": "nope"}}, "nope"),
-        ({"columns": {"label": "click", "categorical": ["user"]}}, r"columns\.categorical: is not possible beside"),
+        ({"columns": {"label": "click", "categorical": ["user"]}}, r"columns\.categorical: unknown key"),
         ({"file_format": "avro"}, "format: 'avro' is not allowed"),
         ({"batch_size": 0}, "batch_size: 0 is not allowed"),
         ({"rank": 2, "world_size": 2}, "rank: 2 is not allowed"),

@@ -20,7 +20,7 @@ from model_features import (
     rows_of,
     softmax,
 )
-from sparserow.worker.models import DCN, DLRM, AutoInt, DeepFM, FeatureDeepFM, FeatureDLRM, WideDeep
+from sparserow.worker.models import DCN, DLRM, AutoInt, DeepFM, WideDeep
 
 DCNS = [
     {"cross": cross, "structure": structure} for cross in ("matrix", "vector") for structure in ("stacked", "parallel")
@@ -135,8 +135,8 @@ def test_autoint_is_its_equations(hidden):
 
 
 @pytest.mark.parametrize("has_numbers", [True, False])
-def test_dlrm_by_name_is_its_formula(has_numbers):
-    model, tensors = build(FeatureDLRM, **({} if has_numbers else {"numbers": []})), click_tensors(9)
+def test_dlrm_is_its_formula(has_numbers):
+    model, tensors = build(DLRM, **({} if has_numbers else {"numbers": []})), click_tensors(9)
     fields = click_fields(model.embeddings.tables, tensors)
     inputs, vectors = [], fields
     if has_numbers:
@@ -150,8 +150,8 @@ def test_dlrm_by_name_is_its_formula(has_numbers):
 
 
 @pytest.mark.parametrize("has_numbers", [True, False])
-def test_deepfm_by_name_is_its_formula(has_numbers):
-    model, tensors = build(FeatureDeepFM, **({} if has_numbers else {"numbers": []})), click_tensors(9)
+def test_deepfm_is_its_formula(has_numbers):
+    model, tensors = build(DeepFM, **({} if has_numbers else {"numbers": []})), click_tensors(9)
     looked_up = click_fields(model.embeddings.tables, tensors)
     inputs, fields = looked_up[:, :, 1:].reshape(9, -1), looked_up
     if has_numbers:
@@ -167,23 +167,15 @@ def test_deepfm_by_name_is_its_formula(has_numbers):
     assert_close(model(**tensors), expected)
 
 
-@pytest.mark.parametrize(("by_name", "by_matrix"), [(FeatureDLRM, DLRM), (FeatureDeepFM, DeepFM)])
-def test_a_model_by_name_is_that_of_matrices(by_name, by_matrix):
-    rows, tensors = {"user": 40, "item": 500}, click_tensors(6)
-    named, plain = by_name(rows, numbers=["age", "price"]), by_matrix(2, rows)
-    for here, there in zip(named.parameters(), plain.parameters(), strict=True):
-        here.data.copy_(there.data.reshape(here.shape))
-    matrices = (torch.stack([tensors[a], tensors[b]], dim=1) for a, b in (("age", "price"), ("user", "item")))
-    torch.testing.assert_close(
-        named(**{name: tensors[name] for name in ("user", "item", "age", "price")}), plain(*matrices)
-    )
-
-
-def test_models_by_name_need_what_they_multiply():
+def test_models_need_what_they_multiply():
     with pytest.raises(ValueError, match=r"rows={'user': 5}, numbers=\[\]: allowed: two vectors or more"):
-        FeatureDLRM({"user": 5})
+        DLRM({"user": 5})
     with pytest.raises(ValueError, match=r"rows={} is not allowed"):
-        FeatureDeepFM({}, numbers=["age"])
+        DeepFM({}, numbers=["age"])
+    with pytest.raises(ValueError, match=r"width 0 of an MLP is not allowed; allowed: an integer >= 1"):
+        DLRM({"user": 5, "item": 5}, top=[4, 0])
+    with pytest.raises(ValueError, match=r"dropout=1 is not allowed; allowed: a number >= 0 and < 1"):
+        DLRM({"user": 5, "item": 5}, dropout=1)
 
 
 @pytest.mark.parametrize("kind", [DCN, AutoInt])
@@ -203,8 +195,8 @@ def test_numbers_or_keys_alone_will_do(kind):
         *((DCN, {"layers": 2, **options}, click_tensors) for options in DCNS),
         (AutoInt, {"layers": 2}, click_tensors),
         (AutoInt, {"hidden": [6]}, click_tensors),
-        (FeatureDLRM, {}, click_tensors),
-        (FeatureDeepFM, {}, click_tensors),
+        (DLRM, {}, click_tensors),
+        (DeepFM, {}, click_tensors),
     ],
 )
 def test_it_takes_any_batch_and_is_exported(kind, options, make):

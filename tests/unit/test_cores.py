@@ -97,9 +97,16 @@ def test_a_worker_has_threads_for_its_share_of_these_cores(
     monkeypatch.setattr(connecting, "connect", connect)
     monkeypatch.setattr(training_run, "available_cores", lambda: 3)
     before = torch.get_num_threads(), pa.cpu_count()
-    data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0, "categorical": [1]}}
+    data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0}}
     job = validate(
-        JobConfig, {"data": data, "model": {"kind": "dlrm"}, "train": {"threads": threads}, "publish": {"local": None}}
+        JobConfig,
+        {
+            "data": data,
+            "features": {"c": {"kind": "id", "column": "column_1"}},
+            "model": {"class": "DLRM", "args": {"rows": {"*": 1_000_000}}},
+            "train": {"threads": threads},
+            "publish": {"local": None},
+        },
     )
     group, observer = WorkerGroup(), Silence()
     try:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sparserow.proto.config.config import load_config
+from column_uses import data_of
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import InvalidArgument, NotFound
 from sparserow.proto.row_keys import hash_key
@@ -24,7 +24,7 @@ COUNTING = ["format=csv", "csv={columns: [y, x, c], label: y, numeric: {x: none}
 
 
 def config_of(path: Path, *sets: str) -> DataConfig:
-    return load_config(DataConfig, None, [f"train={path}", f"test={path}", *sets])
+    return data_of(f"train={path}", f"test={path}", *sets)
 
 
 def reader_of(config: DataConfig, **options):
@@ -128,11 +128,9 @@ def test_csv_schema_by_name_position_and_header(tmp_path):
             "{label: z, numeric: {column_1: log}}",
             "data.csv.label: no column 'z' in .*; allowed: column_0, column_1, column_2",
         ),
-        ("{label: 0, numeric: {'7': log}}", "data.csv.numeric: no column 7 in .*; allowed"),
+        ("{label: 0, numeric: {'7': log}}", "features.column_7: no column 'column_7' in .*; nearest"),
         ("{label: 9, numeric: {'1': log}}", "data.csv.label: no column 9 in .*; allowed: 0 to 2"),
-        ("{label: 0, numeric: {'1': log}, categorical: [1]}", "column column_1 has two roles"),
-        ("{label: 0, categorical: [0]}", "column column_0 has two roles"),
-        ("{label: 0, numeric: {'1': cube}}", "csv.numeric.1: 'cube' is not allowed"),
+        ("{label: 0, categorical: [0]}", "features.column_0: reads 'column_0', which is data.csv.label"),
         ("{label: 0}", "features: there is none"),
         ("{label: y, columns: [y, y, c], categorical: [c]}", "a column name stands twice"),
         ("{label: y, header: true, columns: [y, x, c], categorical: [c]}", "the header differs from data.csv.columns"),
@@ -153,10 +151,10 @@ def test_format_needs_its_section(counting):
 
 def test_files_and_patterns(tmp_path, counting):
     (tmp_path / "more.csv").write_text("1,5000,z\n")
-    config = load_config(DataConfig, None, [f"train={tmp_path}/*.csv", f"test={counting}", *COUNTING])
+    config = data_of(f"train={tmp_path}/*.csv", f"test={counting}", *COUNTING)
     assert indexes(reader_of(config, batch_size=100)) == [*range(1003), 5000]
     with pytest.raises(NotFound, match=r"data.train: .*none: no file has such a name"):
-        reader_of(load_config(DataConfig, None, [f"train={tmp_path}/*.none", "test=x", *COUNTING]), batch_size=1)
+        reader_of(data_of(f"train={tmp_path}/*.none", "test=x", *COUNTING), batch_size=1)
     with pytest.raises(NotFound, match=r"absent.csv: No such file"):
         reader_of(config_of(tmp_path / "absent.csv", *COUNTING), batch_size=1)
     empty = tmp_path / "empty.txt"

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 import sparserow as sr
+from column_uses import job_sets
 from sparserow.deploy.preflight.health_checks import check_job
 from sparserow.deploy.train.dry_run import dry_run
 from sparserow.proto.config.config import load_config
@@ -53,7 +54,8 @@ def job_of(train: Path, test: Path, *sets: str) -> JobConfig:
     roles = "label: y, numeric: {x: none}, categorical: [c]"
     columns = f"csv={{header: true, {roles}}}" if form == "csv" else f"columns={{{roles}}}"
     places = [f"data.train={train}", f"data.test={test}", f"data.format={form}", f"data.{columns}"]
-    return load_config(JobConfig, None, ["name=j", *places, "model={kind: dlrm, rows: 100}", *sets])
+    model = "model={class: DLRM, args: {rows: {'*': 100}}, min_rows: 1}"
+    return load_config(JobConfig, None, job_sets("name=j", *places, model, *sets))
 
 
 def train(job: JobConfig) -> Any:

@@ -24,7 +24,7 @@ ROWS, DIM = 200, 4
 POOLS = ["sum", "mean", "sqrtn", "max"]
 JOB = """
 data: {format: parquet, train: LOG, test: LOG, columns: {label: click}}
-model: {class: FeatureDLRM, args: {rows: {user: 50, tags: 997, path: 31}, dim: 4, init_scale: 0.5}, min_rows: 900}
+model: {class: DLRM, args: {rows: {user: 50, tags: 997, path: 31}, dim: 4, init_scale: 0.5}, min_rows: 900}
 """
 
 
@@ -94,7 +94,7 @@ def test_a_pool_has_its_effect(log: tuple[Path, pa.Table], session: sr.Session, 
     check_data(job)
     fitted = fit_features(job.data)
     (batch,) = open_reader(job.data, "train", fitted, ReadOptions(batch_size=ROWS))
-    local = build_model(job.model, fitted.spec, sparse=False)
+    local = build_model(job.model, fitted.spec)
     weights = {name: each.weight.detach().numpy().copy() for name, each in local.embeddings.tables.items()}
     model = session.distribute(local, optimizer=sr.optim.SGD(lr=0.1), min_rows=900)
     found = model.embeddings(batch.tensors, ["tags", "path"]).detach().numpy()
@@ -129,7 +129,7 @@ def test_a_pool_without_an_effect_is_refused(
 def test_a_model_that_pools_by_itself_needs_no_pool(log: tuple[Path, pa.Table]) -> None:
     job = job_of(log[0], "max_len: 9", f"model={{class: '{__name__}:Plain', min_rows: 900}}", path="max_len: 9")
     check_data(job)
-    assert isinstance(build_model(job.model, feature_spec(job.data), sparse=False), Plain)
+    assert isinstance(build_model(job.model, feature_spec(job.data)), Plain)
     same = job_of(log[0], "pool: mean", "model.args.pools={tags: mean, path: mean}")
     check_data(same)
 

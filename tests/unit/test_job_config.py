@@ -19,7 +19,11 @@ from sparserow.proto.optim import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.state.registry import first_difference
 
-BASE = ["data.train=a.tsv", "data.test=[b.tsv, c.tsv]", "model.kind=dlrm"]
+BASE = [
+    "data.train=a.tsv",
+    "data.test=[b.tsv, c.tsv]",
+    "model={class: DLRM, args: {rows: {'*': 1000000}}}",
+]
 TABLE = TableSchema("n", "t", 4, SGD())
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
 
@@ -60,12 +64,10 @@ def test_a_run_begins_again_as_often_as_its_section_says():
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("model.kind=wide", "model.kind: 'wide' is not allowed; allowed: deepfm, dlrm"),
-        ("model.hidden=[3]", "model.hidden: unknown key"),
-        ("model.bottom=[0]", "model.bottom.*0"),
-        ("model.dropout=1", "model.dropout: 1 is not allowed; allowed: a number >= 0 and < 1"),
-        ("model.rows=0", "model.rows: 0 is not allowed"),
-        ("model.table_rows={C1: -1}", "model.table_rows.C1: -1 is not allowed"),
+        ("model.kind=dlrm", "model.kind: unknown key; known keys: class, args"),
+        ("model.class=a b", "model.class: 'a b' is not allowed; allowed: MODULE:CLASS, or the name of a model"),
+        ("model.args=[3]", "model.args: .* is not allowed; allowed: a mapping of names to values"),
+        ("model.min_rows=0", "model.min_rows: 0 is not allowed"),
         ("model.backend=gpu", "model.backend: 'gpu' is not allowed; allowed: ps, local"),
         ("train.epoch=2", "train.epoch: unknown key; did you mean 'epochs'"),
         ("train.epochs=1.5", "train.epochs: 1.5 is not allowed; allowed: an integer"),
@@ -112,7 +114,7 @@ def test_a_run_begins_again_as_often_as_its_section_says():
         ("data.train=[]", "data.train: .* is not allowed; allowed: a path or URL, or a sequence of them"),
         ("data.format=avro", "data.format: 'avro' is not allowed; allowed: criteo, csv, parquet, orc, arrow, jsonl"),
         ("data.format=parquet", "data: format parquet needs a section columns"),
-        ("data.columns={label: y, categorical: [c]}", "data: format criteo has no use for a section columns"),
+        ("data.columns={label: y}", "data: format criteo has no use for a section columns"),
         ("data.where=a > 1", "data: where: needs format parquet, orc, arrow, jsonl; format is criteo"),
         ("name=a/b", "name: 'a/b' is not allowed; allowed: 1-255 of letters"),
         ("cluster.shards=0", "cluster.shards: 0 is not allowed"),
@@ -198,7 +200,6 @@ def test_all_that_needs_servers_is_named_at_once() -> None:
     """Each used to be refused alone, so that a job with ten of them was started ten times."""
     options = {
         "cluster.shards": "cluster.shards=2",
-        "model.min_rows": "model.min_rows=5",
         "train.staleness": "train.staleness=2",
         "train.wire_dtype": "train.wire_dtype=float16",
         "train.grad_scale": "train.grad_scale=sum",
@@ -211,7 +212,12 @@ def test_all_that_needs_servers_is_named_at_once() -> None:
         "tables": "tables={a: {}}",
         "publish": "publish.root=m",
     }
-    base = ["data.train=a", "data.test=b", "model.kind=dlrm", "model.backend=local"]
+    base = [
+        "data.train=a",
+        "data.test=b",
+        "model={class: DLRM, args: {rows: {'*': 1000000}}}",
+        "model.backend=local",
+    ]
     words = f"{', '.join(options)}: need model.backend ps, as local has no servers; remove them (--set cluster={{}}, "
     with pytest.raises(InvalidArgument, match=re.escape(words)):
         load_config(JobConfig, None, [*base, *options.values()])
@@ -250,8 +256,6 @@ TENSOR = "train.parallel={tensor: 2}"
             ("train.parallel={tensor: 2, shard: all}", "train.workers=2"),
             r"train\.parallel\.shard: has no effect with one group of 2 processes",
         ),
-        ((TENSOR, "model.top=[64, 3, 9]"), r"model\.top: 9 is not allowed; allowed: multiples of train\.parallel"),
-        ((TENSOR, "model.top=[]", "model.bottom=[]"), r"train\.parallel\.tensor: has no effect, .* no hidden layer"),
     ],
 )
 def test_towers_in_parts_that_are_refused(assignments, message):
@@ -263,7 +267,7 @@ def test_towers_in_parts_that_are_refused(assignments, message):
     ("parallel", "workers"), [("{shard: all}", 3), ("{tensor: 2}", 2), ("{shard: all, tensor: 2}", 4)]
 )
 def test_towers_in_parts_that_are_allowed(parallel, workers):
-    sets = [f"train.parallel={parallel}", "model.top=[64, 3]", f"train.workers={workers}", "train.amp=bfloat16"]
+    sets = [f"train.parallel={parallel}", f"train.workers={workers}", "train.amp=bfloat16"]
     for device, is_on_host in (("auto", True), ("cpu", True), ("cuda", False)):
         train = load_config(JobConfig, None, [*BASE, *sets, f"train.device={device}"]).train
         assert train.parallel is not None

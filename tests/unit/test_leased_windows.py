@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparserow.proto.config.config import load_config
-from sparserow.proto.config.data_config import DataConfig
+from column_uses import data_of
 from sparserow.ps_server.coordinator.state.data_leases import JobData, LeaseRequest
 from sparserow.worker.data import Batch, ReadOptions
 from sparserow.worker.data.leased import EpochScore, Leased, LeasedReader, Trained
@@ -55,7 +54,7 @@ def test_each_sample_is_leased_once_whoever_dies(tmp_path: Path, form: str) -> N
     roles = "label: y, numeric: {x: none}, categorical: [c]}"
     section = f"csv={{columns: [y, x, c], {roles}" if form == "csv" else f"columns={{{roles}"
     path = f"{tmp_path}/*.{form}"
-    config = load_config(DataConfig, None, [f"train={path}", f"test={path}", f"format={form}", section])
+    config = data_of(f"train={path}", f"test={path}", f"format={form}", section)
     plan = plan_files(config, "train")
     features = fit_features(config, plan)
     options = ReadOptions(batch_size=BATCH, shuffle=True, shuffle_rows=1, seed=5)

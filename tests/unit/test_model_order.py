@@ -28,14 +28,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_order_of_a_job(log: Path) -> None:
-    kind = order(log, "model={kind: dlrm, rows: 100}")
+    kind = order(log, "model={class: DLRM, args: {rows: {'*': 100}}, min_rows: 1}")
     assert kind["inputs"][:2] == ["I1", "I2"]
     assert kind["inputs"][13:15] == ["C1", "C2"]
     assert kind["tasks"] == ["label"]
     rows = "rows: {C2: 9, C1: 9}"
-    own = order(
-        log, f"model={{class: FeatureDLRM, args: {{numbers: [I2, I1], {rows}, dim: 4, bottom: [4], top: [4]}}}}"
-    )
+    own = order(log, f"model={{class: DLRM, args: {{numbers: [I2, I1], {rows}, dim: 4, bottom: [4], top: [4]}}}}")
     assert own["model.args.rows"] == ["C2", "C1"]
     assert own["model.args.numbers"] == ["I2", "I1"]
     assert "model.args.top" not in own

@@ -12,7 +12,7 @@ from doc_blocks import ROOT, doc_blocks
 from sparserow.worker import models
 from sparserow.worker.metrics.losses import LOSSES
 
-PARTS = {"DLRM", "DeepFM", "FeatureEmbeddings", "HashedEmbeddings", "Tower"}  # of models, or models of matrices
+PARTS = {"FeatureEmbeddings", "Tower"}  # of models
 JOBS = [yaml.safe_load(each.text) for each in doc_blocks() if each.page == "docs/models.md" and each.language == "yaml"]
 
 

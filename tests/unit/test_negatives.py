@@ -33,7 +33,8 @@ def job_of(folder: Path, transform: str = "none", **data: object) -> JobConfig:
         clicks = draw.random(ROWS) < 0.02 + 0.04 * items
         table = pa.table({"click": clicks.astype(np.int8), "row": np.arange(ROWS, dtype=np.float32), "item": items})
         pa.parquet.write_table(table, folder / f"{name}.parquet", row_group_size=700)
-    columns = {"label": "click", "numeric": {"row": transform}, "categorical": ["item"]}
+    columns, scale = {"label": "click"}, "standardize" if transform == "standardize" else "none"
+    features = {"row": {"kind": "dense", "scale": scale}, "item": {"kind": "id"}}
     return validate(
         JobConfig,
         {
@@ -44,7 +45,13 @@ def job_of(folder: Path, transform: str = "none", **data: object) -> JobConfig:
                 "columns": columns,
                 **data,
             },
-            "model": {"kind": "dlrm", "backend": "local", "rows": 1000, "dim": 4, "bottom": [4], "top": [4]},
+            "features": features,
+            "model": {
+                "class": "DLRM",
+                "backend": "local",
+                "args": {"rows": {"*": 1000}, "dim": 4, "bottom": [4], "top": [4]},
+                "min_rows": 1,
+            },
             "train": {
                 "batch_size": 200,
                 "epochs": 4,
@@ -93,7 +100,7 @@ def test_a_model_of_fewer_negatives_predicts_the_rate_of_all(tmp_path: Path) -> 
         program = trainer.exported(trainer.model_on_host()).model.eval()
         batch = next(iter(open_reader(job.data, "test", fit_features(job.data), ReadOptions(ROWS, in_order=False))))
         with torch.no_grad():
-            rate = float(torch.sigmoid(program(batch.dense, batch.sparse)).mean())
+            rate = float(torch.sigmoid(program(batch.tensors["row"], batch.tensors["item"])).mean())
         assert rate == pytest.approx(float(batch.labels.mean()), abs=0.03)
     assert losses[1] == pytest.approx(losses[0], abs=0.01)
 

@@ -131,6 +131,18 @@ def test_exact_rows_are_bit_equal_to_those_without(shape: str, micro: int) -> No
     wait_for_no_threads()
 
 
+def test_the_ids_of_each_forward_of_a_batch_are_learnt(session: sr.Session, caplog: pytest.LogCaptureFixture) -> None:
+    """The second one has a plan already, whose own lookups are none of the layers."""
+    model = distributed(session, Columns(lambda x, i: (x[:, i] * 7) % ROWS))
+    batches = [(matrix(2 * seed), matrix(2 * seed + 1)) for seed in range(STEPS)]
+    for parts in session.prefetch(batches, depth=2, always=True):
+        for part in parts:
+            (model(part) ** 2).sum().backward()
+        session.step()
+    assert not caplog.messages, "each id is found in the batch"
+    assert session.stats().lookups_missed == 0
+
+
 def test_rows_that_others_change_after_they_were_pulled_are_pulled_again(session: sr.Session) -> None:
     model = distributed(session)
     batches = [torch.full((2, TABLES), number) for number in range(4)]  # one key a table, and no two batches share one

@@ -11,7 +11,7 @@ from sparserow.proto.config.job import JobConfig
 
 def test_data_that_a_node_does_not_have_is_named(tmp_path: Path) -> None:
     data = {"format": "criteo", "train": f"{tmp_path}/log/*.tsv", "test": f"{tmp_path}/test.tsv"}
-    job = validate(JobConfig, {"data": data, "model": {"kind": "dlrm"}})
+    job = validate(JobConfig, {"data": data, "model": {"class": "DLRM", "args": {"rows": {"*": 1_000_000}}}})
     assert f"data.train: {tmp_path}/log/*.tsv: no file has such a name" in str(problem_with_data(job))
     (tmp_path / "log").mkdir()
     line = "\t".join(["1", *["5"] * 13, *["ab"] * 26]) + "\n"

@@ -26,8 +26,17 @@ NAN = float("nan")
 
 
 def job_of(**metrics: object) -> JobConfig:
-    data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0, "categorical": [1]}}
-    return validate(JobConfig, {"name": "ads", "data": data, "model": {"kind": "dlrm"}, "metrics": metrics})
+    data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0}}
+    return validate(
+        JobConfig,
+        {
+            "name": "ads",
+            "data": data,
+            "features": {"c": {"kind": "id", "column": "column_1"}},
+            "model": {"class": "DLRM", "args": {"rows": {"*": 1_000_000}}},
+            "metrics": metrics,
+        },
+    )
 
 
 def epoch(number: int, auc: float) -> EpochResult:

@@ -74,7 +74,7 @@ def job_of(path: Path, form: str, *sets: str) -> JobConfig:
             f"data={{format: {form}, train: '{path}', test: '{path}', shuffle_rows: 0}}",
             f"data.{'csv' if form == 'csv' else 'columns'}={section}",
             "features={user: {kind: id}, hour: {kind: time, column: when}}",
-            "model={kind: deepfm, backend: local, rows: 100, dim: 4}",
+            "model={class: DeepFM, backend: local, args: {rows: {'*': 100}, dim: 4}, min_rows: 1}",
             "train={batch_size: 32, epochs: 2, row_optimizer: {kind: sgd}}",
             f"metrics={{progressive: {{window: 64}}, file: '{path}.run'}}",
             *sets,

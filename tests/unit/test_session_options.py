@@ -28,10 +28,11 @@ def test_they_are_given_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(connecting, "connect", connect)
     wanted = {"wire_dtype": "bfloat16", "grad_scale": "sum", "namespace_policy": "new", "on_nonfinite": "skip"}
-    data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0, "categorical": [1]}}
+    data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0}}
     tree = {
         "data": data,
-        "model": {"kind": "dlrm"},
+        "features": {"c": {"kind": "id", "column": "column_1"}},
+        "model": {"class": "DLRM", "args": {"rows": {"*": 1_000_000}}},
         "train": {**wanted, "staleness": 3},
         "cluster": {"address": "host:1"},
         "publish": {"local": None},

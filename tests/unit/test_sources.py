@@ -17,8 +17,8 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
+from column_uses import data_of
 from s3_server import s3_bucket, s3_server
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
 from sparserow.proto.features.kinds import IdFeature, MultiHotFeature, SequenceFeature
@@ -66,7 +66,7 @@ def write(table: pa.Table, path: Path, form: str, rows: int = 100) -> Path:
 
 def config_of(path: Any, form: str, *sets: str, roles: str = ROLES) -> DataConfig:
     section = f"csv={{header: true, {roles[1:]}" if form == "csv" else f"columns={roles}"
-    return load_config(DataConfig, None, [f"train={path}", f"test={path}", f"format={form}", section, *sets])
+    return data_of(f"train={path}", f"test={path}", f"format={form}", section, *sets)
 
 
 def reader_of(config: DataConfig, **options: Any) -> ClickReader:
@@ -265,16 +265,19 @@ def test_columns_that_are_missing_or_of_another_type_are_named(tmp_path, form):
     path = write(log_table().drop_columns(["unused"]), tmp_path / f"log.{form}", form)
     for roles, message in (
         ("{label: yy, categorical: [c]}", rf"data.columns.label: no column 'yy' in .*log.{form}; nearest: y"),
-        ("{label: y, categorical: [price]}", rf"categorical: no column 'price' in .*log.{form}; it has y, x, f, c, k"),
+        (
+            "{label: y, categorical: [price]}",
+            rf"features.price: no column 'price' in .*log.{form}; it has y, x, f, c, k",
+        ),
         (
             "{label: y, numeric: {c: log}}",
-            rf"numeric or buckets: column c of .*log.{form} is string; expected a number",
+            rf"features.c: column c of .*log.{form} is string; expected a number",
         ),
         (
             "{label: y, categorical: [f]}",
-            rf"categorical: column f of .*log.{form} is double; expected a text or an int",
+            rf"features.f: column f of .*log.{form} is double; expected a text or an int",
         ),
-        ("{label: y, numeric: {y: log}}", "data.columns: column y has two roles"),
+        ("{label: y, numeric: {y: log}}", "features.y: reads 'y', which is data.columns.label"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             reader_of(config_of(path, form, roles=roles))

@@ -221,7 +221,12 @@ def test_a_file_without_a_column_is_refused_though_bad_lines_are_skipped(tmp_pat
 
 
 def criteo_job(path: Path, features: str, *sets: str) -> JobConfig:
-    document = [f"data.train={path}", f"data.test={path}", f"features={{{features}}}", "model={kind: dlrm, rows: 100}"]
+    document = [
+        f"data.train={path}",
+        f"data.test={path}",
+        f"features={{{features}}}",
+        "model={class: DLRM, args: {rows: {'*': 100}}, min_rows: 1}",
+    ]
     return load_config(JobConfig, None, [*document, *sets])
 
 
@@ -248,7 +253,7 @@ def test_criteo_with_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["data.csv.categorical=[user]"], "features: takes the place of data.csv.numeric, categorical and buckets"),
+        (["features={}"], "features: are needed with data.format csv; allowed: a mapping of sections"),
         (["features.stars={kind: dense}"], "features.stars: reads 'stars', which is data.csv.labels.stars"),
         (["data.csv.label=click"], "label: exactly one of label and labels is needed"),
         (["data.csv.list_delimiter=;"], "list_delimiter: is that of the fields of a line"),

@@ -16,13 +16,13 @@ from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
 from sparserow.worker.data import BadLine
 from sparserow.worker.data.sources import fit_features
-from sparserow.worker.training.build_model import build_model, table_rows
+from sparserow.worker.training.build_model import build_model
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.trainer import Trainer
 from sparserow.worker.training.training_report import Silence
 
-SCHEMA = "{columns: [y, x, c], label: y, numeric: {x: standardize}, categorical: [c]}"
+FEATURES = "features={x: {kind: dense, scale: standardize}, c: {kind: id}}"
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,12 @@ def log(tmp_path):
 
 
 def job_of(path, *sets: str) -> JobConfig:
-    common = ["data.format=csv", f"data.csv={SCHEMA}", "model={kind: deepfm, backend: local, rows: 4096, dim: 4}"]
+    common = [
+        "data.format=csv",
+        "data.csv={columns: [y, x, c], label: y}",
+        FEATURES,
+        "model={class: DeepFM, backend: local, args: {rows: {'*': 4096}, dim: 4}, min_rows: 1}",
+    ]
     common += ["train.batch_size=64", "train.epochs=3", "train.row_optimizer={kind: adagrad, lr: 0.1}"]
     return load_config(JobConfig, None, [f"data.train={path}", f"data.test={path}", *common, *sets])
 
@@ -63,10 +68,10 @@ def train(job: JobConfig, observer=None):
     return Trainer(job, group=WorkerGroup(), backend=LocalBackend(job.train), observer=observer or Silence()).run()
 
 
-@pytest.mark.parametrize("model", ["deepfm", "dlrm"])
+@pytest.mark.parametrize("model", ["DeepFM", "DLRM"])
 def test_it_learns_and_reports(log, model):
     recorder = Recorder()
-    result = train(job_of(log, f"model.kind={model}"), recorder)
+    result = train(job_of(log, f"model.class={model}"), recorder)
     assert result.test_auc > 0.88  # 0.9 is what the labels allow
     assert result.test_log_loss < 0.40  # their entropy is 0.325
     assert (result.epochs, result.workers, result.shards, result.bad_lines, result.rows) == (3, 1, 0, 0, 4096)
@@ -78,7 +83,7 @@ def test_it_learns_and_reports(log, model):
 
 
 def test_the_seed_decides(log):
-    first, again, other = (train(job_of(log, f"train.seed={seed}", "model.dropout=0.3")) for seed in (1, 1, 2))
+    first, again, other = (train(job_of(log, f"train.seed={seed}", "model.args.dropout=0.3")) for seed in (1, 1, 2))
     assert [e.train_loss for e in first.history] == [e.train_loss for e in again.history]
     assert first.test_log_loss == again.test_log_loss != other.test_log_loss
 
@@ -122,7 +127,7 @@ def test_divergence_is_an_error(log):
 
 def test_refused_steps_are_in_the_summary(log):
     log.write_text(log.read_text() + "1,3e38,k1\n")
-    plain = ("data.csv={columns: [y, x, c], label: y, numeric: {x: none}, categorical: [c]}", "train.epochs=1")
+    plain = ("features.x.scale=none", "train.epochs=1")
     with pytest.raises(
         InvalidArgument, match=r"the loss is (nan|inf) after .* samples; lower the learning rates, or sk"
     ):
@@ -134,19 +139,33 @@ def test_refused_steps_are_in_the_summary(log):
     assert re.search(r"steps refused \(NaN or Inf\) .* 1\b", console.file.getvalue())
 
 
-def test_table_rows_by_column(log):
-    job = job_of(log, "model.table_rows={c: 7}")
-    features = fit_features(job.data).spec
-    assert table_rows(job.model, features) == {"c": 7}
-    model = build_model(job.model, features, sparse=True)
-    assert model.embeddings.tables["c"].num_embeddings == 7
-    with pytest.raises(InvalidArgument, match=r"model.table_rows: no sparse column 'd'; allowed: c"):
-        table_rows(job_of(log, "model.table_rows={d: 7}").model, features)
+def test_rows_of_features_that_no_argument_names(log):
+    features = "features={x: {kind: dense}, c: {kind: id}, k: {kind: id, column: c}, b: {kind: bucketize, column: x,"
+    features += " quantiles: 4}}"
+
+    def rows_of(*sets: str) -> dict[str, int]:
+        job = job_of(log, features, *sets)
+        model = build_model(job.model, fit_features(job.data).spec)
+        assert model.embeddings.numbers == ("x",)
+        return {name: table.num_embeddings for name, table in model.embeddings.tables.items()}
+
+    assert rows_of("model.args.rows={'*': 7}") == {"c": 7, "k": 7, "b": 5}, "four buckets and one for a missing number"
+    assert rows_of("model.args.rows={k: 9, '*': 7}") == {"k": 9, "c": 7, "b": 5}
+    assert rows_of("model.args={rows: {c: 7, b: 90}, shared: {k: c}}") == {"c": 7, "b": 90}
+    assert rows_of("model.args={rows: {'*': 7}, shared: {k: c}}") == {"c": 7, "b": 5}
+    for sets, message in (
+        ("model.args.rows={d: 7, '*': 7}", "model.args: DeepFM reads 'd', which is no feature; there are: x, c, k, b"),
+        ("model.args.rows={c: 7}", "model.args: DeepFM does not read the feature 'k'"),
+        ("model.args={rows: {'*': 7}, numbers: []}", "model.args: DeepFM does not read the feature 'x'"),
+        ("model.args.rows={'*': many}", r"model.args: DeepFM refuses them: rows\['c'\]='many' is not allowed"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            rows_of(sets)
 
 
-def test_a_model_needs_a_sparse_column(log):
-    with pytest.raises(InvalidArgument, match="the model needs a sparse column"):
-        train(job_of(log, "data.csv={columns: [y, x, c], label: y, numeric: {x: log}}"))
+def test_a_model_needs_keys(log):
+    with pytest.raises(InvalidArgument, match=r"model.args: DeepFM refuses them: rows=\{\} is not allowed"):
+        train(job_of(log, "features={x: {kind: dense, log1p: true}}"))
 
 
 def test_one_class_gives_no_auc(tmp_path):

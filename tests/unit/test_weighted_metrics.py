@@ -137,10 +137,14 @@ def test_metrics_of_numbers_and_of_candidates() -> None:
 
 
 def test_weights_without_their_column_are_refused() -> None:
-    sets = ["data.train=a", "data.test=b", "model.kind=dlrm", "data.format=parquet"]
-    columns = "data.columns={label: y, categorical: [c]}"
+    sets = [
+        "data.train=a",
+        "data.test=b",
+        "model={class: DLRM, args: {rows: {'*': 1000000}}}",
+        "data.format=parquet",
+        "features={c: {kind: id}}",
+    ]
+    columns = "data.columns={label: y}"
     with pytest.raises(sr.errors.InvalidArgument, match=r"metrics\.weighted: needs a sample_weight of data"):
         load_config(JobConfig, None, [*sets, columns, "metrics.weighted=true"])
-    assert not load_config(
-        JobConfig, None, [*sets, "data.columns={label: y, categorical: [c], sample_weight: w}"]
-    ).metrics.weighted
+    assert not load_config(JobConfig, None, [*sets, "data.columns={label: y, sample_weight: w}"]).metrics.weighted

@@ -5,7 +5,7 @@ from .batch import Batch
 from .candidates import CandidateSampler
 from .features import FeatureSpec, FittedFeatures
 from .named_batch import NamedBatch, NamedPart
-from .reader import ClickReader, ReadOptions, StepBatch
+from .reader import ClickReader, ReadOptions
 from .source import PlannedFile
 from .synthetic import SyntheticLog, write_click_log
 from .synthetic_sales import SalesLog, write_sales_log
@@ -22,7 +22,6 @@ __all__ = [
     "PlannedFile",
     "ReadOptions",
     "SalesLog",
-    "StepBatch",
     "SyntheticLog",
     "write_click_log",
     "write_sales_log",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -62,11 +62,6 @@ class Batch:
     def device(self) -> torch.device:
         """The device of the numbers and labels; keys may have stayed on the host."""
         return self.dense.device
-
-    @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the keyword arguments of the forward of a model that takes matrices."""
-        return (self.dense, self.sparse), {}
 
     @property
     def time_range(self) -> TimeRange | None:

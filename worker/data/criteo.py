@@ -1,15 +1,14 @@
 """The format of the Criteo click logs: a label, 13 numbers I1..I13 and 26 hexadecimal tokens C1..C26.
 
 Both published forms are read: tab-separated without a header, and comma-separated with the header
-``label,I1,...,C26`` in any order. The first line decides which form a file has. Missing values are empty fields. A job
-without ``features`` takes the logarithm of the numbers.
+``label,I1,...,C26`` in any order. The first line decides which form a file has. Missing values are empty fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...proto.config.data_config import CRITEO_CATEGORICAL, CRITEO_NUMERIC
+from ...proto.config.criteo_columns import CRITEO_CATEGORICAL, CRITEO_NUMERIC
 from ...proto.errors import InvalidArgument
 from .formats import FileFormat, fields_of
 from .line_layout import FieldKind, LineLayout

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, Protocol
 
-from .reader import ClickReader, StepBatch
+from .reader import ClickReader, Made
 from .sample_order import SampleOrder
 
 _POLL_SEC = 0.1
@@ -81,7 +81,7 @@ class Leases(Protocol):
         """Reports the figures of an epoch that is over."""
 
 
-class LeasedReader:
+class LeasedReader(Generic[Made]):
     """An iterable of batches; each ``iter()`` yields this worker's chunks of one epoch. Not thread-safe.
 
     Before the caller asks for the next batch, it must have trained on the last one and sent its commit.
@@ -96,7 +96,7 @@ class LeasedReader:
     """
 
     def __init__(
-        self, reader: ClickReader, *, lease_rows: int, leases: Leases, settle: Callable[[], None], fills: bool
+        self, reader: ClickReader[Made], *, lease_rows: int, leases: Leases, settle: Callable[[], None], fills: bool
     ) -> None:
         self._reader, self._leases, self._settle, self._fills = reader, leases, settle, fills
         size = reader.options.batch_size
@@ -137,7 +137,7 @@ class LeasedReader:
         """Reports the figures of the epoch that ended last."""
         self._leases.tell_tested(self._epoch, self._windows, tested)
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Iterator[Made]:
         self._epoch += 1
         self._done = 0
         self._came_late, self._end = False, None
@@ -166,7 +166,7 @@ class LeasedReader:
             else:
                 time.sleep(_POLL_SEC)
 
-    def _batches(self, order: SampleOrder, window: int, skip: int) -> Iterator[StepBatch]:
+    def _batches(self, order: SampleOrder, window: int, skip: int) -> Iterator[Made]:
         _, begin, end = order.window_of(window * self._window_rows)
         for index, batch in enumerate(self._reader.batches_of(order, begin, end)):
             if index >= skip:

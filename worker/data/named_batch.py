@@ -5,9 +5,8 @@ The tensors of each micro-batch are in the batch as they reach the model, so a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,11 +36,6 @@ class NamedPart:
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
-
-    @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the keyword arguments of the model's forward."""
-        return (), dict(self.tensors)
 
     def label(self, name: str) -> Tensor:
         """Returns a label of the samples, (B) float32; see :meth:`Batch.label`."""
@@ -82,11 +76,6 @@ class NamedBatch:
     def time_range(self) -> TimeRange | None:
         """The times of the first and the last sample by time; None for an empty batch, and without times."""
         return time_range_of(part.times for part in self.micro_batches)
-
-    def parts(self, size: int, *, least: int = 1) -> Iterator[NamedPart]:
-        """Yields the micro-batches, whose size and least number were given before."""
-        del size, least
-        yield from self.micro_batches
 
     def to(self, device: torch.device) -> NamedBatch:
         """Returns the batch on ``device``; tensors that are there already are not copied."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
@@ -34,7 +34,7 @@ from .sample_order import SampleOrder
 from .source import PlannedFile, Source, no_samples
 
 _STATE_VERSION = 3
-StepBatch: TypeAlias = Batch | NamedBatch
+Made = TypeVar("Made", bound="Batch | NamedBatch")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _Cursor:
     batch: int = 0
 
 
-class ClickReader:
+class ClickReader(Generic[Made]):
     """An iterable of batches; each ``iter()`` is one epoch. Not thread-safe.
 
     Like torchdata's stateful loaders, ``state_dict`` between two batches describes the next batch. A reader of the same
@@ -98,7 +98,7 @@ class ClickReader:
         files: the files, as the source planned them; all workers have the same.
         features: the transforms of the samples.
         options: the options by which samples are dealt.
-        made: gives what is yielded for a batch; None: the batch.
+        made: gives what is yielded for a batch.
 
     Raises:
         InvalidArgument: the files have no samples.
@@ -110,7 +110,7 @@ class ClickReader:
         files: Sequence[PlannedFile],
         features: FittedFeatures,
         options: ReadOptions,
-        made: Callable[[Batch], StepBatch] | None = None,
+        made: Callable[[Batch], Made],
     ) -> None:
         self._files = tuple(files)
         self._rows = sum(int(file.rows.sum()) for file in files)
@@ -305,7 +305,7 @@ class ClickReader:
             **({} if options.candidates is None else {"negatives": options.candidates.described()}),
         }
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Iterator[Made]:
         if not self._resume:
             self._next = self._beginning(self._next.epoch)
             self._bad_lines, self._first_bad_line = 0, None
@@ -336,7 +336,7 @@ class ClickReader:
         text = json.dumps([_STATE_VERSION, self._order_state(), self._options.batch_size, window_rows, *made])
         return xxh3_64_intdigest(text.encode()) or 1
 
-    def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[StepBatch]:
+    def batches_of(self, order: SampleOrder, begin: int, end: int) -> Iterator[Made]:
         """Yields the batches of neighbouring positions of an order; the position of the reader does not change.
 
         The reader's count of malformed samples changes.
@@ -354,11 +354,11 @@ class ClickReader:
             for part in range(len(file.rows)):
                 yield self._parts.decoded(index, part).lines
 
-    def empty_batch(self) -> StepBatch:
+    def empty_batch(self) -> Made:
         """Returns a batch without samples."""
         return self._transformed(Samples(self._parts.none(), np.empty(0, np.int64)), 0)
 
-    def _batch(self, order: SampleOrder, share: Sequence[Interval]) -> StepBatch:
+    def _batch(self, order: SampleOrder, share: Sequence[Interval]) -> Made:
         samples: Samples = self._parts.samples(order, share)
         self._bad_lines += samples.bad
         self._first_bad_line = self._first_bad_line or samples.first_bad
@@ -368,8 +368,8 @@ class ClickReader:
             samples = replace(samples, lines=samples.lines.take(kept), positions=samples.positions[kept])
         return self._transformed(samples, order.epoch)
 
-    def _transformed(self, samples: Samples, epoch: int) -> StepBatch:
+    def _transformed(self, samples: Samples, epoch: int) -> Made:
         batch, candidates = batch_of(self._features, samples.lines), self._options.candidates
         if candidates is not None:
             batch = candidates.with_candidates(batch, samples.positions, epoch)
-        return batch if self._made is None else self._made(batch)
+        return self._made(batch)

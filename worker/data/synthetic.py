@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from ...proto.config.data_config import CRITEO_CATEGORICAL, CRITEO_NUMERIC
+from ...proto.config.criteo_columns import CRITEO_CATEGORICAL, CRITEO_NUMERIC
 from ...proto.errors import not_allowed
 from ..metrics.binary import auc, log_loss
 from .criteo import COLUMNS

@@ -29,11 +29,6 @@ def with_names(schema: CsvSchema, path: str) -> CsvSchema:
         name: label.model_copy(update={"column": find(f"labels.{name}", label.column or name)})
         for name, label in schema.labels.items()
     }
-    numeric = [(find("numeric", ref), transform) for ref, transform in schema.numeric.items()]
-    buckets = [(find("buckets", ref), count) for ref, count in schema.buckets.items()]
-    for role, pairs in (("numeric", numeric), ("buckets", buckets)):
-        if len(dict(pairs)) < len(pairs):
-            raise InvalidArgument(f"data.csv.{role}: two entries are the same column of {path}; allowed: one for each")
     return schema.model_copy(
         update={
             "label": None if schema.label is None else find("label", schema.label),
@@ -41,9 +36,6 @@ def with_names(schema: CsvSchema, path: str) -> CsvSchema:
             "sample_weight": None if schema.sample_weight is None else find("sample_weight", schema.sample_weight),
             "group": None if schema.group is None else find("group", schema.group),
             "timestamp": None if schema.timestamp is None else find("timestamp", schema.timestamp),
-            "numeric": dict(numeric),
-            "categorical": tuple(find("categorical", ref) for ref in schema.categorical),
-            "buckets": dict(buckets),
         }
     )
 

@@ -9,7 +9,7 @@ These hooks do nothing in a compiled model, whose graphs have their lookups merg
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -99,13 +99,12 @@ class ForwardHook:
         if module.training and torch.is_grad_enabled():
             self._layers.warn_of_eval(module)
         batch, own = (args, kwargs), None
-        if self._has_plan and self._has_group:
-            with suppress(Exception):  # a lookup fails then, and tells the other ranks of the group
-                own = self._own.make(batch, train=module.training)
-        elif self._has_plan:
-            own = self._own.make(batch, train=module.training)
         record = self._begin_record(batch) if self._is_to_trace else None
-        begin_forward(module, record, own if record is None else None, self._joint.make(batch))
+        # A recorded forward makes its lookups itself, because the record would have those of the plan as well.
+        if record is None and self._has_plan:
+            with suppress(Exception) if self._has_group else nullcontext():  # a lookup fails then, and tells the group
+                own = self._own.make(batch, train=module.training)
+        begin_forward(module, record, own, self._joint.make(batch))
 
     @property
     def _is_to_trace(self) -> bool:

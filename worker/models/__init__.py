@@ -5,10 +5,7 @@ from .dcn import DCN
 from .deepfm import DeepFM
 from .din import DIN
 from .dlrm import DLRM
-from .feature_deepfm import FeatureDeepFM
-from .feature_dlrm import FeatureDLRM
 from .feature_embeddings import FeatureEmbeddings
-from .hashed_embeddings import HashedEmbeddings
 from .jagged import aligned, padded, sample_of_values, segment_max, segment_softmax, segment_sum
 from .mlp import Tower, mlp
 from .mmoe import MMoE
@@ -22,10 +19,7 @@ __all__ = [
     "DLRM",
     "AutoInt",
     "DeepFM",
-    "FeatureDLRM",
-    "FeatureDeepFM",
     "FeatureEmbeddings",
-    "HashedEmbeddings",
     "MMoE",
     "SASRec",
     "Tower",

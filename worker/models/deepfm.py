@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .hashed_embeddings import HashedEmbeddings
+from .feature_checks import check_features
+from .feature_embeddings import FeatureEmbeddings
+from .jagged import Feature
 from .mlp import mlp
 
 
-def factorization_machine(fields: torch.Tensor) -> torch.Tensor:
+def factorization_machine(fields: Tensor) -> Tensor:
     """Returns the sum of fields' linear weights and of inner products of all pairs of fields, (B).
 
     The products are computed without pairs, as in Rendle, "Factorization Machines" (ICDM 2010), lemma 3.1.
@@ -27,24 +29,27 @@ def factorization_machine(fields: torch.Tensor) -> torch.Tensor:
 class DeepFM(nn.Module):
     """A model that sums a linear part, pairwise interactions (a factorization machine) and an MLP.
 
-    The three parts share their embeddings. One lookup for each column returns both parts of a field: column 0 of a row
-    is its linear weight, and the others are its factors. The field of a number is a learned vector times the number.
+    The three parts share their embeddings. Column 0 of a row is its linear weight, and the others are its factors. The
+    field of a number is a learned vector times the number.
 
     Args:
-        n_dense: the number of numeric inputs; may be 0.
-        rows: the number of rows of each column's table; a key's row is ``key % rows``.
+        rows: the number of rows of each table, by the feature that it is named after.
+        numbers, shared, pools, init_scale, sparse: as in ``FeatureEmbeddings``.
         dim: the number of factors of a field; a row has ``dim + 1`` columns.
         hidden: the hidden widths of the MLP.
         dropout: the share of units of the MLP that are dropped while training.
-        init_scale: initial weights are uniform in [-init_scale, init_scale).
-        sparse: whether local tables produce sparse gradients.
+
+    Raises:
+        ValueError: an argument does not fit; the text names it and what is allowed.
     """
 
     def __init__(
         self,
-        n_dense: int,
         rows: Mapping[str, int],
         *,
+        numbers: Sequence[str] = (),
+        shared: Mapping[str, str] | None = None,
+        pools: Mapping[str, str] | None = None,
         dim: int = 16,
         hidden: Sequence[int] = (64, 64),
         dropout: float = 0.0,
@@ -52,19 +57,31 @@ class DeepFM(nn.Module):
         sparse: bool = False,
     ) -> None:
         super().__init__()
-        self.embeddings = HashedEmbeddings(rows, dim + 1, init_scale=init_scale, sparse=sparse)
-        self.dense_fields = nn.Parameter(torch.empty(n_dense, dim + 1).uniform_(-init_scale, init_scale))
-        self.deep = mlp([n_dense + len(rows) * dim, *hidden, 1], dropout)
+        if not rows:
+            raise ValueError("rows={} is not allowed; allowed: the rows of at least one feature")
+        self.embeddings = FeatureEmbeddings(
+            rows, dim + 1, numbers=numbers, shared=shared, pools=pools, init_scale=init_scale, sparse=sparse
+        )
+        self.number_fields = nn.Parameter(torch.empty(len(numbers), dim + 1).uniform_(-init_scale, init_scale))
+        self.deep = mlp([len(numbers) + len(self.embeddings.names) * dim, *hidden, 1], dropout)
 
-    def forward(self, dense: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of samples, (B) float32.
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the features that forward takes; a job checks them before its workers start."""
+        return self.embeddings.features
 
-        Args:
-            dense: the numeric inputs, (B, n_dense) float32.
-            keys: the keys, (B, n_sparse) int64, not negative.
+    def forward(self, **tensors: Feature) -> Tensor:
+        """Returns the logits of samples, (B) float32, for the features by name.
+
+        Raises:
+            ValueError: a feature is missing, not read or of another kind.
         """
-        looked_up = self.embeddings(keys)
-        fields = torch.cat([dense[:, :, None] * self.dense_fields, looked_up], dim=1)
-        deep = self.deep(torch.cat([dense, looked_up[:, :, 1:].flatten(1)], dim=1)).squeeze(1)
-        logits: torch.Tensor = factorization_machine(fields) + deep
+        check_features(tensors, self.embeddings.features)
+        fields = self.embeddings(tensors)
+        inputs = [fields[:, :, 1:].flatten(1)]
+        if self.embeddings.numbers:
+            numbers = self.embeddings.stacked_numbers(tensors)
+            fields = torch.cat([fields, numbers[:, :, None] * self.number_fields], dim=1)
+            inputs.insert(0, numbers)
+        logits: Tensor = factorization_machine(fields) + self.deep(torch.cat(inputs, dim=1)).squeeze(1)
         return logits

@@ -75,6 +75,11 @@ class FeatureEmbeddings(nn.Module):
             self.tables[name] = table
 
     @property
+    def rows_by_feature(self) -> dict[str, int]:
+        """The number of rows of the table that each feature reads; the row of a key is ``key % rows``."""
+        return {name: self._rows[table] for name, table in self._table_of.items()}
+
+    @property
     def features(self) -> tuple[str, ...]:
         """All features: first those that have a table, then the numbers."""
         return self.names + self.numbers

@@ -43,7 +43,14 @@ def mlp(
         dropout: the share of units that are dropped after each activation while training.
         activate_last: whether the activation and dropout are applied to the output too.
         activation: makes the activation between two layers; the default makes ReLU.
+
+    Raises:
+        ValueError: a width or the share is not allowed.
     """
+    if wrong := [width for width in widths if isinstance(width, bool) or not isinstance(width, int) or width < 1]:
+        raise ValueError(f"width {wrong[0]!r} of an MLP is not allowed; allowed: an integer >= 1")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout!r} is not allowed; allowed: a number >= 0 and < 1")
     layers: list[nn.Module] = []
     last = len(widths) - 2
     for index, (width_in, width_out) in enumerate(pairwise(widths)):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ..data import StepBatch
+from ..data import NamedBatch
 from ..prefetch.device_batches import DeviceBatches
-from .training_backend import TrainingBackend, stays_on_host
+from .training_backend import TrainingBackend
 
 
 class BatchPlacement:
-    """Copies a batch with the rows of its lookups to the device, unless a prefetch has brought them.
+    """Copies a batch to the device, unless a prefetch has brought it with the rows of its lookups.
 
     Args:
         device: the device of the model.
@@ -21,15 +21,11 @@ class BatchPlacement:
         self._device, self._backend = device, backend
         session = backend.session
         self._batches = (
-            None
-            if device.type == "cpu" or session is None
-            else DeviceBatches(device, session.core.on_device.stores, stays_on_host)
+            None if device.type == "cpu" or session is None else DeviceBatches(device, session.core.on_device.stores)
         )
 
-    def placed(self, batch: StepBatch, *, train: bool = False) -> StepBatch:
-        """Returns the batch on the device of the model; its keys stay on the host where a session looks them up.
-
-        Batch and rows cross in one copy, unless a prefetch has brought them.
+    def placed(self, batch: NamedBatch, *, train: bool = False) -> NamedBatch:
+        """Returns the batch on the device of the model, after one copy unless a prefetch has brought it.
 
         Args:
             batch: the batch.
@@ -40,7 +36,6 @@ class BatchPlacement:
             return batch
         if session is None or self._batches is None:
             return batch.to(self._device)
-        pack = self._backend.pack(batch, train=train)
-        sent = self._batches.send(batch, pack)
-        placed: StepBatch = self._batches.receive(sent, session.core.on_device, train=train)
+        sent = self._batches.send(batch, None)
+        placed: NamedBatch = self._batches.receive(sent, session.core.on_device, train=train)
         return placed

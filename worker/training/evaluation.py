@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...proto.config.metrics_config import MetricsConfig
 from ...proto.config.tasks_config import Task
 from ...proto.errors import InvalidArgument
-from ..data import Batch, ClickReader, NamedPart, StepBatch
+from ..data import ClickReader, NamedBatch, NamedPart
 from ..metrics.grouped import GroupedScores
 from ..metrics.losses import LOSSES, in_batch_softmax
 from ..metrics.task_metrics import BinaryMetrics, ErrorMetrics, RankMetrics
@@ -46,11 +46,11 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module,
-    reader: ClickReader,
+    reader: ClickReader[NamedBatch],
     group: WorkerGroup,
     outputs: TaskOutputs,
     config: MetricsConfig,
-    placed: Callable[[StepBatch], StepBatch] = lambda batch: batch,
+    placed: Callable[[NamedBatch], NamedBatch] = lambda batch: batch,
     *,
     forwards_meet: bool = False,
 ) -> Evaluation:
@@ -77,9 +77,8 @@ def evaluate(
         with torch.no_grad():
             for batch in reader:
                 if len(batch) or forwards_meet:
-                    for part in placed(batch).parts(max(len(batch), 1)):
-                        positional, named = part.arguments
-                        made = outputs.of(model(*positional, **named), len(part))
+                    for part in placed(batch).micro_batches:
+                        made = outputs.of(model(**part.tensors), len(part))
                         scores.add(outputs.corrected(made), part)
     finally:
         model.train(was_training)
@@ -95,7 +94,7 @@ class _Scores:
         self._groups: dict[str, GroupedScores] = {}
         self._samples = 0
 
-    def add(self, outputs: Mapping[str, Tensor], part: Batch | NamedPart) -> None:
+    def add(self, outputs: Mapping[str, Tensor], part: NamedPart) -> None:
         if not len(part):
             return
         self._samples += len(part)
@@ -145,9 +144,7 @@ class _Scores:
         return sum(each.weighted for each in sums) / samples if samples else math.nan
 
 
-def _add_ranks(
-    task: Task, metrics: RankMetrics, output: Tensor, part: Batch | NamedPart, weights: Tensor | None
-) -> None:
+def _add_ranks(task: Task, metrics: RankMetrics, output: Tensor, part: NamedPart, weights: Tensor | None) -> None:
     """Adds logits of candidates, (B, C), to the metrics of ranks.
 
     Where negatives are drawn, the first candidate is the positive, and samples without a reward are left out. In a

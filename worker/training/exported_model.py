@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 from ...proto.errors import InvalidArgument, not_allowed
-from ..data import Batch, StepBatch
+from ..data import NamedBatch
 from ..metrics.losses import undo_downsampling_of_logits
 from ..publish.by_position import by_position
 from ..publish.featured_program import shapes_of
@@ -39,7 +38,7 @@ class CorrectedLogits(nn.Module):
         return undo_downsampling_of_logits(out, self.keep)
 
 
-def exported(model: nn.Module, batches: Iterable[StepBatch], *, negatives_keep: float = 1.0) -> ProgramSource:
+def exported(model: nn.Module, batches: Iterable[NamedBatch], *, negatives_keep: float = 1.0) -> ProgramSource:
     """Returns a trained model to export: itself, or what its method ``for_serving`` returns.
 
     Args:
@@ -55,14 +54,8 @@ def exported(model: nn.Module, batches: Iterable[StepBatch], *, negatives_keep: 
         model = served()
         if not isinstance(model, nn.Module):
             raise not_allowed("model.class: what for_serving returns", type(model).__name__, "an nn.Module")
-    names: tuple[str, ...] = tuple(inspect.signature(model.forward).parameters)
     model = model if negatives_keep == 1 else CorrectedLogits(model, negatives_keep)
     for batch in batches:
-        if isinstance(batch, Batch):
-            if len(batch) >= 2:
-                source = by_position(model, names) if negatives_keep < 1 else model
-                return ProgramSource(source, (batch.dense[:2], batch.sparse[:2]))
-            continue
         example = batch.example(_SAMPLES) or batch.example(len(batch))
         if example is not None:
             names = tuple(example.tensors)

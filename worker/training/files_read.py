@@ -21,7 +21,7 @@ from ...proto.process.lone_work import lone_work
 from ..checkpoint.saved_file import saved_file
 from ..data import FeatureSpec, PlannedFile
 from ..data.candidates import CandidateSampler, ItemTable
-from ..data.sources import features_of, find_files, item_table, plan_files, spec_of
+from ..data.sources import feature_set, find_files, item_table, plan_files, spec_of
 from ..data.sources.known_files import (
     NOTHING_KNOWN,
     KnownFiles,
@@ -238,7 +238,7 @@ class _Reading:
 
     def _items_of(self, item: str, weighted: bool, train: Sequence[KnownPlan]) -> ItemTable:
         data, plans = self._job.data, tuple(known.plan for known in train)
-        features = features_of(data, plans)
+        features = feature_set(data.features)
         feature = next((each for each in features.features if each.name == item), None)
         key = "" if feature is None else items_key(data, feature, features, weighted=weighted)
         files = files_key(train)

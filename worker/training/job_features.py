@@ -4,43 +4,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from ...proto.config.csv_dialect import CsvDialect
 from ...proto.config.job import JobConfig
-from ...proto.config.model_config import DeepFmConfig, DlrmConfig
 from ...proto.features.base import Feature
 from ...proto.features.document import files_of
 from ...proto.features.kinds import SequenceFeature
 from ..data import FittedFeatures
 from ..data.criteo import COLUMNS
 from ..data.sources.feature_columns import feature_set
-from .build_model import input_names, table_rows
+from ..models import FeatureEmbeddings
+from .build_model import input_names
 
 
-def published_features(job: JobConfig, fitted: FittedFeatures) -> dict[str, bytes]:
-    """Returns the files of a job's features by name; {} for a job without features.
+def published_features(job: JobConfig, fitted: FittedFeatures, model: nn.Module) -> dict[str, bytes]:
+    """Returns the files of a job's features by name.
 
     A feature for which training draws negatives is published as a list, of the candidates that a caller wants ranked.
-
-    The arguments of a model by kind are a matrix of the numbers and a matrix of the keys, in the order of
-    :class:`Batch`; those of a class of one's own are the features that its forward takes.
 
     Args:
         job: the job.
         fitted: the inputs with the statistics of the training files.
+        model: the model.
     """
-    if not job.data.features:
-        return {}
     features = feature_set(job.data.features)
-    spec = fitted.spec
     statistics = {**features.statistics, **fitted.statistics}
     drawn = [task.item for task in job.all_tasks if task.negatives is not None]
     served = tuple(_list_of(each) if each.name in drawn else each for each in features.features)
-    rows = table_rows(job.model, spec) if isinstance(job.model, DlrmConfig | DeepFmConfig) else {}
+    rows = {
+        name: count
+        for module in model.modules()
+        if isinstance(module, FeatureEmbeddings)
+        for name, count in module.rows_by_feature.items()
+    }
     whole = replace(features, features=served, statistics=statistics, csv=_dialect_of(job), rows=rows)
-    names = input_names(job.model, spec)
-    if names is not None:
-        return files_of(whole, names)
-    return files_of(whole, (tuple(feature.name for feature in spec.dense), spec.sparse_names))
+    return files_of(whole, input_names(job.model, fitted.spec))
 
 
 def _dialect_of(job: JobConfig) -> CsvDialect | None:

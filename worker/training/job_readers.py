@@ -13,9 +13,9 @@ from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import FeaturesPolicy
 from ...proto.process.lone_work import lone_work
 from ..api.session import Session
-from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, ReadOptions, StepBatch
+from ..data import Batch, ClickReader, FeatureSpec, FittedFeatures, NamedBatch, ReadOptions
 from ..data.negatives import NegativeSampling
-from ..data.sources import features_of, fit_features, open_reader
+from ..data.sources import feature_set, fit_features, open_reader
 from ..session.namespace_features import agreed_features
 from .build_model import input_names
 from .files_read import DataFiles, SavedRun
@@ -36,8 +36,8 @@ class JobReaders:
         files: what is known of the files, which is kept in the namespace.
     """
 
-    train: ClickReader
-    test: ClickReader
+    train: ClickReader[NamedBatch]
+    test: ClickReader[NamedBatch]
     spec: FeatureSpec
     files: DataFiles
 
@@ -68,7 +68,7 @@ class JobReaders:
             with lone_work.doing("statistics of the training files"):
                 return features.with_statistics(fit_features(job.data, files, features.statistics).statistics)
 
-        features = features_of(job.data, files)
+        features = feature_set(job.data.features)
         if session is None:
             made = fitted(features).statistics if group.makes_shared else None
             found = group.share(made, what="statistics of the training files")
@@ -127,7 +127,7 @@ def open_readers(
     )
 
 
-def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int) -> Callable[[Batch], StepBatch]:
+def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int) -> Callable[[Batch], NamedBatch]:
     """Returns what makes a batch for the job's model, after a check of its labels.
 
     Args:
@@ -138,8 +138,8 @@ def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int)
     """
     names, outputs = input_names(job.model, features.spec), TaskOutputs(job.all_tasks)
 
-    def made(batch: Batch) -> StepBatch:
+    def made(batch: Batch) -> NamedBatch:
         outputs.check(batch)
-        return batch if names is None else NamedBatch.of(batch, names, size, least=least)
+        return NamedBatch.of(batch, names, size, least=least)
 
     return made

@@ -12,18 +12,17 @@ import torch.distributed as dist
 from torch import nn
 
 from ...proto.config.job import JobConfig
-from ...proto.config.model_config import OwnModelConfig
 from ...proto.config.placement_config import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ...proto.optim import RowOptimizer, starts_at_zero
 from ...proto.process.lone_work import lone_work
-from ...proto.schema import Constant, Init, Table, Uniform
+from ...proto.schema import Constant, Init, Table
 from ..api.session import Session
 from ..data.sources.feature_columns import feature_set
 from ..layers.distribute import layers_of_tables
 from ..session.rank_beats import meet
-from .own_model import check_key_counts
+from .model_class import check_key_counts
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class JobTables:
 
     def __init__(self, job: JobConfig, model: nn.Module) -> None:
         self._job = job
-        self._is_own = isinstance(job.model, OwnModelConfig)
-        self.bind: Mapping[str, Sequence[str]] = job.model.tables if isinstance(job.model, OwnModelConfig) else {}
+        self.bind: Mapping[str, Sequence[str]] = job.model.tables
         layers = layers_of_tables(model, job.model.min_rows, self.bind)
         if not layers:
             raise InvalidArgument(
@@ -76,8 +74,7 @@ class JobTables:
         # The layers themselves are not kept, as their weights are stale once they are distributed.
         firsts = {table.name: table.layers[0].layer for table in layers}
         self._tables = [self._open(name, each.num_embeddings, each.embedding_dim) for name, each in firsts.items()]
-        if job.data.features:
-            check_key_counts(feature_set(job.data.features), {table.path: table.rows for table in self._tables})
+        check_key_counts(feature_set(job.data.features), {table.path: table.rows for table in self._tables})
         for table in layers:
             config = self._config_of(table.name)
             if config is not None and config.frozen:
@@ -89,18 +86,10 @@ class JobTables:
         optimizer = self._job.train.row_optimizer_of(config).row_optimizer()
         return OpenTable(name, rows, dim, optimizer, "float32" if config is None else config.dtype)
 
-    def _pattern_of(self, name: str) -> str:
-        """Returns the pattern of table names for a key of the section ``tables``, which names columns or tables."""
-        return name if self._is_own else f"*.tables.{name}"
-
-    def _key_of(self, pattern: str) -> str:
-        """Returns the key of the section ``tables`` for a pattern of table names."""
-        return pattern if self._is_own else pattern.removeprefix("*.tables.")
-
     def _config_of(self, table: str) -> TableConfig | None:
         """Returns the section of a table; None when no key of ``tables`` matches its name."""
         configs = self._job.tables.items()
-        return next((each for name, each in configs if fnmatch.fnmatchcase(table, self._pattern_of(name))), None)
+        return next((each for name, each in configs if fnmatch.fnmatchcase(table, name)), None)
 
     def fill_frozen(self, session: Session) -> None:
         """Fills frozen tables with the rows of their files, on the first worker; the others wait.
@@ -141,8 +130,7 @@ class JobTables:
         """
         job, seed = self._job, self._job.train.seed
         given = {
-            self._pattern_of(name): (table.placement, table.options(self._initial(table), seed))
-            for name, table in job.tables.items()
+            name: (table.placement, table.options(self._initial(table), seed)) for name, table in job.tables.items()
         }
         chosen: dict[str, Table] = {}
         undecided: dict[str, OpenTable] = {}
@@ -150,7 +138,7 @@ class JobTables:
             pattern = next((each for each in given if fnmatch.fnmatchcase(table.path, each)), None)
             if pattern is None or given[pattern][0] != "auto":
                 continue
-            if refusal_of_devices(job, job.tables[self._key_of(pattern)]) is None:
+            if refusal_of_devices(job, job.tables[pattern]) is None:
                 undecided[table.path] = table
                 chosen[glob.escape(table.path)] = given[pattern][1]
         if undecided and choose is not None:
@@ -167,14 +155,14 @@ class JobTables:
         }
 
     def _initial(self, table: TableConfig | None) -> Init | None:
-        """Returns the initial rows of a table whose section gives none; None means those of the model's layer."""
+        """Returns the initial rows of a table whose section gives none; None means those of the model's layer.
+
+        A model of this package begins with zeros where the optimizer moves rows to 0, unless the job gives a scale.
+        """
         model = self._job.model
-        if isinstance(model, OwnModelConfig):
-            return None
         optimizer = self._job.train.row_optimizer_of(table).row_optimizer()
-        if "init_scale" not in model.model_fields_set and starts_at_zero(optimizer):
-            return Constant()
-        return Uniform(-model.init_scale, model.init_scale)
+        is_plain = ":" not in model.class_ and "init_scale" not in model.args
+        return Constant() if is_plain and starts_at_zero(optimizer) else None
 
     def _has_other_tables(self, patterns: Iterable[str]) -> bool:
         names = [table.path for table in self._tables]

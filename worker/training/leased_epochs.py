@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
+from ..data import NamedBatch
 from ..data.leased import EpochScore, LeasedReader, Trained
 from .training_checkpoints import Progress
 from .training_report import EpochResult
@@ -15,17 +16,17 @@ def trained(progress: Progress) -> Trained:
     return Trained(progress.samples, progress.samples, progress.loss_sum, progress.seconds)
 
 
-def is_known(reader: LeasedReader) -> bool:
+def is_known(reader: LeasedReader[NamedBatch]) -> bool:
     """Returns whether the coordinator has reported the sums of the epoch that ended last."""
     return reader.end is not None and reader.end.trained is not None
 
 
-def was_tested(reader: LeasedReader) -> bool:
+def was_tested(reader: LeasedReader[NamedBatch]) -> bool:
     """Returns whether a worker has evaluated the epoch that ended last."""
     return reader.end is not None and reader.end.tested is not None
 
 
-def is_past(reader: LeasedReader, *, is_last: bool) -> bool:
+def is_past(reader: LeasedReader[NamedBatch], *, is_last: bool) -> bool:
     """Returns whether the epoch that ended last needs no more work: it was tested, or a later one is under way."""
     return was_tested(reader) or (reader.came_late and not is_last)
 
@@ -41,7 +42,7 @@ def metrics_of(task: str, auc: float, log_loss: float) -> dict[str, float]:
     return {} if math.isnan(log_loss) else {f"{task}.auc": auc, f"{task}.log_loss": log_loss}
 
 
-def known_result(reader: LeasedReader, epoch: int, world: int, task: str) -> EpochResult | None:
+def known_result(reader: LeasedReader[NamedBatch], epoch: int, world: int, task: str) -> EpochResult | None:
     """Returns the result of the epoch that ended last, as the coordinator reports it.
 
     Args:
@@ -66,7 +67,7 @@ def known_result(reader: LeasedReader, epoch: int, world: int, task: str) -> Epo
     return EpochResult(epoch, loss, sums.samples, rate, math.nan, math.nan)
 
 
-def keep_untested(reader: LeasedReader, result: EpochResult) -> None:
+def keep_untested(reader: LeasedReader[NamedBatch], result: EpochResult) -> None:
     """Reports to the coordinator that the epoch that ended last stays without a test, so that it is reported once."""
     reader.tell_tested(EpochScore(result.samples_per_sec, math.nan, math.nan))
 

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from ...proto.config.job import TrainConfig
 from ...proto.config.optimizer_config import AdagradConfig, SgdConfig
 from ...proto.errors import FailedPrecondition
-from ..data import StepBatch
+from ..data import NamedBatch
 from ..session.dense_optimizer import has_nonfinite
 from ..session.loss_scale import LossScale
 from ..session.step import NonFiniteGradient
@@ -45,9 +45,9 @@ class LocalBackend:
         self._dense: torch.optim.Optimizer | None = None
         self._rows: torch.optim.Optimizer | None = None
 
-    def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
+    def build(self, make: Callable[[], nn.Module]) -> nn.Module:
         """Returns the model unchanged, with sparse gradients, which :meth:`step` averages over ranks."""
-        model = make(True)
+        model = make()
         self._tables = _tables_of(model, self._min_rows)
         for table in self._tables:
             table.sparse = True
@@ -66,10 +66,7 @@ class LocalBackend:
         """The optimizer of all parameters but the tables."""
         return self._dense
 
-    def pack(self, batch: StepBatch, *, train: bool) -> None:
-        """Returns None: the rows are in the model."""
-
-    def batches(self, reader: Iterable[StepBatch]) -> Iterable[StepBatch]:
+    def batches(self, reader: Iterable[NamedBatch]) -> Iterable[NamedBatch]:
         """Returns the reader itself."""
         return reader
 

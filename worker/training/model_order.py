@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ...proto.config.job import JobConfig
-from ...proto.config.model_config import OwnModelConfig
 from ...proto.errors import FailedPrecondition
 from ..data.features import FeatureSpec
 from .build_model import input_names
@@ -22,12 +21,9 @@ KEY = "order"  # in the configuration that a checkpoint's manifest holds
 
 def order_of(job: JobConfig, spec: FeatureSpec) -> ModelOrder:
     """Returns the names of the inputs, the tasks, and the names within ``model.args``, each in its order."""
-    names = input_names(job.model, spec)
-    inputs = [*(each.name for each in spec.dense), *spec.sparse_names] if names is None else list(names)
-    order = {"inputs": inputs, "tasks": [task.name for task in job.all_tasks]}
-    if isinstance(job.model, OwnModelConfig):
-        for name, value in job.model.args.items():
-            order.update(_named(f"model.args.{name}", value))
+    order = {"inputs": list(input_names(job.model, spec)), "tasks": [task.name for task in job.all_tasks]}
+    for name, value in job.model.args.items():
+        order.update(_named(f"model.args.{name}", value))
     return order
 
 

@@ -1,7 +1,6 @@
 """Wraps the model of a job for training on several processes: DDP, or towers that processes have in parts.
 
-tensor:  Linear ─ ReLU ─ Linear  of an MLP, pair by pair: columns of the first, rows of the second (Shoeybi et al.,
-         "Megatron-LM" (2019), section 3). Other parameters are the same on all members of a worker.
+tensor:  pairs of linear layers of MLPs (split_towers.py). Other parameters are the same on all members of a worker.
 fsdp:    the parameters that are left on a process, sharded over the workers.
 neither: gradients are averaged over the workers as soon as backward has them.
 """
@@ -20,9 +19,9 @@ from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..layers.embedding import copy_sharing_rows
 from ..lookups.makers.tensor_group import without_group
-from ..models import Tower
 from .parallel_group import DATA, TENSOR, ParallelGroup
 from .process_group import WorkerGroup
+from .split_towers import split_towers
 
 _NAMED = 4  # parameters in an error text
 
@@ -122,38 +121,6 @@ def check_reduced(model: DistributedDataParallel) -> None:
             f"train.find_unused_parameters: {str(model.find_unused_parameters).lower()} is not enough, as backward did "
             f"not reach {named or 'a parameter'} on this worker; {remedy}"
         ) from None
-
-
-def split_towers(model: nn.Module, mesh: Any) -> None:
-    """Splits the pairs of linear layers of each MLP over a mesh of one dimension.
-
-    Raises:
-        InvalidArgument: the model has no MLP with two linear layers, or has a layer between them that does not work
-            element by element.
-    """
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # slow to import
-
-    plan: dict[str, Any] = {}
-    for path, tower in model.named_modules():
-        if isinstance(tower, Tower):
-            layers = [name for name, layer in tower.named_children() if isinstance(layer, nn.Linear)]
-            for first, second in zip(layers[::2], layers[1::2], strict=False):
-                _check_between(path, tower, first, second)
-                plan |= {f"{path}.{first}": ColwiseParallel(), f"{path}.{second}": RowwiseParallel()}
-    if not plan:
-        raise InvalidArgument("train.parallel.tensor: the model has no MLP with two linear layers to split")
-    parallelize_module(model, mesh, plan)
-
-
-def _check_between(path: str, tower: nn.Module, first: str, second: str) -> None:
-    names = [name for name, _ in tower.named_children()]
-    for name in names[names.index(first) + 1 : names.index(second)]:
-        layer = tower.get_submodule(name)
-        if not isinstance(layer, nn.ReLU | nn.Dropout):
-            raise InvalidArgument(
-                f"train.parallel.tensor: {path}.{name} is a {type(layer).__name__}, which does not work element by "
-                "element, so that layers around it cannot be split; allowed: ReLU, Dropout"
-            )
 
 
 def average_in_backward(model: nn.Module, peers: Any, world: int) -> None:

@@ -9,21 +9,18 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from ...proto.names import is_model_table
 from ..api.session import Session
-from ..data import Batch, StepBatch
-from ..data.batch_tensors import description
+from ..data import NamedBatch
 from ..layers.deferred import deferred
 from ..layers.dense_rows import DenseRows
-from ..models import HashedEmbeddings
 from ..session.tracing import Trace
 from .job_tables import ChoosePlacements, JobTables
-from .training_backend import clip_dense, dense_optimizer, stays_on_host
+from .training_backend import clip_dense, dense_optimizer
 
 _END_DEADLINE_SEC = 1800.0  # how long rank 0 waits at the end of a job for workers that are behind
 _POLL_SEC = 0.1
@@ -82,7 +79,6 @@ class PsBackend:
         self._device, self._choose = device or torch.device("cpu"), choose
         self._dense: torch.optim.Optimizer | None = None
         self._dense_rows: DenseRows | None = None
-        self._holders: dict[str, HashedEmbeddings] = {}
         self._tables: JobTables | None = None
         self._refused = self._missed = 0  # steps of the session until the last call of passed_over
         with self._control() as client:
@@ -98,7 +94,7 @@ class PsBackend:
         """Returns a client that waits for a coordinator that is being restarted; training rarely needs it."""
         return ControlClient(self._coordinator, patience_sec=_PATIENCE_SEC)
 
-    def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
+    def build(self, make: Callable[[], nn.Module]) -> nn.Module:
         """Builds the model with deferred tables, and swaps them for distributed layers.
 
         Raises:
@@ -106,8 +102,7 @@ class PsBackend:
         """
         model, train = self._job.model, self._job.train
         with deferred(min_rows=model.min_rows):
-            plain = make(False)
-        self._holders = {path: part for path, part in plain.named_modules() if isinstance(part, HashedEmbeddings)}
+            plain = make()
         tables = self._tables = JobTables(self._job, plain)
         options = tables.options(self._choose)
         if any(table.placement == "device" for table in options.values()):
@@ -132,7 +127,7 @@ class PsBackend:
         else:
             self._dense = dense_optimizer(train, [each for each in model.parameters() if each.numel() > 0])
 
-    def batches(self, reader: Iterable[StepBatch]) -> Iterable[StepBatch]:
+    def batches(self, reader: Iterable[NamedBatch]) -> Iterable[NamedBatch]:
         """Returns the reader's batches, prefetched when the job asks for it."""
         train = self._job.train
         if train.prefetch == 0:
@@ -140,48 +135,9 @@ class PsBackend:
         return self._session.prefetch(
             reader,
             depth=train.prefetch,
-            ids=self._ids_of_parts if self._holders else None,
             device=None if self._device.type == "cpu" else self._device,
-            on_host=None if self._device.type == "cpu" else stays_on_host,
             hints=train.prefetch_hints,
         )
-
-    def pack(self, batch: StepBatch, *, train: bool) -> _client.LookupPack | None:
-        """Looks up what the forwards of a batch need, in one pull, and packs it for the model's device.
-
-        The result is None for a follower of a tensor group, which looks nothing up, and for a model of one's own,
-        whose forwards find out themselves which rows they need.
-
-        Args:
-            batch: with its keys on the host.
-            train: whether the forwards are those of a step, or else of an evaluation.
-        """
-        if not self._session.core.leads or not self._holders:
-            return None
-        prefix = f"{self._session.namespace}/"
-        named = [
-            (prefix + table, ids.to(torch.int64).contiguous())
-            for table, parts in self._ids_of_parts(batch).items()
-            for ids in parts
-        ]
-        return _client.LookupPack([(name, description(ids, ids)) for name, ids in named], train=train)
-
-    def _ids_of_parts(self, batch: StepBatch) -> dict[str, list[torch.Tensor]]:
-        """Returns the ids of every forward of a step, by table."""
-        core = self._session.core
-        size = self._job.train.batch_size
-        tables = {table for table in core.bound_tables() if not core.is_on_devices(table)}
-        ids: dict[str, list[torch.Tensor]] = {}
-        assert isinstance(batch, Batch)
-        for begin in range(0, len(batch), size):
-            for path, holder in self._holders.items():
-                for name, part in holder.ids(batch.sparse[begin : begin + size]).items():
-                    table = f"{path}.tables.{name}"
-                    if table in tables:  # small tables are not distributed, and no server has those on devices
-                        ids.setdefault(table, []).append(part)
-        if self._dense_rows is not None:
-            ids[self._dense_rows.table.schema.name] = [self._dense_rows.ids]
-        return ids
 
     @property
     def session(self) -> Session:

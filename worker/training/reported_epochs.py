@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...proto.config.job import JobConfig
+from ..data import NamedBatch
 from ..data.leased import EpochScore, LeasedReader
 from . import leased_epochs
 from .process_group import WorkerGroup
@@ -34,7 +35,7 @@ class ReportedEpochs:
         *,
         backend: TrainingBackend,
         observer: Observer,
-        leased: LeasedReader | None,
+        leased: LeasedReader[NamedBatch] | None,
         shown_task: str,
         file: ToldEpochs | None,
     ) -> None:

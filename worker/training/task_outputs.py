@@ -67,7 +67,7 @@ class TaskOutputs:
             return dict(outputs)
         return {name: undo_downsampling_of_logits(output, self._keep) for name, output in outputs.items()}
 
-    def loss(self, outputs: Mapping[str, Tensor], part: Batch | NamedPart) -> Tensor:
+    def loss(self, outputs: Mapping[str, Tensor], part: NamedPart) -> Tensor:
         """Returns the weighted sum of the tasks' losses over some samples, a scalar.
 
         Without samples it is 0, with gradients of 0: a worker with an empty batch takes part in a step as well.
@@ -80,7 +80,7 @@ class TaskOutputs:
             return sum_of([output.sum() for output in outputs.values()])
         return sum_of([task.weight * self._loss_of(task, outputs[task.name], part) for task in self.tasks])
 
-    def _loss_of(self, task: Task, output: Tensor, part: Batch | NamedPart) -> Tensor:
+    def _loss_of(self, task: Task, output: Tensor, part: NamedPart) -> Tensor:
         labels = part.label(task.label)
         if task.negatives is not None:
             rewards = labels if part.weights is None else labels * part.weights
@@ -123,7 +123,7 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _check_candidates(task: Task, output: Tensor, part: Batch | NamedPart) -> None:
+def _check_candidates(task: Task, output: Tensor, part: NamedPart) -> None:
     """Checks that labels are candidates; on a device torch does it, as a look at them would wait for it."""
     if task.loss in ("softmax", "bpr") and output.device.type == "cpu":
         try:

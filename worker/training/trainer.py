@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint.save import Stateful, absolute
-from ..data import StepBatch
+from ..data import NamedBatch
 from ..data.leased import LeasedReader
 from ..models import Tower
 from ..publish.program_export import ProgramSource
@@ -90,7 +90,7 @@ class Trainer:
         self._resume, self.is_resumed = resume, False
         self._run_config[ORDER] = order_of(job, readers.spec)
         torch.manual_seed(job.train.seed)
-        self._bare = backend.build(lambda sparse: build_model(job.model, readers.spec, sparse=sparse))
+        self._bare = backend.build(lambda: build_model(job.model, readers.spec))
         self._set_activation_checkpointing()
         is_kept = job.publish.folder is not None
         self._whole = WholeModel(self._bare, group) if job.train.parts is not None and is_kept else None
@@ -134,7 +134,7 @@ class Trainer:
         for tower in towers:
             tower.is_checkpointed = is_checkpointed
 
-    def _leases(self, run: str, identity: RunIdentity) -> LeasedReader | None:
+    def _leases(self, run: str, identity: RunIdentity) -> LeasedReader[NamedBatch] | None:
         elastic, session = self._job.train.elastic, self._backend.session
         if elastic is None or session is None:
             return None
@@ -332,11 +332,8 @@ class Trainer:
         return exported(model, self._test_reader, negatives_keep=self._job.data.negatives_keep)
 
     def feature_files(self) -> dict[str, bytes]:
-        """Returns the files of the job's features by name, by which serving makes the model's arguments of columns.
-
-        The result is {} for a job without features.
-        """
-        return published_features(self._job, self._train_reader.features)
+        """Returns the files of the job's features by name, by which serving makes the model's arguments of columns."""
+        return published_features(self._job, self._train_reader.features, self._bare)
 
     def _train(self, epoch: int) -> None:
         """Trains on the batches of an epoch that are left."""
@@ -377,7 +374,7 @@ class Trainer:
         self._group.wait("last steps of all workers")  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
 
-    def _run_step(self, batch: StepBatch) -> StepResult:
+    def _run_step(self, batch: NamedBatch) -> StepResult:
         try:
             return self._step.run(batch)
         except torch.OutOfMemoryError as error:
@@ -387,14 +384,14 @@ class Trainer:
             raise out_of_memory(error, None if cache is None else cache.bytes) from error
 
     @contextlib.contextmanager
-    def _work_alone(self) -> Iterator[Callable[[StepBatch], StepBatch]]:
+    def _work_alone(self) -> Iterator[Callable[[NamedBatch], NamedBatch]]:
         """Gives what places the batches of an evaluation; workers that wait for this one's steps wait meanwhile."""
         session = None if self._group.meets else self._backend.session
         if session is None:
             yield self._placement.placed
             return
 
-        def placed(batch: StepBatch) -> StepBatch:
+        def placed(batch: NamedBatch) -> NamedBatch:
             session.core.note_work(True)
             return self._placement.placed(batch)
 

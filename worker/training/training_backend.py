@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ...cpp_ext import _client
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..api.session import Session
-from ..data import Batch, StepBatch
+from ..data import NamedBatch
 from ..session.loss_scale import unscale
 from ..session.tracing import Trace
 from .parallel_towers import clip_parts
@@ -57,14 +56,6 @@ def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch
     return made
 
 
-def stays_on_host(batch: StepBatch) -> tuple[torch.Tensor, ...]:
-    """Returns the tensors of a batch that do not cross to a device: keys of matrices, which only lookups use.
-
-    A model that takes features by name may use its keys otherwise, so they cross.
-    """
-    return (batch.sparse,) if isinstance(batch, Batch) else ()
-
-
 def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | None) -> None:
     """Clips the total L2 norm of the dense gradients; call it after the allreduce.
 
@@ -89,11 +80,11 @@ class TrainingBackend(Protocol):
     ``deploy/train/training_run.py``.
     """
 
-    def build(self, make: Callable[[bool], nn.Module]) -> nn.Module:
+    def build(self, make: Callable[[], nn.Module]) -> nn.Module:
         """Returns the model on this backend.
 
         Args:
-            make: builds the model in plain torch; its argument says whether tables produce sparse gradients.
+            make: builds the model in plain torch.
         """
         ...
 
@@ -111,17 +102,10 @@ class TrainingBackend(Protocol):
         """The optimizer of the dense tower; None when the tower is on the servers."""
         ...
 
-    def batches(self, reader: Iterable[StepBatch]) -> Iterable[StepBatch]:
+    def batches(self, reader: Iterable[NamedBatch]) -> Iterable[NamedBatch]:
         """Returns the batches of the training reader, one for each step; each ``iter()`` is an epoch.
 
         It is called after ``build``.
-        """
-        ...
-
-    def pack(self, batch: StepBatch, *, train: bool) -> _client.LookupPack | None:
-        """Looks up what the forwards of a batch need, for a model on a device.
-
-        The result is None where no row is on servers, or the forwards find out themselves which rows they need.
         """
         ...
 

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...proto.config.job import TrainConfig
 from ...proto.errors import InvalidArgument
-from ..data import Batch, NamedPart, StepBatch
+from ..data import NamedBatch, NamedPart
 from ..session.step import NonFiniteGradient
 from .learning_rates import LearningRates
 from .parallel_towers import check_reduced
@@ -105,7 +105,7 @@ class TrainingStep:
         self.outside = state.get("outside", 0)
         self._outputs.load_state_dict(state.get("items", {}))
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def run(self, batch: NamedBatch) -> StepResult:
         """Runs one step over a batch of up to ``batch_size * accumulate`` samples.
 
         An empty batch takes part in the step as well.
@@ -115,8 +115,7 @@ class TrainingStep:
             NonFiniteGradient: a gradient of this rank or another is not finite. Nothing was applied.
             SparserowError: a server or a peer has failed.
         """
-        least = self._train.accumulate if self._backend.forwards_meet else 1
-        parts: list[Batch | NamedPart] = list(batch.parts(self._train.batch_size, least=least))
+        parts = batch.micro_batches
         share = SampleShare(len(batch), self._group)
         logits, labels, losses = [], [], []
         for index, part in enumerate(parts):
@@ -165,15 +164,14 @@ class TrainingStep:
         return shown
 
     def _forward_backward(
-        self, part: Batch | NamedPart, share: float, of_all: SampleShare
+        self, part: NamedPart, share: float, of_all: SampleShare
     ) -> tuple[torch.Tensor, torch.Tensor]:
         trace, amp = self._backend.trace, self._train.amp
         cast = (
             contextlib.nullcontext() if amp == "none" else torch.autocast(self._device.type, _AMP_DTYPES[amp])
         )  # fmt: skip
-        positional, named = part.arguments
         with trace.span("forward", step=self.number), cast:
-            out = self._model(*positional, **named)
+            out = self._model(**part.tensors)
         outputs = self._outputs.of(out, len(part))
         loss = self._outputs.loss(outputs, part) * (share if len(part) else 1.0)
         value = loss.detach()

@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch
 
-from ...proto.config.model_config import ModelConfig, OwnModelConfig
+from ...proto.config.model_config import ModelConfig
 from ...proto.errors import InvalidArgument, SparserowError
 from ..membership.fault_report import is_echo
 
@@ -39,7 +39,6 @@ def told_as_theirs(model: ModelConfig) -> Iterator[None]:
         place = place_of(error, model)
         if place is None:
             raise
-        assert isinstance(model, OwnModelConfig)
         raise InvalidArgument(f"model.class: {model.class_} raised {told(error, place)}") from error
 
 
@@ -58,7 +57,7 @@ def place_of(error: Exception, model: ModelConfig) -> str | None:
         model: the section ``model`` of the job.
     """
     is_others = isinstance(error, (SparserowError, *_OF_DEVICES)) or is_echo(error)
-    if not isinstance(model, OwnModelConfig) or is_others:
+    if is_others:
         return None
     module = model.class_.partition(":")[0] if ":" in model.class_ else ""
     found = None

@@ -1,10 +1,10 @@
 """Sources of samples: text, Parquet, ORC, Arrow and JSON lines; opens the readers of a job."""
 
+from .feature_columns import feature_set
 from .open_reader import (
     check_files,
     check_samples,
     feature_spec,
-    features_of,
     find_files,
     first_samples,
     fit_features,
@@ -17,8 +17,8 @@ from .open_reader import (
 __all__ = [
     "check_files",
     "check_samples",
+    "feature_set",
     "feature_spec",
-    "features_of",
     "find_files",
     "first_samples",
     "fit_features",

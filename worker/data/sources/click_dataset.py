@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ....proto.config.config import validate
 from ....proto.config.data_config import DataConfig
-from ....proto.errors import FailedPrecondition, InvalidArgument
+from ....proto.errors import FailedPrecondition
 from ....proto.features.feature_set import FeatureSet
 from ..batch import Batch
 from ..feature_tensors import Features, InNamespace
@@ -87,9 +87,6 @@ class ClickDataset(IterableDataset[NamedPart]):
             },
             where="ClickDataset",
         )
-        for name in ("numeric", "categorical", "buckets"):
-            if columns.get(name):
-                raise InvalidArgument(f"ClickDataset: columns.{name}: is not possible beside features; name a feature")
         config.read_features(features.set.features)
         is_group = dist.is_available() and dist.is_initialized()
         options = ReadOptions(

@@ -13,15 +13,13 @@ import pyarrow as pa
 
 from ....cpp_ext import _client
 from ....proto.config.data_config import SampleColumns
-from ....proto.errors import InvalidArgument
 from ....proto.features.base import CellKind, Feature
 from ....proto.features.cells import Cells, RefusedRow
 from ....proto.features.compute import Array, computed, numbers_before_statistics
 from ....proto.features.feature_set import FeatureSet
 from ....proto.features.jagged import Jagged
 from ....proto.features.kept import digest_of
-from ....proto.features.kinds import BucketizedFeature, IdFeature, ListOfKeys, NumericFeature, TimeFeature
-from ....proto.features.translation import features_of_columns
+from ....proto.features.kinds import BucketizedFeature, ListOfKeys, NumericFeature, TimeFeature
 from ..decoded import Lines
 from ..feature_tensors import read_vocabulary
 from ..features import FeatureSpec
@@ -31,22 +29,20 @@ from .roles import COUNT, LIST, NUMBER, TEXT, TIME, ColumnRoles, InputColumn, la
 _Values = TypeVar("_Values", npt.NDArray[Any], Jagged)
 
 
-def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool) -> ColumnRoles:
+def roles_of(schema: SampleColumns, features: FeatureSet) -> ColumnRoles:
     """Returns the roles of the columns of a job.
 
     Args:
         schema: the section that names labels, weight and group.
         features: the features.
-        is_translated: whether the features are those of ``numeric``, ``categorical`` and ``buckets`` of the section.
 
     Raises:
         InvalidArgument: a feature reads a column that is no input.
     """
-    if not is_translated:
-        schema.check_features(features.features)
+    schema.check_features(features.features)
     keys = [feature for feature in features.features if not _is_number(feature) and not _is_list(feature)]
     lists = [feature for feature in features.features if _is_list(feature)]
-    counts = {} if is_translated else {feature.name: features.keys_of(feature.name) for feature in features.features}
+    counts = {feature.name: features.keys_of(feature.name) for feature in features.features}
     labels = labels_of(schema)
     spec = FeatureSpec(
         dense=tuple(feature for feature in features.features if isinstance(feature, NumericFeature)),
@@ -64,7 +60,7 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
         targets=tuple((label.name, label.described()) for label in labels),
     )
     inputs = [
-        InputColumn(_setting(schema, feature, is_translated), column, kind, _expected(feature, kind))
+        InputColumn(f"features.{feature.name}", column, kind, _expected(feature, kind))
         for feature in features.features
         for column, kind in feature.cells.items()
     ]
@@ -78,30 +74,6 @@ def roles_of(schema: SampleColumns, features: FeatureSet, *, is_translated: bool
         schema.timestamp,
         schema.timestamp_unit,
     )
-
-
-def translated(schema: SampleColumns) -> tuple[Feature, ...]:
-    """Returns the features of ``numeric``, ``categorical`` and ``buckets`` of a section.
-
-    Raises:
-        InvalidArgument: a column has two roles; the group and the timestamp may be inputs as well.
-    """
-    keys = tuple(str(column) for column in schema.categorical)
-    roles = [column for setting, column in schema.roles.items() if not schema.may_be_input(setting)]
-    names = [*roles, *dict.fromkeys([*schema.numeric, *schema.buckets]), *keys]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidArgument(
-            f"{schema.section}: column {twice} has two roles; allowed: one of label, sample_weight, categorical, or "
-            "numeric and buckets"
-        )
-    return features_of_columns(schema.numeric, keys, schema.buckets)
-
-
-def _setting(schema: SampleColumns, feature: Feature, is_translated: bool) -> str:
-    if not is_translated:
-        return f"features.{feature.name}"
-    return f"{schema.section}.{'categorical' if isinstance(feature, IdFeature) else 'numeric or buckets'}"
 
 
 def _expected(feature: Feature, kind: CellKind) -> str:

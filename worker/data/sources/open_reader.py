@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from ....proto.config.data_config import DataConfig, SampleColumns
+from ....proto.config.data_config import DataConfig
 from ....proto.config.row_filter import parse_where
 from ....proto.errors import InvalidArgument, not_allowed
-from ....proto.features.feature_set import FeatureSet
 from ....proto.features.statistics import Statistics
 from ....proto.process.lone_work import lone_work
 from ..batch import Batch
@@ -20,11 +19,11 @@ from ..criteo import COLUMNS, criteo_format
 from ..decoded import Lines
 from ..features import FeatureSpec, FittedFeatures, fit
 from ..formats import FileFormat
-from ..reader import ClickReader, ReadOptions, StepBatch
+from ..reader import ClickReader, ReadOptions
 from ..source import PlannedFile, Source, no_samples
 from ..storage import find_paths
 from ..table_csv import csv_format, names_of, with_names
-from .feature_columns import FeatureDecoder, feature_set, roles_of, translated
+from .feature_columns import FeatureDecoder, feature_set, roles_of
 from .hive import Partitions
 from .lines import LineSource
 from .roles import ColumnRoles, check_columns
@@ -123,16 +122,6 @@ def fit_features(
     source = _sources(config, [file.path for file in files])()
     spec = source.spec(files[0].path)
     return fit(spec, _samples(source, files), known)
-
-
-def features_of(config: DataConfig, plan: Sequence[PlannedFile]) -> FeatureSet:
-    """Returns the features of a job with their vocabularies and given statistics, those that columns stand for as well.
-
-    Args:
-        config: the job's data section.
-        plan: the training files.
-    """
-    return _columns_and_features(config, plan[0].path)[1]
 
 
 def spec_of(config: DataConfig, plan: Sequence[PlannedFile]) -> FeatureSpec:
@@ -240,8 +229,8 @@ def open_reader(
     features: FittedFeatures,
     options: ReadOptions,
     plan: Sequence[PlannedFile] | None = None,
-    made: Callable[[Batch], StepBatch] | None = None,
-) -> ClickReader:
+    made: Callable[[Batch], Any] | None = None,
+) -> ClickReader[Any]:
     """Returns a reader of the training or the test files.
 
     Args:
@@ -250,7 +239,7 @@ def open_reader(
         features: the transforms, with the statistics of the training files.
         options: the options by which samples are dealt.
         plan: the files with their parts, the same for all workers; None: they are planned here.
-        made: gives what the reader yields for a batch; None: the batch.
+        made: gives what the reader yields for a batch, such as :meth:`NamedBatch.of`; None: the batch.
 
     Raises:
         NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
@@ -259,7 +248,11 @@ def open_reader(
     source = _sources(config, [file.path for file in files])()
     if source.spec(files[0].path) != features.spec:
         raise InvalidArgument(f"data.{which}: {files[0].path} does not have the columns of the training files")
-    return ClickReader(source, files, features, options, made)
+    return ClickReader(source, files, features, options, made or _as_it_is)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 def _of_each(paths: Sequence[str], call: Callable[[str], Value]) -> list[Value]:
@@ -272,20 +265,15 @@ def _of_each(paths: Sequence[str], call: Callable[[str], Value]) -> list[Value]:
 
 def _sources(config: DataConfig, paths: Sequence[str]) -> Callable[[], Source]:
     """Returns what makes sources of some files, one for each thread; the first file shows the names of columns."""
-    samples, features = _columns_and_features(config, paths[0])
-    roles = roles_of(samples, features, is_translated=not config.features)
+    samples = config.samples if config.csv is None else with_names(config.csv, paths[0])
+    features = feature_set(config.features)
+    roles = roles_of(samples, features)
     decoder = FeatureDecoder(roles, features, config.on_bad_line, is_text=config.columns is None)
     if config.columns is None:
         return lambda: LineSource(_line_format(config, roles), decoder, config.on_bad_line)
     where = None if config.where is None else parse_where(config.where)
     partitions = Partitions(paths)
     return lambda: TableSource(table_format(config.format), decoder, where, partitions, config.on_bad_line)
-
-
-def _columns_and_features(config: DataConfig, path: str) -> tuple[SampleColumns, FeatureSet]:
-    """Returns the section that names columns, as a file has them, and the features that it or the job gives."""
-    samples = config.samples if config.csv is None else with_names(config.csv, path)
-    return samples, feature_set(config.features or translated(samples))
 
 
 def _line_format(config: DataConfig, roles: ColumnRoles) -> Callable[[str], FileFormat]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from pyarrow import types
 
-from ....proto.config.data_config import SampleColumns, TimeUnit
+from ....proto.config.data_config import SampleColumns
+from ....proto.config.units import TimeUnit
 from ....proto.errors import InvalidArgument
 from ....proto.features.base import CellKind
 from ....proto.features.cells import is_plain_text

@@ -1,4 +1,4 @@
-"""Models of one's own in a job: their class, what its forward takes, and the layers that read each table."""
+"""The class of a job's model: its arguments, what its forward takes, and the layers that read each table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Any
 
 from torch import nn
 
-from ...proto.config.model_config import OwnModelConfig
+from ...proto.config.model_config import ModelConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from ...proto.features.base import Feature
 from ...proto.features.feature_set import FeatureSet
 from .. import models
+from ..data import FeatureSpec
 from .user_errors import place_of, told
 
 _NEAREST = 3
+_OTHERS = "*"  # in rows: the features of keys that no argument names
 
 
-def class_of(config: OwnModelConfig) -> type[nn.Module]:
+def class_of(config: ModelConfig) -> type[nn.Module]:
     """Imports the class of a model; the working directory is searched first.
 
     Args:
@@ -63,19 +65,18 @@ def _of_the_zoo(name: str) -> type[nn.Module]:
     return found
 
 
-def make(config: OwnModelConfig, pools: Mapping[str, str] | None = None) -> nn.Module:
+def make(config: ModelConfig, features: FeatureSpec) -> nn.Module:
     """Makes the model of a job, with initial weights from torch's generator.
 
     Args:
         config: the section ``model`` of the job.
-        pools: how lists are pooled, by the name of each feature that says so; None: no feature does.
+        features: the inputs that the model reads.
 
     Raises:
         InvalidArgument: the class cannot be imported, takes other arguments, or refuses a value.
     """
     kind = class_of(config)
-    check_arguments(config, kind)
-    arguments = with_pools(config, kind, pools or {})
+    arguments = arguments_of(config, kind, features)
     try:
         return kind(**arguments)
     except (InvalidArgument, FailedPrecondition) as error:
@@ -88,12 +89,49 @@ def make(config: OwnModelConfig, pools: Mapping[str, str] | None = None) -> nn.M
         raise InvalidArgument(f"model.args: {config.class_} refuses them: {words}") from error
 
 
-def check_arguments(config: OwnModelConfig, kind: type[nn.Module]) -> None:
-    """Checks the names in ``model.args``.
+def arguments_of(config: ModelConfig, kind: type[nn.Module], features: FeatureSpec) -> dict[str, Any]:
+    """Returns ``model.args`` with what the features of the job say of the class's arguments.
+
+    Args:
+        config: the section ``model`` of the job.
+        kind: the class.
+        features: the inputs that the model reads.
 
     Raises:
-        InvalidArgument: the class has no such argument, or lacks one; the text names it.
+        InvalidArgument: the class has no such argument, or lacks one; or it is refused by :func:`_with_pools` or
+            :func:`_with_features`; the text names it.
     """
+    _check_names(config, kind)
+    arguments = _with_pools(config, kind, dict(features.pools))
+    return arguments if ":" in config.class_ else _with_features(arguments, kind, features)
+
+
+def _with_features(arguments: dict[str, Any], kind: type[nn.Module], features: FeatureSpec) -> dict[str, Any]:
+    """Returns the arguments of a model of this package, with each feature that the job leaves to the model.
+
+    In ``rows``, ``'*'`` stands for each feature of keys that no argument names: it has a row for each key that the
+    feature can give, where that is known, or else so many. ``numbers``, where it is left out, are all numbers.
+
+    Args:
+        arguments: the arguments that the job gives.
+        kind: the class.
+        features: the inputs that the model reads.
+    """
+    takes, given = inspect.signature(kind).parameters, dict(arguments)
+    if "numbers" in takes and "numbers" not in given:
+        given["numbers"] = [each.name for each in features.dense]
+    rows = given.get("rows")
+    if isinstance(rows, Mapping) and _OTHERS in rows:
+        counts = dict(features.key_counts)
+        by_name = [value for name, value in given.items() if isinstance(value, Mapping) and name != "pools"]
+        named = {name for value in by_name for name in value}
+        others = [name for name in (*features.sparse_names, *features.lists) if name not in named]
+        left = {name: counts.get(name, rows[_OTHERS]) for name in others}
+        given["rows"] = {**{name: count for name, count in rows.items() if name != _OTHERS}, **left}
+    return given
+
+
+def _check_names(config: ModelConfig, kind: type[nn.Module]) -> None:
     parameters = inspect.signature(kind).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     named = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
@@ -105,7 +143,7 @@ def check_arguments(config: OwnModelConfig, kind: type[nn.Module]) -> None:
             raise InvalidArgument(f"model.args.{name}: is missing, and {config.class_} has no default for it")
 
 
-def with_pools(config: OwnModelConfig, kind: type[nn.Module], pools: Mapping[str, str]) -> dict[str, Any]:
+def _with_pools(config: ModelConfig, kind: type[nn.Module], pools: Mapping[str, str]) -> dict[str, Any]:
     """Returns ``model.args`` with the pools of features in its argument ``pools``.
 
     Args:
@@ -117,7 +155,7 @@ def with_pools(config: OwnModelConfig, kind: type[nn.Module], pools: Mapping[str
         InvalidArgument: the class has no argument ``pools``, or ``model.args`` has another pool for a feature.
     """
     if not pools:
-        return config.args
+        return dict(config.args)
     if "pools" not in inspect.signature(kind).parameters:
         raise InvalidArgument(
             f"features.{next(iter(pools))}.pool: has no effect, as {config.class_} has no argument pools, and pools by "
@@ -132,7 +170,7 @@ def with_pools(config: OwnModelConfig, kind: type[nn.Module], pools: Mapping[str
     return {**config.args, "pools": {**pools, **given}}
 
 
-def inputs_of(config: OwnModelConfig, features: Sequence[str]) -> tuple[str, ...]:
+def inputs_of(config: ModelConfig, features: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the features that the forward of a model takes, in its order.
 
     Args:
@@ -165,7 +203,7 @@ def inputs_of(config: OwnModelConfig, features: Sequence[str]) -> tuple[str, ...
     return tuple(taken)
 
 
-def check_reads(config: OwnModelConfig, model: nn.Module, features: Sequence[str]) -> None:
+def check_reads(config: ModelConfig, model: nn.Module, features: Sequence[str]) -> None:
     """Checks the features that a model says it reads, by an attribute ``reads`` with their names.
 
     A forward with ``**tensors`` names none of them, so that its signature cannot be checked (:func:`inputs_of`).
@@ -197,7 +235,7 @@ def check_reads(config: OwnModelConfig, model: nn.Module, features: Sequence[str
         )
 
 
-def tie_tables(config: OwnModelConfig, model: nn.Module) -> None:
+def tie_tables(config: ModelConfig, model: nn.Module) -> None:
     """Has the layers of each table of ``model.tables`` share the weight of the first of them.
 
     Args:

@@ -1,4 +1,4 @@
-"""numeric, categorical and buckets give what they are documented to give, bit for bit, in text and in Parquet."""
+"""Numbers, keys and quantile buckets are what they are documented to be, bit for bit, in text and in Parquet."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 import xxhash
 
-from sparserow.proto.config.config import load_config
-from sparserow.proto.config.data_config import CRITEO_CATEGORICAL, CRITEO_NUMERIC, DataConfig
+from column_uses import data_of
+from sparserow.proto.config.criteo_columns import CRITEO_CATEGORICAL, CRITEO_NUMERIC
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
 
@@ -81,10 +81,10 @@ def test_columns_by_use(tmp_path: Path, form: str) -> None:
         texts = {name: [None if cell in ("", "?") else cell for cell in cells[name]] for name in ("y", *TEXTS)}
         pa.parquet.write_table(pa.table(columns | texts), path)
         schema = f"columns={{{ROLES}}}"
-    config = load_config(DataConfig, None, [f"train={path}", f"test={path}", f"format={form}", schema])
+    config = data_of(f"train={path}", f"test={path}", f"format={form}", schema)
     fitted = fit_features(config)
     assert fitted.spec.names.dense == tuple(NUMERIC)
-    assert fitted.spec.names.sparse == (*TEXTS, *(f"{name}_bucket" for name in BUCKETS))
+    assert fitted.spec.names.sparse == ("unit_price", "v", *(f"{name}_bucket" for name in BUCKETS))
     (batch,) = open_reader(config, "train", fitted, ReadOptions(batch_size=3000))
     same(batch.labels, literal_numbers(cells["y"]), "labels")
     for at, (name, transform) in enumerate(NUMERIC.items()):
@@ -116,7 +116,7 @@ def test_columns_of_criteo(tmp_path: Path, has_header: bool) -> None:
         if has_header:
             writer.writeheader()
         writer.writerows(rows)
-    config = load_config(DataConfig, None, [f"train={path}", f"test={path}"])
+    config = data_of(f"train={path}", f"test={path}")
     (batch,) = open_reader(config, "train", fit_features(config), ReadOptions(batch_size=700))
     for at, name in enumerate(CRITEO_NUMERIC):
         wanted = literal_dense(literal_numbers([row[name] for row in rows]), "log")
@@ -125,14 +125,14 @@ def test_columns_of_criteo(tmp_path: Path, has_header: bool) -> None:
         same(batch.sparse[:, at], literal_keys([row[name] for row in rows]), name)
 
 
-def test_quantiles_beyond_the_sample_are_those_of_earlier_versions(tmp_path: Path) -> None:
+def test_quantiles_beyond_the_sample_depend_on_the_order_of_buckets(tmp_path: Path) -> None:
     """The sample of 200,000 values is drawn by the number of the column among the buckets."""
     draw = np.random.default_rng(3)
     values = draw.integers(0, 1 << 20, (260_000, 2))
     path = tmp_path / "log.csv"
     path.write_text("".join(f"1,{first},{second}\n" for first, second in values.tolist()))
     schema = "csv={columns: [y, a, b], label: y, numeric: {a: log}, buckets: {a: 4, b: 4}}"
-    config = load_config(DataConfig, None, [f"train={path}", f"test={path}", "format=csv", schema])
+    config = data_of(f"train={path}", f"test={path}", "format=csv", schema)
     edges = fit_features(config).statistics
     assert edges["a_bucket"] == (262006, 523244, 785357)
     assert edges["b_bucket"] == (262576, 525997, 787509)
