@@ -8,16 +8,30 @@ from typing import Annotated
 
 import typer
 
+from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.config.listen_config import ListenConfig
 from . import options
+from .model_options import Fields, takes
 
 
+@takes(
+    cluster=Fields(
+        ClusterConfig,
+        ("shards", "slot_count", "worker_lease", "shard_lease", "checkpoint_roots"),
+        renamed={"checkpoint_roots": "checkpoint_root"},
+        changed={"checkpoint_roots": options.absolute_roots},
+        required=("shards",),
+        is_handed_down=True,
+    ),
+    at=Fields(ClusterConfig, ("port",), defaults={"port": options.DEFAULT_PORT}),
+    listen=Fields(ListenConfig),
+    log=Fields(LogConfig, prefix="log"),
+)
 def coordinator(
     *,
-    shards: options.Shards,
-    host: options.Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the control plane; 0: any free one.")] = options.DEFAULT_PORT,
-    advertise: options.Advertise = None,
-    insecure: options.Insecure = False,
+    cluster: ClusterConfig,
+    listen: ListenConfig,
+    at: ClusterConfig,
     state: Annotated[
         str | None,
         typer.Option(
@@ -25,9 +39,6 @@ def coordinator(
             "(etcds: with TLS) for several coordinators of which one leads. Default: in memory alone."
         ),
     ] = None,
-    slot_count: options.SlotCount = 16384,
-    worker_lease: options.WorkerLease = "10s",
-    shard_lease: options.ShardLease = "10s",
     job_memory: Annotated[
         str,
         typer.Option(
@@ -35,17 +46,12 @@ def coordinator(
             "1,024 such jobs with 8,192 ranks."
         ),
     ] = "1h",
-    checkpoint_root: options.CheckpointRoot = None,
-    metrics_port: options.MetricsPort = None,
-    health_port: options.HealthPort = None,
-    log_format: options.LogFormat = "plain",
-    log_level: options.LogLevel = "info",
+    log: LogConfig,
     cluster_json: options.ClusterJson = None,
     die_with_parent: options.DieWithParent = 0,
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
-    del die_with_parent  # its callback has acted on it
-    from ...proto.config.config import ClusterConfig, LogConfig, validate
+    del die_with_parent, cluster_json  # a callback and the section have acted on them
     from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
     from ...proto.process.event_loop import run_server
@@ -62,33 +68,24 @@ def coordinator(
     except InvalidArgument as error:
         raise InvalidArgument(f"--job-memory: {error}") from None
 
-    cluster = options.cluster_config(
-        cluster_json,
-        {
-            "shards": shards,
-            "slot_count": slot_count,
-            "worker_lease": worker_lease,
-            "shard_lease": shard_lease,
-            "checkpoint_roots": options.absolute_roots(checkpoint_root),
-        },
-    )
-    validate(ClusterConfig, {"port": port})
-    start_log("coordinator", validate(LogConfig, {"format": log_format, "level": log_level}))
+    start_log("coordinator", log)
 
     etcd = EtcdAddress(state) if state is not None and "://" in state else None
 
     async def run() -> None:
         stop = StopRequest()
         config = CoordinatorOptions(
-            cluster=ClusterOptions.of_config(cluster, is_loopback=is_loopback(host), job_memory_sec=job_memory_sec),
-            host=host,
-            port=port,
-            advertise=advertise,
-            insecure=insecure,
+            cluster=ClusterOptions.of_config(
+                cluster, is_loopback=is_loopback(listen.host), job_memory_sec=job_memory_sec
+            ),
+            host=listen.host,
+            port=at.port,
+            advertise=listen.advertise,
+            insecure=listen.insecure,
             state=Path(state) if state is not None and etcd is None else None,
             etcd=etcd,
-            metrics_port=metrics_port,
-            health_port=health_port,
+            metrics_port=listen.metrics_port,
+            health_port=listen.health_port,
         )
         if etcd is not None:
             async with run_elected(config) as elected:

@@ -5,44 +5,38 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from typing import Annotated
 
-import typer
 from pydantic import Field
 
-from ...proto.config.config import Seconds, StrictModel
+from ...proto.config.config import LogConfig, Seconds, StrictModel
+from ...proto.config.listen_config import ListenConfig
 from . import options
-
-DEFAULT_PORT = 7200
-
-
-class _Times(StrictModel):
-    idle: Seconds = Field(600.0, gt=0, description="Time after which a gateway leaves a namespace.")
+from .model_options import Fields, takes
 
 
-def gateway(
-    *,
-    coordinator: Annotated[str, typer.Option(help="HOST:PORT of the training cluster.")] = options.DEFAULT_ADDRESS,
-    host: options.Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of gRPC; 0: any free one.")] = DEFAULT_PORT,
-    insecure: options.Insecure = False,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of this gateway in the cluster, which its jobs have. Default: HOSTNAME-PORT."),
-    ] = None,
-    namespaces: Annotated[
-        int, typer.Option(help="Number of namespaces that it serves at once; idle ones are left first.")
-    ] = 64,
-    idle: Annotated[str, typer.Option(help="Time without a request after which it leaves a namespace.")] = "10min",
-    metrics_port: options.MetricsPort = None,
-    log_format: options.LogFormat = "plain",
-    log_level: options.LogLevel = "info",
-) -> None:
+class GatewayConfig(StrictModel):
+    """The options of a gateway."""
+
+    coordinator: str = Field(options.DEFAULT_ADDRESS, description="HOST:PORT of the training cluster.")
+    port: int = Field(7200, ge=0, le=65535, description="Port of gRPC; 0: any free one.")
+    name: str | None = Field(
+        None, description="Name of this gateway in the cluster, which its jobs have; null: HOSTNAME-PORT."
+    )
+    namespaces: int = Field(
+        64, ge=1, le=65536, description="Number of namespaces that it serves at once; idle ones are left first."
+    )
+    idle: Seconds = Field(600.0, gt=0, description="Time without a request after which it leaves a namespace.")
+
+
+@takes(
+    config=Fields(GatewayConfig),
+    listen=Fields(ListenConfig, ("host", "insecure", "metrics_port")),
+    log=Fields(LogConfig, prefix="log"),
+)
+def gateway(*, config: GatewayConfig, listen: ListenConfig, log: LogConfig) -> None:
     """Serve Pull and Push of a training cluster's rows over gRPC until SIGTERM or Ctrl-C."""
     from ...proto import rows_pb2_grpc as pb_grpc
-    from ...proto.config.config import LogConfig, validate
     from ...proto.control import ControlClient
-    from ...proto.errors import not_allowed
     from ...proto.process.access import check_certificate
     from ...proto.process.control_server import ROWS_MESSAGE_BYTES, ControlServer
     from ...proto.process.event_loop import run_server
@@ -53,20 +47,18 @@ def gateway(
     from ...proto.security.fresh_security import fresh_security
     from ...worker.gateway.gateway import Gateway
 
-    idle_sec = validate(_Times, {"idle": idle}).idle
-    if not 0 <= port <= 65535:
-        raise not_allowed("--port", port, "[0, 65535]")
+    host, port, coordinator = listen.host, config.port, config.coordinator
     check_port_free(host, port, option="--port")
-    check_host(host, insecure=insecure)
-    start_log("gateway", validate(LogConfig, {"format": log_format, "level": log_level}))
+    check_host(host, insecure=listen.insecure)
+    start_log("gateway", log)
     with ControlClient(coordinator) as control:
         control.cluster()  # raises now when the address is wrong
 
     async def run() -> None:
         stop = StopRequest()
         of_process = f"{socket.gethostname()}-{port or secrets.token_hex(4)}"
-        service = Gateway(coordinator, name or of_process, namespaces=namespaces, idle_sec=idle_sec)
-        with serve_metrics(service.metrics, host=host, port=metrics_port):
+        service = Gateway(coordinator, config.name or of_process, namespaces=config.namespaces, idle_sec=config.idle)
+        with serve_metrics(service.metrics, host=host, port=listen.metrics_port):
             await serve(service, stop)
 
     async def serve(service: Gateway, stop: StopRequest) -> None:
@@ -91,7 +83,7 @@ def gateway(
 
     async def leave_idle(service: Gateway) -> None:
         while True:
-            await asyncio.sleep(max(0.1, min(5.0, idle_sec / 4)))
+            await asyncio.sleep(max(0.1, min(5.0, config.idle / 4)))
             await asyncio.to_thread(service.leave_idle)
 
     run_server(run())

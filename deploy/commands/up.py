@@ -9,13 +9,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...proto.config.config import ClusterConfig
+from ...proto.config.listen_config import ListenConfig
 from . import options
+from .model_options import Fields, takes
 
 if TYPE_CHECKING:
     from ...proto.process.stopping import StopRequest
     from ..launch.single_host import EmbeddedCluster, EmbeddedOptions
 
 
+@takes(
+    cluster=Fields(
+        ClusterConfig,
+        (
+            *("shards", "port", *options.OF_A_SHARD),
+            *("slot_count", "worker_lease", "shard_lease", "checkpoint_roots"),
+        ),
+        defaults={"port": options.DEFAULT_PORT},
+        renamed={"checkpoint_roots": "checkpoint_root"},
+        off={"sweep_every": "never"},
+        changed={"checkpoint_roots": options.absolute_roots},
+        is_handed_down=True,
+    ),
+    listen=Fields(ListenConfig, ("host", "advertise", "insecure")),
+)
 def up(
     *,
     on: Annotated[
@@ -36,29 +54,15 @@ def up(
         str | None, typer.Option(help="With --serve, without --serve-root: the namespace whose tables are served.")
     ] = None,
     serve_processes: Annotated[int, typer.Option(help="With --serve: the number of serving processes.")] = 1,
-    shards: options.Shards = 2,
-    host: options.Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = options.DEFAULT_PORT,
-    advertise: options.Advertise = None,
-    insecure: options.Insecure = False,
-    memory_budget: options.MemoryBudget = None,
-    ssd_path: options.SsdPath = None,
-    ssd_bytes: options.SsdBytes = None,
-    ssd_engine: options.SsdEngine = None,
-    ssd_direct_io: options.SsdDirectIo = False,
-    sweep_every: options.SweepEvery = "60s",
-    io_threads: options.IoThreads = 2,
-    slot_count: options.SlotCount = 16384,
-    worker_lease: options.WorkerLease = "10s",
-    shard_lease: options.ShardLease = "10s",
-    checkpoint_root: options.CheckpointRoot = None,
+    cluster: ClusterConfig,
+    listen: ListenConfig,
     metrics_port: Annotated[
         int | None,
         typer.Option(
             help="Port of the coordinator's Prometheus page; the shards use the ports after it. Default: none."
         ),
     ] = None,
-    log_format: options.LogFormat = "plain",
+    log_format: Annotated[str, typer.Option(help="Form of log lines on stderr: plain or json.")] = "plain",
     log_level: Annotated[
         str | None,
         typer.Option(
@@ -73,6 +77,7 @@ def up(
     A shard that ends by itself is restored from the newest checkpoint, if there is one and no synchronous job runs.
     Otherwise the whole cluster stops with an error: start a new one and restore a checkpoint.
     """
+    del cluster_json  # the section has acted on it
     from ...proto.config.config import LogConfig, validate
     from ...proto.errors import InvalidArgument, SparserowError
     from ...proto.process.event_loop import run_server
@@ -81,27 +86,14 @@ def up(
 
     parent = socket.socket(fileno=parent_fd) if parent_fd >= 0 else None
     try:
-        cluster = options.cluster_config(
-            cluster_json,
-            {
-                "shards": shards,
-                "port": port,
-                "memory_budget": memory_budget,
-                "ssd_path": ssd_path,
-                "ssd_bytes": ssd_bytes,
-                **({} if ssd_engine is None else {"ssd_engine": ssd_engine}),
-                **({"ssd_direct_io": True} if ssd_direct_io else {}),
-                "sweep_every": options.seconds_or_never(sweep_every),
-                "io_threads": io_threads,
-                "slot_count": slot_count,
-                "worker_lease": worker_lease,
-                "shard_lease": shard_lease,
-                "checkpoint_roots": options.absolute_roots(checkpoint_root),
-            },
-        )
         log = validate(LogConfig, {"format": log_format, "level": log_level or ("warning" if on is None else "info")})
         if on is not None:
-            if (host, port, advertise, metrics_port) != ("127.0.0.1", options.DEFAULT_PORT, None, None):
+            if (listen.host, cluster.port, listen.advertise, metrics_port) != (
+                "127.0.0.1",
+                options.DEFAULT_PORT,
+                None,
+                None,
+            ):
                 raise InvalidArgument(
                     "--host, --port, --advertise, --metrics-port: have no effect with --on; servers listen on the "
                     "address of the node that Ray chooses"
@@ -114,7 +106,7 @@ def up(
             from ..ray.foreground import run_on_ray
 
             serving = None if serve is None else ServingOptions(serve, serve_root, serve_namespace, serve_processes)
-            run_on_ray(on, RayOptions(cluster, log, cpus_per_shard, strategy, serving, insecure))  # type: ignore[arg-type]
+            run_on_ray(on, RayOptions(cluster, log, cpus_per_shard, strategy, serving, listen.insecure))  # type: ignore[arg-type]
             return
         if (cpus_per_shard, strategy, serve, serve_root, serve_namespace, serve_processes) != (
             1.0,
@@ -126,11 +118,13 @@ def up(
         ):
             raise InvalidArgument("--cpus-per-shard, --strategy and --serve*: have no effect without --on")
         start_log("coordinator", log)
-        run_server(_run(EmbeddedOptions(cluster, log, host, insecure, metrics_port, advertise), parent))
+        run_server(
+            _run(EmbeddedOptions(cluster, log, listen.host, listen.insecure, metrics_port, listen.advertise), parent)
+        )
     except SparserowError as error:
         if parent is None:
             raise
-        _tell(parent, {"error": error.number, "message": str(error)})
+        _send(parent, {"error": error.number, "message": str(error)})
         raise typer.Exit(1) from None
 
 
@@ -144,7 +138,7 @@ async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
     def on_ready(cluster: EmbeddedCluster) -> None:
         if parent is not None:
             shards = [[shard.index, shard.host, shard.port, shard.pid] for shard in cluster.shards]
-            _tell(parent, {"address": cluster.address, "shards": shards})
+            _send(parent, {"address": cluster.address, "shards": shards})
             return
         for shard in cluster.shards:
             print(f"sparserow: shard {shard.index} at {shard.host}:{shard.port} (process {shard.pid})")
@@ -177,7 +171,7 @@ def _follow_parent(parent: socket.socket, stop: StopRequest) -> asyncio.Task[Non
     return loop.create_task(watch_parent(os.getppid(), lambda: stop.ask("the parent's end")))
 
 
-def _tell(parent: socket.socket, message: dict[str, object]) -> None:
+def _send(parent: socket.socket, message: dict[str, object]) -> None:
     try:
         parent.sendall(json.dumps(message).encode() + b"\n")
     except OSError:  # the parent has ended, and the watch ends this process

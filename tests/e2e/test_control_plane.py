@@ -106,15 +106,15 @@ def test_insecure_accepts_it(launcher: Launcher) -> None:
             "127.0.0.1:{port} cannot be reached: Connection refused",
         ),
         ("ps --coordinator=nowhere --shard=0", "--coordinator: 'nowhere' is not allowed; allowed: HOST:PORT"),
-        ("ps --coordinator=127.0.0.1:1 --shard=0 --memory-budget=8Gib", "memory_budget: '8Gib' is not allowed"),
+        ("ps --coordinator=127.0.0.1:1 --shard=0 --memory-budget=8Gib", "--memory-budget: '8Gib' is not allowed"),
         ("up --shards=0", "shards: 0 is not allowed; allowed: an integer >= 1"),
-        ("up --slot-count=1000", "slot_count: 1000 is not allowed; allowed: a power of two"),
+        ("up --slot-count=1000", "--slot-count: 1000 is not allowed; allowed: a power of two"),
         ("up --log-format=xml", "format: 'xml' is not allowed; allowed: plain, json"),
         (
             "coordinator --shards=1 --state=/nowhere/state.json",
             "--state /nowhere/state.json: the file cannot be written",
         ),
-        ("coordinator --shards=1 --worker-lease=1ms", "worker_lease: 0.001 is not allowed"),
+        ("coordinator --shards=1 --worker-lease=1ms", "--worker-lease: 0.001 is not allowed"),
         (
             "status --coordinator=127.0.0.1:{port}",
             "Connection refused; start it with `sparserow up`",

@@ -260,7 +260,7 @@ def test_what_cannot_be_served_or_published_is_said(
         (("--model=ctr", "--host=0.0.0.0"), "is reachable from other machines"),
     ):
         assert words in launcher.start("serve", "--port=0", f"--root={root}", *arguments).error_line()
-    assert "--root: it is missing" in launcher.start("serve", "--port=0", "--model=ctr").error_line()
+    assert "--root: is missing" in launcher.start("serve", "--port=0", "--model=ctr").error_line()
     with pytest.raises(sr.errors.InvalidArgument, match="dtype: 'int4' is not allowed"):
         session.publish("ctr", root=root, dtype="int4")
     with pytest.raises(sr.errors.InvalidArgument, match=r"dtype\['item'\] matches no table; tables: user"):

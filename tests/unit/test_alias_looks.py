@@ -12,7 +12,7 @@ import pytest
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.errors import NotFound
 from sparserow.proto.published.registry import ModelRegistry
-from sparserow.serving.process import ServeOptions
+from sparserow.serving.serve_config import ServeConfig
 
 VERSIONS = 168
 
@@ -61,4 +61,4 @@ def test_what_is_not_there_is_said_with_what_is(registry: ModelRegistry) -> None
 
 def test_a_url_is_looked_at_less_often() -> None:
     for root, poll, expected in (("/models", None, 0.5), ("s3://b/models", None, 5.0), ("s3://b/models", "1s", 1.0)):
-        assert ServeOptions.from_flags(model=["ctr"], root=root, poll=poll).poll_sec == expected
+        assert ServeConfig(model=("ctr",), root=root, poll=poll).poll_sec == expected

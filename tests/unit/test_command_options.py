@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 import sparserow as sr
-from sparserow.deploy.commands.options import cluster_config
+from sparserow.deploy.commands.model_options import HANDED_DOWN, Fields
 from sparserow.proto.config.config import ClusterConfig, validate
 from sparserow.ps_server.coordinator.state.cluster import ClusterOptions
 from sparserow.ps_server.shard.engine import EngineOptions
-from sparserow.serving.process import ServeOptions
+from sparserow.serving.process import memory_of, place_of
+from sparserow.serving.serve_config import ServeConfig
 
+CLUSTER = Fields(ClusterConfig, is_handed_down=True)
 SET: dict[str, Any] = {
     "shards": 3,
     "memory_budget": 32 << 20,
@@ -34,18 +36,20 @@ SET: dict[str, Any] = {
 def test_a_child_has_the_whole_configuration_of_its_parent() -> None:
     assert {*SET, "address"} == {*ClusterConfig.model_fields}, "name the new key here, so that it is seen to arrive"
     config = validate(ClusterConfig, SET)
-    assert cluster_config(config.handed_down(), {}) == config
+    assert CLUSTER.section({HANDED_DOWN: config.handed_down()}) == config
     defaults = validate(ClusterConfig, {})
-    assert cluster_config(defaults.handed_down(), {}) == defaults
+    assert CLUSTER.section({HANDED_DOWN: defaults.handed_down(), "shards": 7}) == defaults
 
 
 def test_a_configuration_that_is_handed_down_is_checked_as_flags_are() -> None:
-    with pytest.raises(sr.errors.InvalidArgument, match="shards: 0 is not allowed"):
-        cluster_config('{"shards": 0}', {})
-    with pytest.raises(sr.errors.InvalidArgument, match="shards: 0 is not allowed"):
-        cluster_config(None, {"shards": 0})
-    with pytest.raises(sr.errors.InvalidArgument):
-        cluster_config("[1, 2]", {})
+    for given, words in (
+        ({HANDED_DOWN: '{"shards": 0}'}, "--cluster-json: shards: 0 is not allowed"),
+        ({"shards": 0}, "--shards: 0 is not allowed; allowed: an integer >= 1 and <= 1024"),
+        ({HANDED_DOWN: "[1, 2]"}, "--cluster-json"),
+        ({HANDED_DOWN: "{"}, "--cluster-json: the value is not JSON"),
+    ):
+        with pytest.raises(sr.errors.InvalidArgument, match=words):
+            CLUSTER.section(given)
 
 
 def test_a_shard_and_a_coordinator_take_all_of_it() -> None:
@@ -71,8 +75,13 @@ def test_a_shard_and_a_coordinator_take_all_of_it() -> None:
         cluster.checkpoint_roots.check("/elsewhere")
 
 
+def serve_config(**flags: Any) -> ServeConfig:
+    config: ServeConfig = Fields(ServeConfig).section(flags)
+    return config
+
+
 def test_flags_of_serve() -> None:
-    options = ServeOptions.from_flags(
+    options = serve_config(
         model=["ctr@live", "rank"],
         root="/models",
         shard="1/2",
@@ -86,32 +95,45 @@ def test_flags_of_serve() -> None:
         poll="250ms",
         grace="1min",
     )
-    assert (options.models, options.peers, options.follow) == (("ctr@live", "rank"), ("a:1", "b:2"), "c:3")
-    assert (options.place.shard, options.place.shards, options.place.replica) == (1, 2, 3)
-    assert options.memory.budget_bytes == 64 << 20
-    assert (options.sync_interval_sec, options.poll_sec, options.grace_sec) == (0.05, 0.25, 60.0)
-    assert (options.sync_threshold.updates, options.sync_threshold.longest_sec) == (4, 2.0)
+    assert (options.model, options.peers, options.follow) == (("ctr@live", "rank"), ("a:1", "b:2"), "c:3")
+    place = place_of(options)
+    assert (place.shard, place.shards, place.replica) == (1, 2, 3)
+    assert memory_of(options).budget_bytes == 64 << 20
+    assert (options.sync_interval, options.poll_sec, options.grace) == (0.05, 0.25, 60.0)
+    assert (options.sync_after_updates, options.longest_sec) == (4, 2.0)
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"model": []}, "--model: it is missing"),
-        ({"root": None}, "--root: it is missing"),
+        ({"model": []}, "--model: () is not allowed; allowed: NAME"),
+        ({"root": None}, "--root: is missing; name the folder"),
+        ({"root": " "}, "--root: ' ' is empty"),
         ({"namespace": "n"}, "--namespace has no effect with --root"),
-        ({"poll": "0s"}, "--poll: '0s' is not allowed; allowed: > 0"),
+        ({"poll": "0s"}, "--poll: '0s' is not allowed; allowed: "),
         ({"peers": "a:1"}, "--peers has no effect with one shard"),
+        ({"peers": "a", "shard": "0/2"}, "--peers"),
         ({"shard": "2/2"}, "2/2"),
+        ({"shard": "first"}, "--shard: 'first' is not allowed"),
+        ({"port": 70_000}, "--port: 70000 is not allowed; allowed: an integer >= 0 and <= 65535"),
+        ({"io_threads": 0}, "--io-threads: 0 is not allowed"),
+        ({"metrics_port": -1}, "--metrics-port: -1 is not allowed"),
         ({"sync_max_delay": "1s"}, "--sync-max-delay has no effect without --sync-after-updates or --sync-after-move"),
-        ({"sync_after_updates": 2}, "have no effect without --follow"),
+        ({"sync_after_updates": 2}, "--sync-after-updates and --sync-after-move have no effect without --follow"),
         ({"sync_interval": "1s"}, "--sync-interval has no effect without --follow"),
         ({"ssd_path": "/"}, "--ssd-path: it needs --memory-budget"),
-        ({"grace": "soon"}, "soon"),
+        ({"memory_budget": "much"}, "--memory-budget: 'much' is not allowed; allowed: bytes"),
+        ({"grace": "soon"}, "--grace: 'soon' is not allowed"),
     ],
 )
 def test_flags_of_serve_that_are_refused(flags: dict[str, Any], words: str) -> None:
+    def checked() -> None:
+        config = serve_config(**{"model": ["ctr"], "root": "/models", **flags})
+        place_of(config)
+        memory_of(config)
+
     with pytest.raises(sr.errors.InvalidArgument) as error:
-        ServeOptions.from_flags(**{"model": ["ctr"], "root": "/models", **flags})
+        checked()
     assert words in str(error.value)
 
 
