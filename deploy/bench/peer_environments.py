@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...proto.errors import InvalidArgument
-from .peer_processes import PeerError, isolated, run_to_end, told
+from .peer_processes import PeerError, isolated, run_to_end, timed
 from .peers.pins import PinnedEnvironment
 
 _ASK_SEC, _VENV_SEC, _INSTALL_SEC, _LOCK_SEC = 30.0, 300.0, 2400.0, 3600.0
@@ -114,11 +114,11 @@ def python_of(pins: PinnedEnvironment, folder: Path, known: Sequence[Interpreter
                 shutil.rmtree(place)
             log = folder / f"{place.name}.log"
             log.unlink(missing_ok=True)
-            with told(f"{pins.name}: making an environment of Python {base.version}"):
+            with timed(f"{pins.name}: making an environment of Python {base.version}"):
                 command = [base.path, "-m", "venv", str(place)]
                 run_to_end(command, log=log, deadline_sec=_VENV_SEC, environment=isolated())
             for arguments in pins.installs:
-                with told(f"{pins.name}: installing {' '.join(each for each in arguments if each[0] != '-')}"):
+                with timed(f"{pins.name}: installing {' '.join(each for each in arguments if each[0] != '-')}"):
                     command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
                     run_to_end([*command, *arguments], log=log, deadline_sec=_INSTALL_SEC, environment=isolated())
             (place / _STAMP).write_text(stamp)

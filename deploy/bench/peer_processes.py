@@ -154,7 +154,7 @@ def measured_by_worker(
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def timed(what: str) -> Iterator[None]:
     """Prints on stderr what is going on, and after the block how many seconds it took."""
     began = time.monotonic()
     print(f"{what} ...", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from ...proto.errors import InvalidArgument
 from .harness import machine_line, time_in_turns
 from .peer_contests import CONTESTS, Contest, OurSide, PeerSize
 from .peer_environments import Interpreter, python_of
-from .peer_processes import WORKER, PeerError, measured_by_worker, told
+from .peer_processes import WORKER, PeerError, measured_by_worker, timed
 from .peers.pins import PEERS, Peer
 from .torch_rpc import torch_rpc
 
@@ -160,12 +160,12 @@ class _Turns:
             for kind, dim in self._works(peer)
         }
         with ExitStack() as opened:
-            with told(f"{contest.title}: filling the tables of this project"):
+            with timed(f"{contest.title}: filling the tables of this project"):
                 side = opened.enter_context(contest.open(self._size))
             for number in range(self._size.rounds):
                 for peer in left[:: 1 if number % 2 == 0 else -1]:
                     try:
-                        with told(f"{contest.title}, round {number + 1} of {self._size.rounds}: {peer.title}"):
+                        with timed(f"{contest.title}, round {number + 1} of {self._size.rounds}: {peer.title}"):
                             self._turn(peer, side, results, is_first=number % 2 == 0)
                     except PeerError as error:
                         self._report.failed[peer.name, contest.title] = error

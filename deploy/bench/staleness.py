@@ -165,15 +165,15 @@ def _team(address: str) -> Iterator[Team]:
 
 def _run(team: Team, namespace: str, staleness: int | None, size: Size, quorum: int | None = None) -> float:
     """Returns the seconds from the common start to the end of the last worker."""
-    _tell_all(team, json.dumps([namespace, len(team), staleness, quorum, size.steps, size.sleep_sec]))
+    _send_all(team, json.dumps([namespace, len(team), staleness, quorum, size.steps, size.sleep_sec]))
     _hear_all(team, "ready", _START_SEC)
-    _tell_all(team, "go")
+    _send_all(team, "go")
     began = time.perf_counter()
     _hear_all(team, "done", _RUN_SEC)
     return time.perf_counter() - began
 
 
-def _tell_all(team: Team, word: str) -> None:
+def _send_all(team: Team, word: str) -> None:
     for worker in team:
         assert worker.stdin is not None
         worker.stdin.write(word + "\n")

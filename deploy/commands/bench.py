@@ -101,10 +101,10 @@ def _measure(name: str, json_file: Path | None, *, quick: bool, rows: int | None
     show(f"bench {name}" + (" (quick: small sizes, not for judging)" if quick else ""), figures, Console())
     if json_file is not None:
         write_json(json_file, figures)
-    tell_missed(figures, strict=strict)
+    report_missed(figures, strict=strict)
 
 
-def tell_missed(figures: Iterable[Figure], *, strict: bool) -> None:
+def report_missed(figures: Iterable[Figure], *, strict: bool) -> None:
     """Prints a line for each figure that misses its limit; ends with status 1 then, where that is asked for."""
     from ..bench.harness import line_of
 
@@ -173,7 +173,7 @@ def all_(
         write_whole(plot, ratio_svg(summary))
     if failed:
         typer.echo(f"failed: {', '.join(sorted(set(failed)))}", err=True)
-    tell_missed([each.figure for each in summary], strict=strict)
+    report_missed([each.figure for each in summary], strict=strict)
     if failed:
         raise typer.Exit(1)
 

@@ -54,7 +54,7 @@ def measure_peers(
     from ..bench.peer_environments import default_folder, interpreters
     from ..bench.peers_report import page_of, peer_figures
     from ..bench.peers_run import chosen, run_peers
-    from .bench import check_folder, tell_missed
+    from .bench import check_folder, report_missed
 
     for option, path in (("--json", json_file), ("--write", page)):
         check_folder(option, path)
@@ -68,13 +68,13 @@ def measure_peers(
         if page is not None:
             write_whole(page, page_of(report))
     show("bench peers" + (" (quick: small sizes, not for judging)" if quick else ""), figures, Console())
-    _tell_absent(report)
-    tell_missed(figures, strict=strict)
+    _report_absent(report)
+    report_missed(figures, strict=strict)
     if report.failed:
         raise typer.Exit(1)
 
 
-def _tell_absent(report: PeersReport) -> None:
+def _report_absent(report: PeersReport) -> None:
     for name, error in report.skipped.items():
         typer.echo(f"skipped: {name}: {error}")
     for (name, contest), error in report.failed.items():

@@ -180,7 +180,7 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     context = train.get_context()
     # Ray would restart a worker that raises, and no number of restarts brings a missing file.
     everyone = WorkerGroup(context.get_world_rank(), context.get_world_size())
-    for problem in everyone.collect(_told(problem_with_data(job), context.get_node_rank())):
+    for problem in everyone.collect(_of_this_node(problem_with_data(job), context.get_node_rank())):
         if problem is not None:
             return {"refused": problem}
     wait_until_ready(order["coordinator"], _READY_SEC)
@@ -202,7 +202,7 @@ def _work(order: dict[str, Any]) -> dict[str, Any]:
     return result.as_dict()
 
 
-def _told(problem: SparserowError | None, node: int) -> tuple[int, str] | None:
+def _of_this_node(problem: SparserowError | None, node: int) -> tuple[int, str] | None:
     if problem is None:
         return None
     return problem.number, f"{problem} (on {os.uname().nodename}, node {node} of the run; every node needs the data)"

@@ -62,7 +62,7 @@ def checked_place(job: JobConfig, place: TorchrunPlace | None) -> Iterator[Check
     assert checked is not None
     meeting, found = checked
     if not found.verdict.bad:
-        _tell(where, f"{_count(found.good)} checked, all are ok")
+        _print(where, f"{_count(found.good)} checked, all are ok")
         yield CheckedPlace(place)
         return
     if where.node not in found.good:
@@ -70,7 +70,7 @@ def checked_place(job: JobConfig, place: TorchrunPlace | None) -> Iterator[Check
         meeting.wait_for_end(found.good)
         yield CheckedPlace(place, is_left_out=True)
         return
-    _tell(where, f"{found.verdict.sentence()}; the job runs on {_count(found.good)}", first=found.good[0])
+    _print(where, f"{found.verdict.sentence()}; the job runs on {_count(found.good)}", first=found.good[0])
     _use_store(meeting.address)
     with meeting.pulse():
         yield CheckedPlace(replaced(place, where, found))
@@ -115,7 +115,7 @@ def _use_store(address: tuple[str, int]) -> None:
     os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]), TORCHELASTIC_USE_AGENT_STORE="True")
 
 
-def _tell(where: NodePlace, text: str, first: int = 0) -> None:
+def _print(where: NodePlace, text: str, first: int = 0) -> None:
     if where.node == first and where.local_rank == 0:
         print(f"sparserow: node check: {text}", file=sys.stderr, flush=True)
 

@@ -12,7 +12,7 @@ from ...proto.config.job import JobConfig
 from ...proto.errors import InvalidArgument
 from ...worker.data import Batch, NamedBatch
 from ...worker.training.task_outputs import TaskOutputs
-from ...worker.training.user_errors import place_of, told
+from ...worker.training.user_errors import line_of_error, place_of
 
 TRIED_SAMPLES = 256
 _ROWS = 16  # of a stand-in for a table
@@ -62,7 +62,7 @@ def _forward(job: JobConfig, model: nn.Module, named: dict[str, Any]) -> Any:
     except InvalidArgument:
         raise
     except Exception as error:  # the code of a model may raise anything
-        text = told(error, place_of(error, job.model))
+        text = line_of_error(error, place_of(error, job.model))
         raise InvalidArgument(f"model: the forward of {job.model.class_} fails on the first samples: {text}") from error
 
 

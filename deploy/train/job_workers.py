@@ -113,7 +113,7 @@ def run_job_workers(
         answers = _listen(team, check, may_lose=job.train.dense == "ps", replacements=replacements)
     errors = [answer for answer in answers if "error" in answer]
     if errors:
-        raise _most_telling(errors)
+        raise _first_cause(errors)
     results = [_result(answer["result"]) for answer in answers]
     if job.train.dense == "ddp":
         return results[0]
@@ -234,7 +234,7 @@ def _listen(
     return [answers[rank] for rank in sorted(answers)]
 
 
-def _most_telling(errors: list[dict[str, Any]]) -> SparserowError:
+def _first_cause(errors: list[dict[str, Any]]) -> SparserowError:
     """Returns the most informative error: one of the taxonomy, rather than one that another worker's end may have
     caused.
     """

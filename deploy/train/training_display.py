@@ -117,10 +117,10 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
     table.add_column(justify="right")
     metrics = result.metrics
     if has_usual_metrics(metrics):
-        auc = _told(metrics, _auc_name(metrics), result.test_auc)
+        auc = _text_of(metrics, _auc_name(metrics), result.test_auc)
         rows = [("test AUC", auc), ("test log-loss", f"{result.test_log_loss:.4f}")]
     else:
-        rows = [(f"test {name}", _told(metrics, name, value)) for name, value in metrics.items() if is_shown(name)]
+        rows = [(f"test {name}", _text_of(metrics, name, value)) for name, value in metrics.items() if is_shown(name)]
     if bayes_auc is not None:
         rows.append(("AUC of the generating model", f"{bayes_auc:.4f} ({result.test_auc / bayes_auc:.1%} reached)"))
     rows += [
@@ -215,11 +215,11 @@ def tested(result: EpochResult) -> str:
     if has_usual_metrics(result.metrics):
         if math.isnan(result.test_log_loss):
             return "not tested"  # worker 0 was restarted during the next epoch
-        auc = _told(result.metrics, _auc_name(result.metrics), result.test_auc)
+        auc = _text_of(result.metrics, _auc_name(result.metrics), result.test_auc)
         return f"test AUC {auc}, log-loss {result.test_log_loss:.4f}"
     metrics = result.metrics
     return "test " + ", ".join(
-        f"{name} {_told(metrics, name, value)}" for name, value in metrics.items() if is_shown(name)
+        f"{name} {_text_of(metrics, name, value)}" for name, value in metrics.items() if is_shown(name)
     )
 
 
@@ -228,7 +228,7 @@ def _auc_name(metrics: Mapping[str, float]) -> str:
     return next((name for name in metrics if name.endswith(".auc")), "")
 
 
-def _told(metrics: Mapping[str, float], name: str, value: float) -> str:
+def _text_of(metrics: Mapping[str, float], name: str, value: float) -> str:
     """Returns the value of a metric as text, with the reason where it has none."""
     reason = why_undefined(metrics, name)
     return f"{value:.4f}" if reason is None else f"none ({reason})"

@@ -71,7 +71,7 @@ def run_worker(
     from ...worker.training.parallel_group import ParallelGroup, in_groups
     from ...worker.training.run_identity import RunIdentity
     from ...worker.training.trainer import Trainer
-    from ...worker.training.user_errors import told_as_theirs
+    from ...worker.training.user_errors import named_as_theirs
     from .run_log import RunLog
     from .training_metrics import TrainingMetrics
 
@@ -93,7 +93,7 @@ def run_worker(
         trainer = Trainer(
             job, group=group, backend=backend, observer=metrics, run=run, identity=identity, resume=resume
         )
-        with told_as_theirs(job.model):
+        with named_as_theirs(job.model):
             result = trainer.run()
         end()
         is_kept = backend.session is not None and job.publish.folder is not None

@@ -123,7 +123,7 @@ class CoordinatorService:
         if cluster.damage is not None and awaits_restore and instances[shard.index] not in (0, shard.instance):
             # The tables of the new process are empty, also those that the restore leaves alone.
             cluster.damage.table_ids.update(schema.id for schema in cluster.registry.tables())
-            self._begin(self._tables.tell_refusal())
+            self._begin(self._tables.send_refusal())
         self._save()
         log.info("shard %d registered (process %d, lineage %d)", shard.index, shard.pid, shard.lineage)
         return pb.RegisterShardReply(
@@ -289,7 +289,7 @@ class CoordinatorService:
         check_caller(full_name.partition("/")[0])
         jobs.check_proof(Ticket(who.job_id, rank, who.worker_id, who.epoch), who.proof)
         process, key = Process(rank, who.epoch, request.host, request.pid), (who.job_id, who.worker_id)
-        fault = self._cluster.faults.told(
+        fault = self._cluster.faults.report(
             full_name, key, process, time.time(), request.message, request.traceback, request.echo
         )
         # The level is info, because a job that one command started prints the fault itself.

@@ -29,7 +29,7 @@ class Shards:
         assert lease_sec >= 0
         return [{key: CommitWindow(committed_step=9, steps_taken=10) for key in fence} for _ in range(SHARDS)]
 
-    async def tell_job(self, _: int, roster: Roster, *, all_or_none: bool = True) -> None:
+    async def send_job(self, _: int, roster: Roster, *, all_or_none: bool = True) -> None:
         assert roster.operation
         assert all_or_none
 

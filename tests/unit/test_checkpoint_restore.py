@@ -46,7 +46,7 @@ class FakeFleet:
         ids = {schema.id for schema in self.cluster.registry.tables()}.intersection(table_ids)
         return [pb.TableUsage(table_id=table_id, rows=self.rows) for table_id in ids]
 
-    async def tell_refusal(self) -> None:
+    async def send_refusal(self) -> None:
         self.refused = list(self.cluster.refusal().table_ids)
         self.at("refuse" if self.refused else "open")
 
@@ -58,7 +58,7 @@ class FakeFleet:
         self.at("freeze")
         return [{}]
 
-    async def tell_job(self, *_: Any, **__: Any) -> None:
+    async def send_job(self, *_: Any, **__: Any) -> None:
         self.stages.append("tell job")
 
     async def cut(self, *_: Any) -> list[pb.CutReply]:
@@ -185,14 +185,14 @@ def test_a_job_that_cannot_be_frozen_leaves_the_rows_as_they_were(
     (ticket,) = joined(cluster, 1)
     shard_calls = FakeFleet(cluster)
     shard_calls.fails_at = "" if is_over else "freeze"
-    tell = shard_calls.tell_refusal
+    tell = shard_calls.send_refusal
 
     async def tell_and_leave() -> None:
         await tell()
         if is_over and shard_calls.refused:
             cluster.jobs.leave_in_order(ticket)
 
-    shard_calls.tell_refusal = tell_and_leave  # type: ignore[method-assign]
+    shard_calls.send_refusal = tell_and_leave  # type: ignore[method-assign]
     with pytest.raises(SparserowError, match="has ended before its restore began" if is_over else "freeze failed"):
         restored(cluster, shard_calls, Disk(), tmp_path, "ads", ticket)
     assert "load" not in shard_calls.stages

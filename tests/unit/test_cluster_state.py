@@ -37,7 +37,7 @@ def filled() -> Cluster:
     roster.spans[99, 1] = Span(99, 1, 1, 0, until_step=4, final_sequence=5)
     cluster.operations = 7
     cluster.faults.came("ads/ctr", (ticket.job_id, ticket.worker_id), Process(0, 1, "host", 5), 60.0)
-    cluster.faults.told("ads/ctr", (ticket.job_id, 9), Process(1, 1, "host", 6), 60.0, "bad sample", "", False)
+    cluster.faults.report("ads/ctr", (ticket.job_id, 9), Process(1, 1, "host", 6), 60.0, "bad sample", "", False)
     cluster.rows_checkpoint = ("/ckpt/rows", "save-000003")
     cluster.shards.shards[1].restoring = True
     cluster.shards.shards[1].restores = 2

@@ -22,7 +22,7 @@ class Reader:
         tested = None if record.tested is None else EpochScore(*vars(record.tested).values())
         return Leased(None, 0, True, 4, Trained(*vars(record.trained).values()), tested)
 
-    def tell_tested(self, tested: EpochScore) -> None:
+    def report_tested(self, tested: EpochScore) -> None:
         self.records.test(3, EpochTest(*vars(tested).values()))
 
 

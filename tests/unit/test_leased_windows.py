@@ -33,7 +33,7 @@ class Book:
         answer = self.data.answer(ask, self.key, self.members)
         return Leased(answer.chunk, answer.skip, answer.is_over)
 
-    def tell_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
+    def report_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
         """Nothing is tested here."""
 
 

@@ -52,7 +52,7 @@ class ToldShards:
         self._note(Call("hold", job_id, operation, fence, lease_sec))
         return [{}, {}]
 
-    async def tell_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
+    async def send_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
         self._note(Call("tell", job_id, roster.operation, all_or_none=all_or_none))
 
 

@@ -31,8 +31,8 @@ def process(rank: int, epoch: int = 1) -> Process:
     return Process(rank, epoch, "host", 100 * epoch + rank)
 
 
-def told(book: FaultBook, rank: int, at: float, *, epoch: int = 1, echo: bool = False, job: str = "ads/ctr") -> Fault:
-    return book.told(job, (1, rank + 1), process(rank, epoch), NOW + at, f"fault {rank}", "trace\n", echo)
+def report(book: FaultBook, rank: int, at: float, *, epoch: int = 1, echo: bool = False, job: str = "ads/ctr") -> Fault:
+    return book.report(job, (1, rank + 1), process(rank, epoch), NOW + at, f"fault {rank}", "trace\n", echo)
 
 
 def ranks(book: FaultBook) -> list[tuple[int, int]]:
@@ -41,10 +41,10 @@ def ranks(book: FaultBook) -> list[tuple[int, int]]:
 
 def test_the_first_fault_of_an_incident_is_first_and_echoes_are_last() -> None:
     book = FaultBook()
-    told(book, 3, 0.1, echo=True)
-    told(book, 0, 0.5)
+    report(book, 3, 0.1, echo=True)
+    report(book, 0, 0.5)
     book.lease_ended("ads/ctr", (1, 3), 2, 1, NOW + 10.0, lease_sec=15.0)  # its heartbeat was due at 0.0
-    told(book, 1, 0.6, echo=True)
+    report(book, 1, 0.6, echo=True)
     assert ranks(book) == [(1, 2), (1, 0), (1, 3), (1, 1)]
     text = fault_text(fault_views(map(fault_message, book.listed())))
     assert [line for line in text.splitlines() if line.startswith("+")] == [
@@ -56,7 +56,7 @@ def test_the_first_fault_of_an_incident_is_first_and_echoes_are_last() -> None:
 
 def test_a_lease_that_ends_after_another_worker_said_why_is_an_echo() -> None:
     book = FaultBook()
-    told(book, 0, 0.0)
+    report(book, 0, 0.0)
     book.lease_ended("ads/ctr", (1, 2), 1, 1, NOW + 8.0, lease_sec=9.0)
     book.lease_ended("ads/ctr", (1, 3), 2, 1, NOW + 5.0, lease_sec=9.0)  # it was missed before that
     assert [(fault.rank, fault.echo) for fault in book.listed()] == [(2, False), (0, False), (1, True)]
@@ -64,11 +64,11 @@ def test_a_lease_that_ends_after_another_worker_said_why_is_an_echo() -> None:
 
 def test_a_rank_that_fails_again_or_a_minute_later_is_another_incident() -> None:
     book = FaultBook()
-    told(book, 0, 0.0)
-    told(book, 0, 5.0, epoch=2)
-    told(book, 1, 5.1, epoch=2)
-    told(book, 2, 120.0)
-    told(book, 0, 60.0, job="shop/cart")
+    report(book, 0, 0.0)
+    report(book, 0, 5.0, epoch=2)
+    report(book, 1, 5.1, epoch=2)
+    report(book, 2, 120.0)
+    report(book, 0, 60.0, job="shop/cart")
     assert [(fault.job, fault.incident, fault.rank) for fault in book.listed()] == [
         ("ctr", 3, 2),
         ("cart", 1, 0),
@@ -82,12 +82,12 @@ def test_a_rank_that_fails_again_or_a_minute_later_is_another_incident() -> None
 def test_a_worker_whose_lease_ended_before_it_said_why_has_its_traceback(echo: bool) -> None:
     book = FaultBook()
     ended = book.lease_ended("ads/ctr", (1, 1), 0, 1, NOW + 10.0, lease_sec=9.0)
-    told(book, 0, 11.0, echo=echo)
+    report(book, 0, 11.0, echo=echo)
     (fault,) = book.listed()
     assert fault.traceback == "trace\n"
     assert fault.message == (ended.message if echo else "fault 0")
     assert (fault.time, fault.host, fault.pid) == (ended.time, "host", 100)
-    told(book, 0, 12.0)
+    report(book, 0, 12.0)
     assert book.listed() == [fault]
     assert book.seen == 1
 
@@ -99,13 +99,13 @@ def test_a_process_that_is_replaced_without_a_word_is_listed_once_nobody_else_ha
     book.left((1, 1), 1)
     assert book.came("ads/ctr", (1, 1), process(0, 2), NOW) is None  # it left in order
     book.heard((1, 2), NOW + 3.0)
-    told(book, 2, 5.0, echo=True)
+    report(book, 2, 5.0, echo=True)
     fault = book.came("ads/ctr", (1, 2), process(1, 2), NOW + 9.0)
     assert fault is not None
     assert (fault.rank, fault.epoch, fault.pid, fault.time) == (1, 1, 101, NOW + 3.0)
     assert ranks(book) == [(1, 1), (1, 2)]
     assert book.came("ads/ctr", (1, 1), Process(0, 3, "host", 200), NOW) is None  # the same process, anew
-    told(book, 0, 100.0, epoch=3)
+    report(book, 0, 100.0, epoch=3)
     assert book.came("ads/ctr", (1, 2), process(1, 3), NOW + 101.0) is None  # the launcher ended it because of that
     assert book.came("ads/ctr", (1, 9), Process(8, 1, "", 0), NOW) is None  # too old to say who it is
     assert book.came("ads/ctr", (1, 9), process(8, 2), NOW) is None
@@ -114,15 +114,15 @@ def test_a_process_that_is_replaced_without_a_word_is_listed_once_nobody_else_ha
 def test_what_is_kept_is_bounded() -> None:
     book = FaultBook()
     for rank in range(40):
-        told(book, rank, rank / 100)
+        report(book, rank, rank / 100)
     assert ranks(book) == [(1, rank) for rank in range(book_of.MOST_OF_INCIDENT)]
     for epoch in range(2, 50):
-        told(book, 0, epoch, epoch=epoch)
+        report(book, 0, epoch, epoch=epoch)
     assert len(book.listed()) == book_of.MOST_OF_JOB
     for job in range(2 * book_of.MOST):
-        told(book, 0, job, job=f"ads/gateway-{job}")
+        report(book, 0, job, job=f"ads/gateway-{job}")
     assert len(book.listed()) == book_of.MOST
-    fault = book.told(
+    fault = book.report(
         "ads/ctr", (1, 1), Process(0, 99, "h" * 999, 1), NOW + 999, "x\x1b[2J\n" * 999, "é\x1b" * 99999, False
     )
     assert len(fault.message) == book_of.MESSAGE_CHARS
@@ -138,7 +138,7 @@ def test_workers_that_come_and_go_leave_nothing_behind() -> None:
         book.came("ads/ctr", key, process(0), NOW)
         book.heard(key, NOW + 3)
         if worker_id % 2:
-            book.told("ads/ctr", key, process(0), NOW, "fault", "trace\n", False)
+            book.report("ads/ctr", key, process(0), NOW, "fault", "trace\n", False)
             book.heard(key, NOW + 6)  # a heartbeat that was under way
         book.left(key, 1)
     assert book.processes == {}
@@ -157,7 +157,7 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
 def test_a_restart_keeps_lines_and_who_has_not_left_but_no_tracebacks() -> None:
     book = FaultBook()
     book.came("ads/ctr", (1, 2), process(1), NOW)
-    told(book, 0, 0.0)
+    report(book, 0, 0.0)
     after = FaultBook.of_document(json.loads(json.dumps(book.to_document())))
     assert after.processes == book.processes == {(1, 2): process(1)}
     (fault,) = after.listed()
@@ -166,7 +166,7 @@ def test_a_restart_keeps_lines_and_who_has_not_left_but_no_tracebacks() -> None:
     assert "coordinator that has ended" in fault.traceback
     for epoch in range(2, 50):
         for job in "abcd":
-            told(book, 0, epoch, epoch=epoch, job=f"ads/{job}")
+            report(book, 0, epoch, epoch=epoch, job=f"ads/{job}")
     assert len(json.dumps(book.to_document())) < 1000 * book_of.MOST_SAVED
 
 

@@ -77,7 +77,7 @@ class Leases(Protocol):
     def lease(self, epoch: int, chunks: int, done: list[int], trained: Trained | None = None) -> Leased:
         """Reports finished chunks and sums, and asks for another chunk."""
 
-    def tell_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
+    def report_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
         """Reports the figures of an epoch that is over."""
 
 
@@ -133,9 +133,9 @@ class LeasedReader(Generic[Made]):
         """
         self._epoch, self._sums = epoch - 1, sums
 
-    def tell_tested(self, tested: EpochScore) -> None:
+    def report_tested(self, tested: EpochScore) -> None:
         """Reports the figures of the epoch that ended last."""
-        self._leases.tell_tested(self._epoch, self._windows, tested)
+        self._leases.report_tested(self._epoch, self._windows, tested)
 
     def __iter__(self) -> Iterator[Made]:
         self._epoch += 1

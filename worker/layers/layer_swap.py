@@ -352,7 +352,7 @@ def _create(session: JobSession, swaps: list[Swap], *, has_rows: bool) -> list[T
             made.append(_table_of(session, swap, existing.get(swap.schema.name)))
             if swap.is_carried and swap.schema.name not in existing:
                 mark_unfinished(session, made[-1])  # at once, as other workers look for the tables
-        _tell_of_found(session, [schema.name for schema in made if schema.name in existing], len(made))
+        _log_found(session, [schema.name for schema in made if schema.name in existing], len(made))
         for swap in new:
             if swap.is_carried:
                 carry(session, swap.schema.name, swap.layer.weight.detach())
@@ -375,7 +375,7 @@ def _assign_padding(session: JobSession, swap: Swap) -> None:
         session.core.table(swap.schema.name).assign(padding, np.zeros((len(found), swap.schema.dim), dtype=np.float32))
 
 
-def _tell_of_found(session: JobSession, names: list[str], count: int) -> None:
+def _log_found(session: JobSession, names: list[str], count: int) -> None:
     """Logs one line about the tables that existed before the job, unless a ``namespace_policy`` was given."""
     rows = session.core.found_tables or {}
     names = [name for name in names if name in rows]

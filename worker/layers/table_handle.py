@@ -82,7 +82,7 @@ class TableHandle:
                 f"whose rows are not on this one ({self.cluster or 'of a process'}); restore one of its checkpoints"
             )
         if 0 <= saved.step < self.step and not _restores_rows.get():
-            _tell_of_newer_rows(self.cluster, saved.step, self.step)
+            _warn_of_newer_rows(self.cluster, saved.step, self.step)
 
 
 _restores_rows: ContextVar[bool] = ContextVar("restores_rows", default=False)
@@ -99,7 +99,7 @@ def restoring_rows() -> Iterator[None]:
         _restores_rows.reset(token)
 
 
-def _tell_of_newer_rows(cluster: str, saved: int, step: int) -> None:
+def _warn_of_newer_rows(cluster: str, saved: int, step: int) -> None:
     if (cluster, saved, step) in _told:
         return
     _told.add((cluster, saved, step))

@@ -67,7 +67,7 @@ class FollowerCore(SessionCore):
         self._note_bound(schema, anchor, frozen=frozen)
         return schema.full_name
 
-    def _tell_frozen(self, binding: str, frozen: bool) -> None:
+    def _pass_frozen(self, binding: str, frozen: bool) -> None:
         """Does nothing: the ops do not know the table, and the leader freezes its own layer."""
 
     def send_learning_rates(self) -> None:

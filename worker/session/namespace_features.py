@@ -76,7 +76,7 @@ def check_kept(core: NamespaceCore, features: FeatureSet) -> None:
     kept_features(core).statistics_for(features, core.namespace)
 
 
-def _tell_of_earlier(core: NamespaceCore, features: FeatureSet) -> None:
+def _log_earlier(core: NamespaceCore, features: FeatureSet) -> None:
     """Logs one line where the namespace had statistics before the job, unless a ``namespace_policy`` was given."""
     if core.placement.rank == 0 and FEATURES_TABLE in (core.found_tables or {}):
         names = [feature.name for feature in features.features if is_kept(features, feature)]
@@ -137,7 +137,7 @@ class _Agreement:
         """Returns what the namespace keeps, after features that it did not keep were learnt here."""
         kept, counts = self._read()
         if counts and not kept.lacks(self._features):
-            _tell_of_earlier(self._core, self._features)
+            _log_earlier(self._core, self._features)
             return kept
         known = kept.statistics_for(self._features, self._core.namespace) if counts else {}
         with lone_work.doing("statistics of features"):

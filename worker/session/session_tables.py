@@ -170,9 +170,9 @@ class SessionTables:
             )
         self.optimizer.set_frozen(name, frozen)
         if not self.is_on_devices(name):
-            self._tell_frozen(binding, frozen)
+            self._pass_frozen(binding, frozen)
 
-    def _tell_frozen(self, binding: str, frozen: bool) -> None:
+    def _pass_frozen(self, binding: str, frozen: bool) -> None:
         self.native.set_frozen(binding, frozen)
 
     def bind_on_devices(self, schema: TableSchema, anchor: Tensor) -> None:

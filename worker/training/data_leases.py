@@ -59,7 +59,7 @@ class SessionLeases:
             EpochScore(tested.samples_per_sec, tested.auc, tested.log_loss) if reply.HasField("tested") else None,
         )
 
-    def tell_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
+    def report_tested(self, epoch: int, chunks: int, tested: EpochScore) -> None:
         """Reports the evaluation of an epoch that has ended to the coordinator.
 
         Args:

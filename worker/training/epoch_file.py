@@ -18,7 +18,7 @@ _FILE = "epochs.json"
 _MOST_BYTES = 8 << 20  # enough for 10,000 epochs, which is the most that a job has
 
 
-class ToldEpochs:
+class EpochFile:
     """The file with the results of a run's epochs, in the folder of its checkpoints.
 
     A file that cannot be read or written is logged and otherwise ignored.

@@ -69,9 +69,9 @@ def known_result(reader: LeasedReader[NamedBatch], epoch: int, world: int, task:
 
 def keep_untested(reader: LeasedReader[NamedBatch], result: EpochResult) -> None:
     """Reports to the coordinator that the epoch that ended last stays without a test, so that it is reported once."""
-    reader.tell_tested(EpochScore(result.samples_per_sec, math.nan, math.nan))
+    reader.report_tested(EpochScore(result.samples_per_sec, math.nan, math.nan))
 
 
-def tell_all_done(epochs: int) -> None:
+def show_all_done(epochs: int) -> None:
     """Prints to stderr that the run had ended before this worker joined."""
     print(f"sparserow: all {epochs} epochs of this run were done before; nothing is left to train", file=sys.stderr)

@@ -18,7 +18,7 @@ from ...proto.features.base import Feature
 from ...proto.features.feature_set import FeatureSet
 from .. import models
 from ..data import FeatureSpec
-from .user_errors import place_of, told
+from .user_errors import line_of_error, place_of
 
 _NEAREST = 3
 _OTHERS = "*"  # in rows: the features of keys that no argument names
@@ -47,7 +47,9 @@ def class_of(config: ModelConfig) -> type[nn.Module]:
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         classes = [each for each, value in vars(module).items() if isinstance(value, type) and _is_model(value)]
-        raise InvalidArgument(f"model.class: {module_name} has no class {name} of nn.Module{_told(name, classes)}")
+        raise InvalidArgument(
+            f"model.class: {module_name} has no class {name} of nn.Module{_nearest_of(name, classes)}"
+        )
     return found
 
 
@@ -58,8 +60,9 @@ def _is_model(value: type) -> bool:
 def _of_the_zoo(name: str) -> type[nn.Module]:
     names = [each for each in models.__all__ if inspect.isclass(getattr(models, each))]
     if name not in names:
+        nearest = _nearest_of(name, names)
         raise InvalidArgument(
-            f"model.class: sparserow has no model {name}{_told(name, names)}; a class of one's own is MODULE:CLASS"
+            f"model.class: sparserow has no model {name}{nearest}; a class of one's own is MODULE:CLASS"
         )
     found: type[nn.Module] = getattr(models, name)
     return found
@@ -85,7 +88,7 @@ def make(config: ModelConfig, features: FeatureSpec) -> nn.Module:
         raise
     except Exception as error:  # the code of a class may raise anything
         place = place_of(error, config)
-        words = str(error) if place is None and isinstance(error, ValueError) else told(error, place)
+        words = str(error) if place is None and isinstance(error, ValueError) else line_of_error(error, place)
         raise InvalidArgument(f"model.args: {config.class_} refuses them: {words}") from error
 
 
@@ -137,7 +140,7 @@ def _check_names(config: ModelConfig, kind: type[nn.Module]) -> None:
     named = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     for name in config.args:
         if name not in named and not takes_any:
-            raise InvalidArgument(f"model.args.{name}: {config.class_} has no such argument{_told(name, named)}")
+            raise InvalidArgument(f"model.args.{name}: {config.class_} has no such argument{_nearest_of(name, named)}")
     for name in named:
         if parameters[name].default is inspect.Parameter.empty and name not in config.args:
             raise InvalidArgument(f"model.args.{name}: is missing, and {config.class_} has no default for it")
@@ -190,9 +193,9 @@ def inputs_of(config: ModelConfig, features: Sequence[str]) -> tuple[str, ...]:
         if each.name in features:
             taken.append(each.name)
         elif each.default is each.empty:
-            told = _told(each.name, features)
+            nearest = _nearest_of(each.name, features)
             raise InvalidArgument(
-                f"model.class: forward of {config.class_} takes {each.name!r}, which is no feature{told}"
+                f"model.class: forward of {config.class_} takes {each.name!r}, which is no feature{nearest}"
             )
     unused = [name for name in features if name not in taken]
     if unused:
@@ -225,7 +228,7 @@ def check_reads(config: ModelConfig, model: nn.Module, features: Sequence[str]) 
     for name in names:
         if name not in features:
             raise InvalidArgument(
-                f"model.args: {config.class_} reads {name!r}, which is no feature{_told(name, features)}"
+                f"model.args: {config.class_} reads {name!r}, which is no feature{_nearest_of(name, features)}"
             )
     unused = [name for name in features if name not in names]
     if unused:
@@ -255,7 +258,7 @@ def tie_tables(config: ModelConfig, model: nn.Module) -> None:
         for path in paths:
             if path not in layers:
                 raise InvalidArgument(
-                    f"model.tables.{table}: the model has no embedding layer {path!r}{_told(path, list(layers))}"
+                    f"model.tables.{table}: the model has no embedding layer {path!r}{_nearest_of(path, list(layers))}"
                 )
             rows = layers[path].num_embeddings
             if rows < config.min_rows and config.backend == "ps":
@@ -288,7 +291,7 @@ def check_key_counts(features: FeatureSet, rows: Mapping[str, int]) -> None:
             continue
         if table not in rows:
             raise InvalidArgument(
-                f"features.{feature.name}.table: there is no table {table!r}{_told(table, list(rows))}"
+                f"features.{feature.name}.table: there is no table {table!r}{_nearest_of(table, list(rows))}"
             )
         count = features.keys_of(feature.name)
         if count is not None and count > rows[table]:
@@ -303,7 +306,7 @@ def _table_of(feature: Feature) -> str | None:
     return table
 
 
-def _told(name: str, known: Sequence[str]) -> str:
+def _nearest_of(name: str, known: Sequence[str]) -> str:
     """Returns the nearest of the known names, or all of them, as the end of an error text."""
     near: list[Any] = difflib.get_close_matches(name, known, n=_NEAREST)
     if near:

@@ -9,8 +9,8 @@ from ...proto.config.job import JobConfig
 from ..data import NamedBatch
 from ..data.leased import EpochScore, LeasedReader
 from . import leased_epochs
+from .epoch_file import EpochFile
 from .process_group import WorkerGroup
-from .told_epochs import ToldEpochs
 from .training_backend import TrainingBackend
 from .training_report import EpochResult, Observer
 
@@ -37,7 +37,7 @@ class ReportedEpochs:
         observer: Observer,
         leased: LeasedReader[NamedBatch] | None,
         shown_task: str,
-        file: ToldEpochs | None,
+        file: EpochFile | None,
     ) -> None:
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         self._leased, self._shown_task, self._file = leased, shown_task, file
@@ -102,7 +102,7 @@ class ReportedEpochs:
             leased_epochs.keep_untested(leased, known)
             self._observer.epoch(known)
         if is_last:
-            leased_epochs.tell_all_done(epoch)
+            leased_epochs.show_all_done(epoch)
         return [known]
 
     def report(self, result: EpochResult) -> list[EpochResult]:
@@ -118,7 +118,7 @@ class ReportedEpochs:
         if self._leased is not None and leased_epochs.is_known(self._leased):
             counts = self._group.rank == 0  # the result of worker 0 covers the samples of all workers
             if counts:
-                self._leased.tell_tested(EpochScore(result.samples_per_sec, result.test_auc, result.test_log_loss))
+                self._leased.report_tested(EpochScore(result.samples_per_sec, result.test_auc, result.test_log_loss))
                 kept = leased_epochs.metrics_of(self._shown_task, result.test_auc, result.test_log_loss)
                 result = replace(result, metrics=kept)  # a worker that is restarted knows no others
         self.keep([result])

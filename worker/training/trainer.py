@@ -28,6 +28,7 @@ from .best_model import BestModel
 from .build_model import build_model
 from .data_leases import SessionLeases
 from .early_stop import EarlyStop
+from .epoch_file import EpochFile
 from .evaluation import evaluate
 from .exported_model import exported
 from .files_read import saved_run
@@ -41,7 +42,6 @@ from .recent_samples import RecentSamples
 from .reported_epochs import ReportedEpochs
 from .run_identity import RunIdentity
 from .task_outputs import TaskOutputs
-from .told_epochs import ToldEpochs
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
 from .training_device import out_of_memory
@@ -120,7 +120,7 @@ class Trainer:
             observer=observer,
             leased=self._leased,
             shown_task=self._shown_task,
-            file=None if checkpoint is None else ToldEpochs(absolute(checkpoint.url), identity),
+            file=None if checkpoint is None else EpochFile(absolute(checkpoint.url), identity),
         )
 
     def _set_activation_checkpointing(self) -> None:
@@ -199,7 +199,7 @@ class Trainer:
         if self._resume != "never":
             self._go_on()
         train, progress = self._job.train, self._progress
-        self._tell_empty()
+        self._warn_of_empty()
         self._fit_features()
         if (session := self._backend.session) is not None and self._step.rates.done == 0:
             # One that joins a running job, or takes the place of another, goes on with the job's clock.
@@ -212,7 +212,7 @@ class Trainer:
         self._reported.keep(history)
         is_at_end = progress.is_trained and progress.epoch == train.epochs
         if is_at_end and train.epochs in self._reported and self._group.rank == 0:
-            leased_epochs.tell_all_done(train.epochs)
+            leased_epochs.show_all_done(train.epochs)
         elastic = train.elastic
         if elastic is not None and elastic.url is not None and session is not None:
             session.keep_rows(elastic.url, every_sec=elastic.save_every, config=self._run_config)
@@ -250,7 +250,7 @@ class Trainer:
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
         restores, lost = self._backend.shard_losses()
-        self._tell_untrained()
+        self._warn_of_untrained()
         firsts = self._group.collect(None if mine is None else str(mine))
         return TrainResult(
             test_auc=math.nan if last is None else last.test_auc,
@@ -277,7 +277,7 @@ class Trainer:
             device=str(self._group.device),
         )
 
-    def _tell_untrained(self) -> None:
+    def _warn_of_untrained(self) -> None:
         """Warns of tables that have no row at the end, as of a model that forgets them."""
         names = self._backend.untrained() if self._group.rank == 0 else []
         if names:
@@ -287,7 +287,7 @@ class Trainer:
                 " or ".join(f"table {name}" for name in names),
             )
 
-    def _tell_empty(self) -> None:
+    def _warn_of_empty(self) -> None:
         """Warns of frozen tables that have no row, which nothing of this run will give them."""
         for name in self._backend.empty_frozen() if self._group.rank == 0 else ():
             _log.warning(

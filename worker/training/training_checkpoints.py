@@ -119,14 +119,14 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
     names = list_names(Folder(absolute(url)))
     if name is None and not names:
         return False
-    with _told_to_jobs():
+    with _worded_for_jobs():
         restored = session.restore(url, name=name)
-    _tell(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")
+    _print_once(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")
     return True
 
 
 @contextlib.contextmanager
-def _told_to_jobs() -> Iterator[None]:
+def _worded_for_jobs() -> Iterator[None]:
     """Has errors for tables that differ name what a job can do: its file has no argument of ``restore``."""
     try:
         yield
@@ -141,7 +141,7 @@ def _told_to_jobs() -> Iterator[None]:
         ) from error
 
 
-def _tell(session: Session, words: str) -> None:
+def _print_once(session: Session, words: str) -> None:
     """Prints to stderr, once in a job, where the run begins."""
     if session.rank == 0 and session.core.leads:
         print(f"sparserow: {words}", file=sys.stderr, flush=True)
@@ -318,10 +318,12 @@ class TrainingCheckpoints:
         if name is None:
             name = self._group.share(self.newest() if self._group.makes_shared else None, what="newest checkpoint")
         if name is None:
-            _tell(self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning")
+            _print_once(
+                self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning"
+            )
             return None
         self._check_workers(name)
-        with _told_to_jobs():
+        with _worded_for_jobs():
             restored: RestoredCheckpoint = self._session.restore(
                 self._url,
                 name=name,
@@ -340,6 +342,6 @@ class TrainingCheckpoints:
         if parts.progressive is not None and None not in windows:  # else the run before had none
             parts.progressive.load_state_dicts(windows)
         where = f"epoch {progress.epoch}" if not progress.is_trained else f"the evaluation of epoch {progress.epoch}"
-        _tell(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, in {where}")
+        _print_once(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, in {where}")
         self.resumed = restored.name
         return progress

@@ -22,7 +22,7 @@ _OF_DEVICES = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 @contextlib.contextmanager
-def told_as_theirs(model: ModelConfig) -> Iterator[None]:
+def named_as_theirs(model: ModelConfig) -> Iterator[None]:
     """Turns an error that the code of a model's class raises within the block into one that names its place.
 
     Errors of devices, of peers and of this package stay as they are.
@@ -39,10 +39,10 @@ def told_as_theirs(model: ModelConfig) -> Iterator[None]:
         place = place_of(error, model)
         if place is None:
             raise
-        raise InvalidArgument(f"model.class: {model.class_} raised {told(error, place)}") from error
+        raise InvalidArgument(f"model.class: {model.class_} raised {line_of_error(error, place)}") from error
 
 
-def told(error: Exception, place: str | None = None) -> str:
+def line_of_error(error: Exception, place: str | None = None) -> str:
     """Returns the type and the text of an error, and its place where that is known, in one line."""
     words = " ".join(str(error).split())
     what = f"{type(error).__name__}: {words}" if words else type(error).__name__

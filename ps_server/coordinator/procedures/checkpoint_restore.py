@@ -298,7 +298,7 @@ class CheckpointRestores:
             except SparserowError:
                 cluster.damage = damage
                 raise
-            await self._tell_refusal()
+            await self._send_refusal()
         if not request.tables:
             await self._note_read_whole(folder, manifest.name)
         spaces = sorted({table.schema.namespace for table in plan.tables})
@@ -347,7 +347,7 @@ class CheckpointRestores:
             damage.table_ids |= before.table_ids
         cluster.damage = damage
         try:
-            await self._shard_calls.tell_refusal()
+            await self._shard_calls.send_refusal()
             if is_of_all:
                 cluster.shards.lineage = lineage
                 for shard in cluster.shards.shards:
@@ -356,7 +356,7 @@ class CheckpointRestores:
             self._save()
         except BaseException:
             cluster.damage, cluster.rows_checkpoint = before, source
-            await self._tell_refusal()
+            await self._send_refusal()
             raise
         cluster.loads += 1
         return before
@@ -368,7 +368,7 @@ class CheckpointRestores:
             self._save()
         except SparserowError as error:  # the next state that is saved says it
             log.error("that nothing was restored could not be saved: %s", error)
-        await self._tell_refusal()
+        await self._send_refusal()
 
     async def _note_failure(self, failure: str) -> None:
         """Notes that the rows that were being replaced are lost, until a restore has succeeded."""
@@ -381,11 +381,11 @@ class CheckpointRestores:
             self._save()
         except SparserowError as error:
             log.error("the damage could not be saved: %s", error)
-        await self._tell_refusal()
+        await self._send_refusal()
 
-    async def _tell_refusal(self) -> None:
+    async def _send_refusal(self) -> None:
         try:
-            await self._shard_calls.tell_refusal()
+            await self._shard_calls.send_refusal()
         except SparserowError as error:  # the shard is behind now, and is informed when it is back
             log.warning("%s", error)
 

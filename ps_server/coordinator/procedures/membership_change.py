@@ -162,7 +162,7 @@ class JobOperations:
                 # No worker has the new clock yet, and commits of the former clock say nothing about its steps.
                 roster.decide(self._next_operation(), [], [], members)
                 self._save()
-                await self._shard_calls.tell_job(job_id, roster)
+                await self._shard_calls.send_job(job_id, roster)
         if job is None:
             await self._shard_calls.drop_job(job_id, self._next_operation())
             del self._cluster.rosters[job_id]
@@ -239,7 +239,7 @@ class JobOperations:
             roster.begin_generation(generation, job.full_name, terms.staleness, terms.quorum)
             roster.decide(self._next_operation(), [], [], tickets, reached=first_step - 1)
             self._save()
-            await self._shard_calls.tell_job(job_id, roster)
+            await self._shard_calls.send_job(job_id, roster)
             self._settled[job_id] = (job.generation, job.revision)
             return result
 
@@ -248,7 +248,7 @@ class JobOperations:
         shards can be informed.
         """
         try:
-            await self._shard_calls.tell_job(job_id, self._cluster.rosters[job_id], all_or_none=False)
+            await self._shard_calls.send_job(job_id, self._cluster.rosters[job_id], all_or_none=False)
         except SparserowError as error:  # the shard is behind now, and is informed when it is back
             log.warning("job %d: %s", job_id, error)
 
@@ -258,7 +258,7 @@ class JobOperations:
             # frozen.
             roster.operation = self._next_operation()
             self._save()
-            await self._shard_calls.tell_job(job_id, roster)
+            await self._shard_calls.send_job(job_id, roster)
             return
         operation = self._next_operation()
         reports = await self._shard_calls.freeze_job(job_id, operation, gone)
@@ -268,7 +268,7 @@ class JobOperations:
             self._cluster.data.left(job_id, key, last_step)
             self._cluster.note_left(job_id, key, [report.get(key, CommitWindow()) for report in reports])
         self._save()
-        await self._shard_calls.tell_job(job_id, roster)
+        await self._shard_calls.send_job(job_id, roster)
         for worker_id, epoch in gone:
             log.info("worker %d (epoch %d) has left job %s on all shards", worker_id, epoch, roster.name)
 

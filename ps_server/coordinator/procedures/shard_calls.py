@@ -86,14 +86,14 @@ class ShardCalls:
             await link.call("SetRoute", self._route_request())
             self._cluster.shards.mark_serving(shard.index, link.instance)
 
-    async def tell_refusal(self) -> None:
+    async def send_refusal(self) -> None:
         """Tells every serving shard which tables are refused; returns when no request sees their rows any more.
 
         Raises:
             SparserowError: as for :meth:`create_table`.
         """
         request = self._route_request()
-        await self._tell_all(lambda link: link.call("SetRoute", request, REFUSAL_DEADLINE_SEC))
+        await self._call_all(lambda link: link.call("SetRoute", request, REFUSAL_DEADLINE_SEC))
 
     def _route_request(self) -> pb.SetRouteRequest:
         return pb.SetRouteRequest(route=self.route_message(), refusal=self._cluster.refusal())
@@ -104,7 +104,7 @@ class ShardCalls:
         Raises:
             SparserowError: the refusal of the first shard that refused; every shard has been asked.
         """
-        await self._tell_all(lambda link: link.call("CreateTable", pb.ShardCreateTableRequest(schemas=[message])))
+        await self._call_all(lambda link: link.call("CreateTable", pb.ShardCreateTableRequest(schemas=[message])))
 
     async def drop_table(self, table_id: int) -> None:
         """Drops a table on every serving shard; a shard that lacks the table is left as it is."""
@@ -113,7 +113,7 @@ class ShardCalls:
             with contextlib.suppress(NotFound):
                 await link.call("DropTable", pb.ShardDropTableRequest(table_id=table_id))
 
-        await self._tell_all(drop)
+        await self._call_all(drop)
 
     async def sweep(self, table_id: int, *, dry_run: bool, deadline_sec: float | None) -> pb.SweepTableReply:
         """Sweeps a table on every serving shard; other calls do not wait for it.
@@ -158,7 +158,7 @@ class ShardCalls:
             fence=[pb.WorkerEpoch(worker_id=worker_id, epoch=epoch) for worker_id, epoch in fence],
             lease_ms=round(lease_sec * 1000),
         )
-        replies = await self._tell_all(lambda link: link.call("HoldJob", request))
+        replies = await self._call_all(lambda link: link.call("HoldJob", request))
         return [
             {
                 (window.worker_id, window.epoch): CommitWindow(
@@ -169,7 +169,7 @@ class ShardCalls:
             for reply in replies
         ]
 
-    async def tell_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
+    async def send_job(self, job_id: int, roster: Roster, *, all_or_none: bool = True) -> None:
         """Sends every shard the decided members of a job; a shard that is away receives them when it is back.
 
         Args:
@@ -182,7 +182,7 @@ class ShardCalls:
         """
         if all_or_none:
             self._check_all_reached()
-        await self._tell_all(lambda link: link.call("SetJob", self._job_message(job_id, roster)))
+        await self._call_all(lambda link: link.call("SetJob", self._job_message(job_id, roster)))
 
     def _job_message(self, job_id: int, roster: Roster) -> pb.SetJobRequest:
         identities = self._cluster.jobs.identities.get(job_id, {})
@@ -201,7 +201,7 @@ class ShardCalls:
             with contextlib.suppress(NotFound):
                 await link.call("DropJob", pb.DropJobRequest(job_id=job_id, operation=operation))
 
-        await self._tell_all(drop)
+        await self._call_all(drop)
 
     async def stats(self, shard: Shard, table_ids: Iterable[int] = ()) -> pb.ShardStatsReply:
         """Returns the statistics of a shard; with ``table_ids`` those of these tables, and nothing else.
@@ -220,7 +220,7 @@ class ShardCalls:
         Raises:
             SparserowError: a shard cannot be asked.
         """
-        if not table_ids:  # of which a shard would tell everything
+        if not table_ids:  # of which a shard would call everything
             return []
         replies = await all_of(self.stats(shard, table_ids) for shard in self._cluster.shards.shards)
         return [usage for reply in replies for usage in reply.tables]
@@ -283,18 +283,18 @@ class ShardCalls:
             if shard.phase not in (ShardPhase.SERVING, ShardPhase.DRAINING):
                 raise Unavailable(f"shard {shard.index} is {shard.phase.name}: members of a job change on all or none")
 
-    async def _tell_all(self, tell: Callable[[ShardLink], Awaitable[Any]]) -> list[Any]:
+    async def _call_all(self, call: Callable[[ShardLink], Awaitable[Any]]) -> list[Any]:
         await self.state_is_written()
         serving = [
             shard for shard in self._cluster.shards.shards if shard.phase in (ShardPhase.SERVING, ShardPhase.DRAINING)
         ]
-        return await all_of(self._tell(shard, tell) for shard in serving)
+        return await all_of(self._call_one(shard, call) for shard in serving)
 
-    async def _tell(self, shard: Shard, tell: Callable[[ShardLink], Awaitable[Any]]) -> Any:
+    async def _call_one(self, shard: Shard, call: Callable[[ShardLink], Awaitable[Any]]) -> Any:
         link = await self._link(shard)
         async with link.lock:
             try:
-                return await tell(link)
+                return await call(link)
             except SparserowError as error:
                 if error.code in ("Unavailable", "DeadlineExceeded"):
                     log.warning("shard %d is behind: %s", shard.index, error)

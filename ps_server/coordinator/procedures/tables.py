@@ -146,7 +146,7 @@ class Tables:
         if damage is not None and damage.table_ids.intersection(ids):
             self._cluster.damage = damage.without(ids)
             self._save()
-            await self.tell_refusal()
+            await self.send_refusal()
         return reply
 
     def _named(self, request: pb.DropTablesRequest) -> list[TableSchema]:
@@ -166,12 +166,12 @@ class Tables:
             size[usage.table_id] += usage.total_bytes + usage.ssd_bytes
         return [pb.DroppedTable(name=schema.name, rows=rows[schema.id], bytes=size[schema.id]) for schema in schemas]
 
-    async def tell_refusal(self) -> None:
+    async def send_refusal(self) -> None:
         """Tells every shard which tables lack rows now; a shard that cannot be informed is behind, and is informed
         later.
         """
         try:
-            await self._shard_calls.tell_refusal()
+            await self._shard_calls.send_refusal()
         except SparserowError as error:
             log.warning("%s", error)
 

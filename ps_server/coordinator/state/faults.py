@@ -108,7 +108,7 @@ class FaultBook:
         message = "its lease has ended: it was killed or held up, or its host cannot be reached"
         return self._add(full_name, key[1], process, missed, message, echo=self._said_why(full_name, missed))
 
-    def told(
+    def report(
         self, full_name: str, key: tuple[int, int], process: Process, now: float, message: str, trace: str, echo: bool
     ) -> Fault:
         """Notes a worker's report of why it ends."""
@@ -165,12 +165,12 @@ class FaultBook:
         """
         if not traceback or fault.traceback:
             return fault
-        told = replace(fault, message=fault.message if echo else message, traceback=traceback)
-        if not told.host:
-            told = replace(told, host=process.host, pid=process.pid)
+        kept = replace(fault, message=fault.message if echo else message, traceback=traceback)
+        if not kept.host:
+            kept = replace(kept, host=process.host, pid=process.pid)
         faults = self._faults[full_name]
-        faults[faults.index(fault)] = told
-        return told
+        faults[faults.index(fault)] = kept
+        return kept
 
     def _add(
         self,
