@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 forked_programs.install()
 
 # Files that take minutes and would come late. Tests of a file stay on one CPU, so one that began last would run alone.
-FIRST = ("e2e/test_counted_device.py", "unit/test_gather_all.py")
+FIRST = ("e2e/test_counted_device.py", "unit/cpp_ext/test_gather_all.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """Writes and reads the safetensors format: an 8-byte length, a JSON header, then the tensors one after the other.
 
 This module does not use the safetensors library, because servers have no torch, and numpy has no bfloat16. The library
-reads the files that it writes (tests/unit/test_checkpoint_files.py).
+reads the files that it writes (tests/unit/worker/checkpoint/test_checkpoint_files.py).
 """
 
 from __future__ import annotations

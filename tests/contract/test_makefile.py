@@ -72,11 +72,13 @@ def test_a_workflow_installs_what_setup_asks_for() -> None:
 
 
 def test_a_check_chooses_the_tests_of_the_folders_that_a_change_touches() -> None:
-    units, native = sorted((ROOT / "tests/unit").glob("test_*.py")), sorted((ROOT / "tests/cpp").glob("*_test.cc"))
+    units, native = sorted((ROOT / "tests/unit").rglob("test_*.py")), sorted((ROOT / "tests/cpp").glob("*_test.cc"))
     chosen = python_tests(["serving/replica_map.py", "docs/serving.md"], units)
-    assert "tests/unit/test_failed_loads.py" in chosen
-    assert "tests/unit/test_losses.py" not in chosen
-    assert python_tests(["tests/unit/test_losses.py"], units) == ["tests/unit/test_losses.py"]
+    assert "tests/unit/serving/test_failed_loads.py" in chosen
+    assert "tests/unit/worker/metrics/test_losses.py" not in chosen
+    assert python_tests(["tests/unit/worker/metrics/test_losses.py"], units) == [
+        "tests/unit/worker/metrics/test_losses.py"
+    ]
     assert python_tests(["README.md"], units) == []
     chosen = cpp_tests(["cpp_ext/commit/commit_log.cc"], native)
     assert {"commit_log_test", "commit_log_cut_test"} <= {*chosen}

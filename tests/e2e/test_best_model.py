@@ -132,7 +132,7 @@ def test_the_best_model_is_published_and_its_checkpoint_stays(undisturbed: dict[
     assert losses[-1] > losses[undisturbed["best_epoch"] - 1] + 0.05, "the model got much worse"
 
 
-@pytest.mark.full("tests/unit/test_best_model.py has the rule")
+@pytest.mark.full("tests/unit/worker/training/test_best_model.py has the rule")
 @pytest.mark.parametrize("kind", ["worker", "run"])
 def test_a_kill_after_the_best_epoch_changes_nothing(
     launcher: Launcher, log: SalesLog, tmp_path: Path, undisturbed: dict[str, Any], kind: str

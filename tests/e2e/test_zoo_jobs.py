@@ -90,7 +90,7 @@ def test_sasrec_learns_from_drawn_negatives_and_ranks_candidates_when_served(
     assert (best == test["position"].to_numpy()).mean() > 0.6, "a caller gives the candidates that it wants ranked"
 
 
-@pytest.mark.full("its parts are in tests/unit/test_two_tower.py")
+@pytest.mark.full("its parts are in tests/unit/worker/models/test_two_tower.py")
 def test_item_vectors_of_a_published_retriever_give_its_scores(
     launcher: Launcher, log: SalesLog, tmp_path: Path
 ) -> None:

@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
     changed = changed_files(arguments[0] if arguments else None)
     tests = ROOT / "tests"
     rules = [path.relative_to(ROOT).as_posix() for path in sorted((tests / "contract").glob("test_*.py"))]
-    units = python_tests(changed, sorted((tests / "unit").glob("test_*.py")))
+    units = python_tests(changed, sorted((tests / "unit").rglob("test_*.py")))
     native = cpp_tests(changed, sorted((tests / "cpp").glob("*_test.cc")))
     print(f"check: {len(changed)} changed files: {len(units)} files of tests/unit, {len(native)} C++ tests", flush=True)
     others = [name for name in changed if re.match(r"tests/(?!unit|contract)\w+/test_", name)]

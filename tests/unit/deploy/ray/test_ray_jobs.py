@@ -17,7 +17,7 @@ from sparserow.proto.config.path_text import PathText
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.features.kinds import KINDS
 
-DEMO = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
+DEMO = Path(__file__).resolve().parents[4] / "deploy" / "jobs" / "demo.yaml"
 _NOT_BLANK = id(PathText.__metadata__[0])
 ABSOLUTE = ("data.train=/data/train.tsv", "data.test=/data/test.tsv")
 

@@ -20,7 +20,7 @@ from sparserow.worker.api import connect as connecting
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_report import Silence
 
-ROOMS = Path(__file__).parents[2]
+ROOMS = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from sparserow.deploy import cli, commands as commands_package
 
-SHARED = {"__init__", "options", "result_file", "terminal"}
+SHARED = {"__init__", "model_options", "options", "result_file", "terminal"}
 PARTS = {"node_doctor", "bench_peers"}  # of the commands doctor and bench: what --nodes and peers do
 FILES = {path.stem for path in Path(commands_package.__file__).parent.glob("*.py")} - SHARED - PARTS
 
@@ -43,7 +43,7 @@ def test_an_error_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as caught:
         cli.main(["up", "--shards=0"])
     assert caught.value.code == 1
-    assert capsys.readouterr().err.startswith("sparserow: InvalidArgument: shards: 0 is not allowed")
+    assert capsys.readouterr().err.startswith("sparserow: InvalidArgument: --shards: 0 is not allowed")
 
 
 def test_wrong_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

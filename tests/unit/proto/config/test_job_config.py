@@ -25,7 +25,7 @@ BASE = [
     "model={class: DLRM, args: {rows: {'*': 1000000}}}",
 ]
 TABLE = TableSchema("n", "t", 4, SGD())
-JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
+JOBS = Path(__file__).resolve().parents[4] / "deploy" / "jobs"
 
 
 def test_shipped_jobs_are_valid_and_survive_a_round_trip():
