@@ -6,7 +6,7 @@ registers them with torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,38 +111,101 @@ def gather_all(
     step = step_of(names[0])
     found = step.find(names, ids, device, train=train, with_gradient=anchor.numel() > 0)
     lookups = _options_of(options, len(ids))
-    out = _rows_of_ids(found, lookups, ids)
+    out: dict[int, Tensor] = {}
     places = []
-    for i, (each, lookup) in enumerate(zip(found, lookups, strict=True)):
-        if lookup.mode == _ROWS_OF_IDS:
+    for kind, numbers in _groups_of(dict(enumerate(found)), lookups, ids):
+        first = found[numbers[0]]
+        pack, run = first.pack, first.pack.run_of(first.part)
+        if kind is not None:
+            positions = math.joined([pack.positions(found[i].part) for i in numbers])
+            out.update(_made_together(kind, pack.rows(run), positions, numbers, ids, device))
             continue
-        pooled, place = math.pool(
-            each.pack.rows(each.pack.run_of(each.part)),
-            each.pack.positions(each.part),
+        (i,), (lookup,) = numbers, [lookups[i] for i in numbers]
+        if lookup.mode == _ROWS_OF_IDS:
+            rows = math.gather(pack.rows(run), pack.positions(first.part))
+            out[i] = rows.view(*ids[i].shape, lookup.dim)
+            continue
+        out[i], place = math.pool(
+            pack.rows(run),
+            pack.positions(first.part),
             _bags_of(lookup, ids[i], offsets[i] if lookup.has_offsets else ids[i], device),
             mode=lookup.mode,
             weights=weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None,
-            padding=_padding_position(each, lookup),
+            padding=_padding_position(first, lookup),
         )
-        out[i] = pooled
         if place is not None:
             places.append(place)
     return [out[i] for i in range(len(ids))] + places
 
 
-def _rows_of_ids(found: list[FoundLookup], lookups: list[_Options], ids: list[Tensor]) -> dict[int, Tensor]:
-    """The rows of the lookups without bags, by their number; those of one width of one pack are gathered together."""
-    together: dict[tuple[DevicePack, int], list[int]] = {}
-    for i, (each, lookup) in enumerate(zip(found, lookups, strict=True)):
-        if lookup.mode == _ROWS_OF_IDS:
-            together.setdefault((each.pack, each.pack.run_of(each.part)), []).append(i)
-    out = {}
-    for (pack, run), numbers in together.items():
-        rows = math.gather(pack.rows(run), math.joined([pack.positions(found[i].part) for i in numbers]))
-        parts = rows.split([ids[i].numel() for i in numbers]) if len(numbers) > 1 else [rows]
-        for i, part in zip(numbers, parts, strict=True):
-            out[i] = part.view(*ids[i].shape, lookups[i].dim)
-    return out
+@dataclass(frozen=True)
+class _Kind:
+    """Lookups that one operation serves: of one run of a pack, without weights and padding.
+
+    Attributes:
+        pack: the pack.
+        run: the run of the pack, so that all rows have one width.
+        mode: how bags are pooled; _ROWS_OF_IDS: there are none.
+        length: the ids of each bag; 0 without bags.
+    """
+
+    pack: DevicePack
+    run: int
+    mode: int
+    length: int
+
+
+def _kind_of(found: FoundLookup, lookup: _Options, ids: Tensor) -> _Kind | None:
+    """Returns what a lookup has in common with those that are made together with it; None: it is made alone."""
+    is_plain = lookup.padding < 0 and not lookup.has_offsets and not lookup.has_weights
+    run = found.pack.run_of(found.part)
+    if lookup.mode == _ROWS_OF_IDS:
+        return _Kind(found.pack, run, lookup.mode, 0) if is_plain else None
+    has_lengths = ids.dim() == 2 and ids.shape[1] > 0 and lookup.mode != math.MAX
+    return _Kind(found.pack, run, lookup.mode, ids.shape[1]) if is_plain and has_lengths else None
+
+
+def _groups_of(
+    found: Mapping[int, FoundLookup], lookups: Sequence[_Options], ids: Sequence[Tensor]
+) -> list[tuple[_Kind | None, list[int]]]:
+    """Returns the lookups that are made together, by their numbers in ascending order.
+
+    Gradients of a row are added in the order of the lookups. So where several read one table, neighbours alone are made
+    together.
+
+    Args:
+        found: the place of lookups in a pack, by their numbers in ascending order.
+        lookups: the options of all.
+        ids: the ids of all.
+    """
+    is_free = len({(each.pack, each.pack.table_of(each.part)) for each in found.values()}) == len(found)
+    groups: list[tuple[_Kind | None, list[int]]] = []
+    of_kind: dict[_Kind, list[int]] = {}
+    for i in found:
+        kind = _kind_of(found[i], lookups[i], ids[i])
+        group = None if kind is None else of_kind.get(kind)
+        if group is None or not (is_free or groups[-1][1] is group):
+            group = []
+            groups.append((kind, group))
+            if kind is not None:
+                of_kind[kind] = group
+        group.append(i)
+    return groups
+
+
+def _made_together(
+    kind: _Kind, rows: Tensor, positions: Tensor, numbers: Sequence[int], ids: Sequence[Tensor], device: torch.device
+) -> dict[int, Tensor]:
+    """Returns the output of each lookup of a kind, all of one operation."""
+    if kind.mode == _ROWS_OF_IDS:
+        made, sizes = math.gather(rows, positions), [ids[i].numel() for i in numbers]
+        shapes = [(*ids[i].shape, rows.shape[1]) for i in numbers]
+    else:
+        sizes = [ids[i].shape[0] for i in numbers]
+        made, _ = math.pool(rows, positions, math.uniform_bags(sum(sizes), kind.length, device), mode=kind.mode)
+        shapes = [(size, rows.shape[1]) for size in sizes]
+    parts = made.split(sizes) if len(sizes) > 1 else [made]
+    return {i: part.view(shape) for i, part, shape in zip(numbers, parts, shapes, strict=True)}
 
 
 def gather_merged(
@@ -170,22 +233,35 @@ def stage_all(
     """The op ``sparserow::stage_all`` for gradients on a device: they are kept there until the step ends."""
     names, device = tables.split("\n"), grads[0].device
     step, lookups = step_of(names[0]), _options_of(options, len(ids))
-    out, left = [torch.zeros(1, device=device)], list(places)
-    for i, lookup in enumerate(lookups):
-        place = left.pop(0) if lookup.mode == math.MAX else None
-        if grads[i].shape == (0,):  # no gradient reached the lookup; that of an empty batch has two dimensions
-            if wants[i]:
-                out.append(torch.zeros_like(weights[i]))
+    made: dict[int, Tensor] = {}
+    of_max = dict(zip([i for i, lookup in enumerate(lookups) if lookup.mode == math.MAX], places, strict=False))
+    # No gradient has reached a lookup whose gradient has one dimension; that of an empty batch has two.
+    reached = [i for i in range(len(ids)) if grads[i].shape != (0,)]
+    found = {i: step.recall(names[i], ids[i], device) for i in reached}
+    for kind, numbers in _groups_of(found, lookups, ids):
+        first = found[numbers[0]]
+        pack, run = first.pack, first.pack.run_of(first.part)
+        rows = pack.runs[run][0]
+        parts = tuple((found[i].part, lookups[i].padding) for i in numbers)
+        if kind is not None:
+            grad = math.joined([grads[i].float().reshape(-1, pack.runs[run][1]) for i in numbers])
+            positions = math.joined([pack.positions(found[i].part) for i in numbers])
+            if kind.mode == _ROWS_OF_IDS:
+                entries = math.entries_of_rows(grad, positions, rows=rows)
+            else:
+                bags = math.uniform_bags(grad.shape[0], kind.length, device)
+                entries = math.entries_of_bags(grad, positions, bags, rows=rows, mode=kind.mode)
+            step.note_gradient(first, PackGradient(parts, entries, is_by_column=False))
             continue
-        found = step.recall(names[i], ids[i], device)
-        run, padding = found.pack.run_of(found.part), _padding_position(found, lookup)
-        rows, positions, grad = found.pack.runs[run][0], found.pack.positions(found.part), grads[i].float()
+        (i,), (lookup,) = numbers, [lookups[i] for i in numbers]
+        padding, positions, grad = _padding_position(first, lookup), pack.positions(first.part), grads[i].float()
+        place = of_max.get(i)
         if lookup.mode == _ROWS_OF_IDS:
             grad = grad.reshape(-1, lookup.dim)
             entries = math.entries_of_rows(grad.contiguous(), positions, rows=rows, padding=padding)
         elif place is not None:
-            first, own = found.pack.own_rows_of(found.part)
-            entries = math.entries_of_max(grad.contiguous(), positions - first, place, rows=own)
+            begin, own = pack.own_rows_of(first.part)
+            entries = math.entries_of_max(grad.contiguous(), positions - begin, place, rows=own)
         else:
             bags = _bags_of(lookup, ids[i], offsets[i] if lookup.has_offsets else ids[i], device)
             flat = weights[i].reshape(-1).to(device, torch.float32) if lookup.has_weights else None
@@ -193,8 +269,8 @@ def stage_all(
                 grad.contiguous(), positions, bags, rows=rows, mode=lookup.mode, weights=flat, padding=padding
             )
             if wants[i]:
-                made = math.weights_gradient(grad, found.pack.rows(run), positions, bags, padding=padding)
-                out.append(made.view(weights[i].shape).to(weights[i]))
-        gradient = PackGradient(found.part, lookup.padding, entries, is_by_column=place is not None)
-        step.note_gradient(found, gradient)
-    return out
+                flat = math.weights_gradient(grad, pack.rows(run), positions, bags, padding=padding)
+                made[i] = flat.view(weights[i].shape).to(weights[i])
+        step.note_gradient(first, PackGradient(parts, entries, is_by_column=place is not None))
+    of_weights = [made[i] if i in made else torch.zeros_like(weights[i]) for i in range(len(ids)) if wants[i]]
+    return [torch.zeros(1, device=device), *of_weights]

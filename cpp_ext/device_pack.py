@@ -25,17 +25,15 @@ Described: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 
 @dataclass
 class PackGradient:
-    """What one lookup adds to the sums of its run, or of its group where they are by column.
+    """What lookups of one run add to its sums, or what one adds to those of its group where they are by column.
 
     Attributes:
-        part: of the pack.
-        padding_idx: the id that adds nothing; negative: none.
-        entries: of the part's run; by column, of its group.
+        parts: of the pack, in the order of their entries, each with the id that adds nothing; negative: none.
+        entries: of the parts' run; by column, of the part's group.
         is_by_column: whether an entry is a column of a row.
     """
 
-    part: int
-    padding_idx: int
+    parts: tuple[tuple[int, int], ...]
     entries: math.Entries
     is_by_column: bool
 
@@ -86,6 +84,11 @@ class DevicePack:
     def run_of(self, part: int) -> int:
         """The run whose rows a part reads."""
         return self._groups[self._parts[part][0]][0]
+
+    def table_of(self, part: int) -> int:
+        """The number, in the pack, of the table that a part reads."""
+        table: int = self._parts[part][0]
+        return table
 
     def own_rows_of(self, part: int) -> tuple[int, int]:
         """The first row of a part's table among those of its run, and how many it has."""
@@ -164,7 +167,7 @@ def sum_pack(pack: DevicePack, sums: Tensor, at: int) -> int:
     """Writes the sums of a pack's runs to ``sums`` from ``at`` on; where they end."""
     for run, (size, dim, _) in enumerate(pack.runs):
         out = sums[at : at + size * dim].view(size, dim)
-        mine = [each for each in pack.gradients if pack.run_of(each.part) == run]
+        mine = [each for each in pack.gradients if pack.run_of(each.parts[0][0]) == run]
         plain = [each.entries for each in mine if not each.is_by_column]
         if plain:
             math.sum_entries(plain, size, out)
@@ -172,7 +175,7 @@ def sum_pack(pack: DevicePack, sums: Tensor, at: int) -> int:
             out.zero_()
         for each in mine:
             if each.is_by_column:
-                first, own = pack.own_rows_of(each.part)
+                first, own = pack.own_rows_of(each.parts[0][0])
                 columns = torch.empty(own * dim, 1, device=sums.device)
                 math.sum_entries([each.entries], own * dim, columns)
                 out[first : first + own].add_(columns.view(own, dim))

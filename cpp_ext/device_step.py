@@ -258,7 +258,8 @@ class StepOnDevice:
     def note_gradient(self, found: FoundLookup, gradient: PackGradient) -> None:
         """Keeps what a backward has brought until the step ends."""
         found.pack.gradients.append(gradient)
-        self._native.count_staged()
+        for _ in gradient.parts:
+            self._native.count_staged()
 
     def carry(self, tensor: Tensor) -> Carried:
         """Has the values of a device tensor come to the host with the step's gradients."""
@@ -291,7 +292,7 @@ class StepOnDevice:
             each.put(host[at : at + each.tensor.numel()])
             at += each.tensor.numel()
         for pack in packs:
-            staged = [(each.part, each.padding_idx) for each in pack.gradients]
+            staged = [part for each in pack.gradients for part in each.parts]
             pack.gradients = []
             pack.native.stage(staged, host[at:].data_ptr())
             at += pack.native.floats_of_sums

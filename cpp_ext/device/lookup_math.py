@@ -23,10 +23,12 @@ class Bags:
     Attributes:
         begins: (bags + 1) int64 on the device.
         size: how many ids there are.
+        length: the number of ids of each bag, where all have as many and one at least; None: they may differ.
     """
 
     begins: Tensor
     size: int
+    length: int | None = None
 
     @property
     def count(self) -> int:
@@ -36,12 +38,15 @@ class Bags:
     def bag_of_ids(self) -> Tensor:
         """(size) int64: the bag of each id; an id in front of the first bag counts to it."""
         places = torch.arange(self.size, device=self.begins.device)
+        if self.length is not None:
+            return torch.div(places, self.length, rounding_mode="floor")
         return torch.clamp(torch.searchsorted(self.begins[1:].contiguous(), places, right=True), max=self.count - 1)
 
 
 def uniform_bags(count: int, length: int, device: torch.device) -> Bags:
     """``count`` bags of ``length`` ids each."""
-    return Bags(torch.arange(count + 1, device=device) * length, count * length)
+    begins = torch.arange(count + 1, device=device) * length
+    return Bags(begins, count * length, length or None)
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -104,6 +109,9 @@ def pool(
     if runs_kernels(rows.device):
         return _pool_by_kernels(rows, positions, bags, mode, weights, padding)
     values, bag_of = rows.index_select(0, positions), bags.bag_of_ids()
+    if mode != MAX and weights is None and padding < 0 and bags.length is not None:  # each id counts
+        out = values.new_zeros(bags.count, rows.shape[1]).index_add_(0, bag_of, values)
+        return (out.div_(float(bags.length)) if mode == MEAN else out), None
     counts = (positions != padding) & _is_within(bags)
     if mode == MAX:
         return _pool_max(values, bag_of, counts, bags.count)
@@ -228,6 +236,9 @@ def entries_of_bags(
         weights: (n) float32, for SUM alone.
         padding: ids at this position add nothing; -1: none.
     """
+    if weights is None and padding < 0 and bags.length is not None:  # each id counts
+        mean = torch.full((bags.size,), 1.0 / bags.length, device=grads.device) if mode == MEAN else None
+        return Entries(grads, positions, bags.bag_of_ids(), mean)
     counts, bag_of = (positions != padding) & _is_within(bags), bags.bag_of_ids()
     kept = torch.where(counts, positions, rows)
     scales = None if weights is None else weights.float()

@@ -298,7 +298,7 @@ def test_debug_shows_the_traceback(launcher: Launcher) -> None:
     process = launcher.start("--debug", "up", "--shards=0")
     assert process.end() == 1
     assert "Traceback" in process.err
-    assert process.err.splitlines()[-1].startswith("sparserow: InvalidArgument: shards: 0")
+    assert process.err.splitlines()[-1].startswith("sparserow: InvalidArgument: --shards: 0")
 
 
 def test_help_names_every_command(launcher: Launcher) -> None:

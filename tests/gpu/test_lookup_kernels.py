@@ -87,6 +87,27 @@ def test_pooled_rows_and_their_gradients(
     same(sums, expected_sums)
 
 
+@pytest.mark.parametrize("mode", ["SUM", "MEAN"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_bags_of_one_length_need_no_search(
+    lookup_math: ModuleType, reference: ModuleType, device: torch.device, mode: str, length: int
+) -> None:
+    """They have the bits of bags whose lengths are not known."""
+    rows, positions, _ = lookup(20 * length, 9, 6, device)
+    alike, number = lookup_math.uniform_bags(20, length, device), getattr(lookup_math, mode)
+    assert alike.length == length
+    grads = torch.randn(20, 6, device=device)
+    found = []
+    for bags in (alike, lookup_math.Bags(alike.begins, alike.size)):
+        for math in (lookup_math, reference):
+            sums = torch.empty(9, 6, device=device)
+            math.sum_entries([math.entries_of_bags(grads, positions, bags, rows=9, mode=number)], 9, sums)
+            found.append((math.pool(rows, positions, bags, mode=number)[0], sums))
+    for pooled, sums in found[1:]:
+        same(pooled, found[0][0])
+        same(sums, found[0][1])
+
+
 def test_sums_run_over_several_lookups_in_their_order(
     lookup_math: ModuleType, reference: ModuleType, device: torch.device
 ) -> None:

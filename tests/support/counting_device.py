@@ -7,6 +7,7 @@ link, a hidden ``.item()`` say, are counted too, by what they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from sparserow.cpp_ext.device.link import Crossings, Fetched, HostLink, Prepare,
 
 _SYNCHRONISING = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "unique_consecutive", "_unique2"}
 _NAME = "counted"
+_WITHOUT_KERNEL = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "is_set_to"}
 
 
 @dataclass
@@ -28,7 +30,8 @@ class Counts:
     Attributes:
         to_device, to_host: copies.
         waits: operations whose result the host waits for, copies to it apart.
-        log: each of them, in words.
+        operations: those of torch that would launch a kernel, by name: no views and no allocations.
+        log: each copy and each wait, in words.
     """
 
     to_device: int = 0
@@ -36,10 +39,12 @@ class Counts:
     bytes_to_device: int = 0
     bytes_to_host: int = 0
     waits: int = 0
+    operations: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
 
     def reset(self) -> None:
         self.to_device = self.to_host = self.bytes_to_device = self.bytes_to_host = self.waits = 0
+        self.operations.clear()
         self.log.clear()
 
 
@@ -76,6 +81,8 @@ class CountedTensor(Tensor):
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             return func.decompose(*args, **kwargs)  # below autograd it comes whole, ``to`` for one
         name = func.overloadpacket.__name__
+        if not func.is_view and name not in _WITHOUT_KERNEL:
+            COUNTS.operations[name] += 1
         if name == "copy_":
             return _copy(*args[:2])
         target = kwargs.get("device")

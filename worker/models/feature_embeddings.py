@@ -21,8 +21,9 @@ class FeatureEmbeddings(nn.Module):
 
     Features come by name, as a job's readers and ``sr.features.Features`` give them: a number (B) float32, a key (B)
     int64, or a list, a tuple of values (m) int64, offsets (B + 1) int64 and optionally weights (m) float32. Keys are
-    not negative. A table is an ``nn.EmbeddingBag`` when every feature that reads it is pooled by sum, mean or sqrtn,
-    and else an ``nn.Embedding``.
+    not negative. They may be on the host where the model is on a device: distributed tables look them up there. A table
+    is an ``nn.EmbeddingBag`` when every feature that reads it is pooled by sum, mean or sqrtn, and else an
+    ``nn.Embedding``.
 
     Args:
         rows: the number of rows of each table, by the feature that it is named after.
@@ -139,7 +140,11 @@ class FeatureEmbeddings(nn.Module):
         return rows
 
     def _ids(self, name: str, keys: Tensor) -> Tensor:
-        return torch.remainder(keys, self._rows[self._table_of[name]])
+        table = self.tables[self._table_of[name]]
+        ids = torch.remainder(keys, self._rows[self._table_of[name]])
+        if isinstance(table, nn.Embedding | nn.EmbeddingBag) and ids.device != table.weight.device:
+            ids = ids.to(table.weight.device)
+        return ids
 
     def _number(self, tensors: Mapping[str, Feature], name: str) -> Tensor:
         return single(name, tensors[name]).float()

@@ -21,11 +21,15 @@ class BatchPlacement:
         self._device, self._backend = device, backend
         session = backend.session
         self._batches = (
-            None if device.type == "cpu" or session is None else DeviceBatches(device, session.core.on_device.stores)
+            None
+            if device.type == "cpu" or session is None
+            else DeviceBatches(device, session.core.on_device.stores, backend.on_host)
         )
 
     def placed(self, batch: NamedBatch, *, train: bool = False) -> NamedBatch:
         """Returns the batch on the device of the model, after one copy unless a prefetch has brought it.
+
+        Keys that only lookups use stay on the host.
 
         Args:
             batch: the batch.

@@ -37,6 +37,7 @@ class LocalBackend:
     shards = 0
     forwards_meet = False
     session = None
+    on_host = None
 
     def __init__(self, train: TrainConfig, min_rows: int = 1, trace: Trace | None = None) -> None:
         self._min_rows = min_rows

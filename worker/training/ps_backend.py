@@ -20,7 +20,7 @@ from ..layers.deferred import deferred
 from ..layers.dense_rows import DenseRows
 from ..session.tracing import Trace
 from .job_tables import ChoosePlacements, JobTables
-from .training_backend import clip_dense, dense_optimizer
+from .training_backend import OnHost, clip_dense, dense_optimizer, keys_on_host
 
 _END_DEADLINE_SEC = 1800.0  # how long rank 0 waits at the end of a job for workers that are behind
 _POLL_SEC = 0.1
@@ -79,6 +79,7 @@ class PsBackend:
         self._device, self._choose = device or torch.device("cpu"), choose
         self._dense: torch.optim.Optimizer | None = None
         self._dense_rows: DenseRows | None = None
+        self.on_host: OnHost | None = None
         self._tables: JobTables | None = None
         self._refused = self._missed = 0  # steps of the session until the last call of passed_over
         with self._control() as client:
@@ -103,6 +104,7 @@ class PsBackend:
         model, train = self._job.model, self._job.train
         with deferred(min_rows=model.min_rows):
             plain = make()
+        self.on_host = keys_on_host(self._job, plain)
         tables = self._tables = JobTables(self._job, plain)
         options = tables.options(self._choose)
         if any(table.placement == "device" for table in options.values()):
@@ -136,6 +138,7 @@ class PsBackend:
             reader,
             depth=train.prefetch,
             device=None if self._device.type == "cpu" else self._device,
+            on_host=None if self._device.type == "cpu" else self.on_host,
             hints=train.prefetch_hints,
         )
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ...proto.config.job import TrainConfig
+from ...proto.config.job import JobConfig, TrainConfig
 from ...proto.errors import InvalidArgument
 from ..api.session import Session
 from ..data import NamedBatch
+from ..models import FeatureEmbeddings
 from ..session.loss_scale import unscale
 from ..session.tracing import Trace
 from .parallel_towers import clip_parts
@@ -54,6 +55,32 @@ def dense_optimizer(train: TrainConfig, parameters: list[nn.Parameter]) -> torch
     else:
         raise InvalidArgument("train.parallel.shard: optimizer needs at least 2 workers; this job has 1")
     return made
+
+
+OnHost: TypeAlias = Callable[[NamedBatch], tuple[torch.Tensor, ...]]
+
+
+def keys_on_host(job: JobConfig, model: nn.Module) -> OnHost | None:
+    """Returns what names the keys of a batch that only lookups use, so that they need not cross to a device.
+
+    In a model of this package they are those of its tables, but for the items of a task, which a loss compares. A class
+    of the user's own may use its keys otherwise; None.
+
+    Args:
+        job: the job.
+        model: its model.
+    """
+    if ":" in job.model.class_:
+        return None
+    embeddings = [each for each in model.modules() if isinstance(each, FeatureEmbeddings)]
+    compared = {task.item for task in job.all_tasks}
+    names = [name for name in dict.fromkeys(name for each in embeddings for name in each.names) if name not in compared]
+
+    def on_host(batch: NamedBatch) -> tuple[torch.Tensor, ...]:
+        features = [part.tensors[name] for part in batch.micro_batches for name in names]
+        return tuple(each[0] if isinstance(each, tuple) else each for each in features)
+
+    return on_host
 
 
 def clip_dense(dense: torch.optim.Optimizer, norm: float, scaler: GradScaler | None) -> None:
@@ -112,6 +139,11 @@ class TrainingBackend(Protocol):
     @property
     def forwards_meet(self) -> bool:
         """Whether a forward has collective calls, so that each rank makes equally many. It is known after ``build``."""
+        ...
+
+    @property
+    def on_host(self) -> OnHost | None:
+        """Names the tensors of a batch that stay on the host; None: every one crosses. It is known after ``build``."""
         ...
 
     @property

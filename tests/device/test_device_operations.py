@@ -1,0 +1,110 @@
+"""Operations of torch that a step with lookups on a device makes: as many for 26 tables as for 104 of one width."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sparserow as sr
+from counting_device import COUNTS, device
+from sparserow.cpp_ext import device_ops
+
+ROWS, BATCH, STEPS = 50, 8, 5
+LEAST_TABLES, MOST_TABLES = 26, 104
+
+
+class Tables(nn.Module):
+    """Tables of one kind and of the given widths, behind one linear layer."""
+
+    def __init__(self, widths: list[int], mode: str | None) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.Embedding(ROWS, width) if mode is None else nn.EmbeddingBag(ROWS, width, mode=mode) for width in widths
+        )
+        self.head = nn.Linear(sum(widths), 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.cat([table(ids[at]) for at, table in enumerate(self.tables)], 1)).squeeze(1)
+
+
+def operations(widths: list[int], mode: str | None, *, ahead: bool) -> Counter[str]:
+    """Returns those of the last step, with the dense part's."""
+    shape = (len(widths), BATCH) if mode is None else (len(widths), BATCH, 3)
+    batches = [torch.randint(0, ROWS, shape, generator=torch.Generator().manual_seed(at)) for at in range(STEPS)]
+    with sr.InProcessCluster(shards=2).connect(f"{len(widths)} {mode} {ahead}") as session:
+        torch.manual_seed(0)
+        model = session.distribute(Tables(widths, mode), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1).to(device())
+        dense = torch.optim.SGD(model.parameters(), lr=0.1)
+        made: Counter[str] = Counter()
+        for ids in session.prefetch(batches, depth=2, device=device()) if ahead else batches:
+            COUNTS.reset()
+            model(ids).square().mean().backward()
+            session.step(dense)
+            made = Counter(COUNTS.operations)
+        assert COUNTS.waits == 0, COUNTS.log
+    return made
+
+
+def dense_part(width: int) -> Counter[str]:
+    """Returns the operations of the linear layer, the loss and the optimizer alone."""
+    head, rows = nn.Linear(width, 1).to(device()), torch.randn(BATCH, width).to(device()).requires_grad_()
+    dense = torch.optim.SGD(head.parameters(), lr=0.1)
+    COUNTS.reset()
+    head(rows).squeeze(1).square().mean().backward()
+    dense.step()
+    return Counter(COUNTS.operations)
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["prefetched", "pulled in the forward"])
+@pytest.mark.parametrize("mode", [None, "sum", "mean"])
+def test_operations_do_not_grow_with_the_tables_of_a_width(mode: str | None, ahead: bool) -> None:
+    few = operations([4] * LEAST_TABLES, mode, ahead=ahead)
+    many = operations([4] * MOST_TABLES, mode, ahead=ahead)
+    assert few == many
+    lookups = few - dense_part(4 * LEAST_TABLES)
+    assert lookups.total() <= 40, lookups
+
+
+@pytest.mark.parametrize("mode", [None, "sum"])
+def test_three_widths_cost_three_times_the_operations_at_most(mode: str | None) -> None:
+    one, three = (operations(widths, mode, ahead=True) for widths in ([4] * 6, [4, 8, 16] * 8))
+    dense = dense_part(24).total()
+    assert three.total() - dense <= 3 * (one.total() - dense)
+
+
+class Twice(nn.Module):
+    """Lookups of one table with others of another kind between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.bag = nn.Embedding(ROWS, 4), nn.EmbeddingBag(ROWS, 4, mode="mean")
+        self.other = nn.EmbeddingBag(ROWS, 4, mode="mean")
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = [self.other(ids[:, :2]), self.bag(ids), self.rows(ids[:, 0])]
+        parts = [*first, self.bag(ids[:, 1:]), self.rows(ids[:, 1])]
+        return torch.cat(parts, 1).square().sum()
+
+
+def trained(namespace: str) -> list[Tensor]:
+    """Returns the rows of its tables after some steps."""
+    with sr.InProcessCluster(shards=2).connect(namespace) as session:
+        torch.manual_seed(0)
+        model = session.distribute(Twice(), optimizer=sr.optim.SGD(lr=0.01), min_rows=1, carry_weights=True)
+        model = model.to(device())
+        for seed in range(4):
+            ids = torch.randint(0, 9, (16, 3), generator=torch.Generator().manual_seed(seed))
+            model(ids).backward()
+            session.step()
+        return [torch.from_numpy(session.table(name).pull(range(ROWS))) for name in ("rows", "bag", "other")]
+
+
+def test_gradients_of_a_row_are_added_in_the_order_of_the_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups of several kinds that share tables have the bits that each of them alone would give."""
+    together = trained("together")
+    monkeypatch.setattr(device_ops, "_kind_of", lambda *_: None)
+    for rows, wanted in zip(together, trained("alone"), strict=True):
+        assert torch.equal(rows, wanted)
