@@ -75,6 +75,28 @@ def test_three_widths_cost_three_times_the_operations_at_most(mode: str | None) 
     assert three.total() - dense <= 3 * (one.total() - dense)
 
 
+@pytest.mark.parametrize("mode", [None, "sum", "mean"])
+def test_a_step_of_tables_on_a_device_waits_as_often_for_many_as_for_few(mode: str | None) -> None:
+    """Bags of one length reach each of their keys, so that none is searched for."""
+    waits = {}
+    for tables in (2, 8):
+        shape = (tables, BATCH) if mode is None else (tables, BATCH, 3)
+        with sr.InProcessCluster().connect(f"there {tables} {mode}") as session:
+            model = session.distribute(
+                Tables([4] * tables, mode).to(device()),
+                optimizer=sr.optim.Adagrad(lr=0.1),
+                min_rows=1,
+                tables={"*": sr.Table(placement="device")},
+            )
+            for _ in range(STEPS):
+                ids = torch.randint(0, ROWS, shape).to(device())
+                COUNTS.reset()
+                model(ids).square().mean().backward()
+                session.step()
+            waits[tables] = COUNTS.waits
+    assert waits[2] == waits[8], COUNTS.log
+
+
 class Twice(nn.Module):
     """Lookups of one table with others of another kind between them."""
 

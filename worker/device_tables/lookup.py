@@ -110,7 +110,7 @@ class _Lookup(IdKeys):
                 self.keys,
                 entries,
                 is_by_column=places is not None,
-                reaches_all=self.bags is None and self.padding < 0,
+                reaches_all=self.padding < 0 and (self.bags is None or self.bags.length is not None),
             ),
         )
 
