@@ -17,7 +17,8 @@ _LONGEST_SEC = 5.0
 
 
 def _addresses(value: object) -> object:
-    return tuple(value.split(",")) if isinstance(value, str) else value
+    parts = [value] if isinstance(value, str) else value
+    return tuple(name for part in parts for name in str(part).split(",")) if isinstance(parts, list | tuple) else value
 
 
 Port: TypeAlias = Annotated[int, Field(ge=0, le=65535)]

@@ -79,7 +79,7 @@ def test_rows_that_are_being_loaded_are_not_served(tmp_path: Path) -> None:
             wait_until(lambda: serves(trained), "what was trained")
             files = sorted(url.glob("save-000001/rows*"))
             store.hold(r"/rows\..*safetensors", after=len(files))  # the verification reads all of them
-            going_back = pool.submit(session.restore, session, store.url)
+            going_back = pool.submit(session.restore, store.url)
             store.until_met()
             wait_until(lambda: "is loading rows of a checkpoint" in problem(), "followers that are told")
             for _ in range(20):

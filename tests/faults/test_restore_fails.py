@@ -304,7 +304,7 @@ def test_a_shard_that_is_killed_while_a_job_goes_back_loads_again(tmp_path: Path
             table.push(KEYS, ONES)
         hold_loads(store, url)
         with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(session.restore, session, store.url)
+            reply = pool.submit(session.restore, store.url)
             store.until_met()
             kill_shard(cluster, 1)
             store.release()
@@ -416,7 +416,7 @@ def test_a_job_that_went_back_when_the_coordinator_ended_asks_again(launcher: La
             table.push(KEYS, ONES)
             hold_loads(store, url)
             with ThreadPoolExecutor(1) as pool:
-                gone = pool.submit(session.restore, session, store.url)
+                gone = pool.submit(session.restore, store.url)
                 store.until_met()
                 scene.kill()
                 with pytest.raises(Unavailable):

@@ -75,6 +75,11 @@ def test_a_shard_and_a_coordinator_take_all_of_it() -> None:
         cluster.checkpoint_roots.check("/elsewhere")
 
 
+def test_peers_stand_with_commas_or_one_by_one() -> None:
+    for peers in ("a:1,b:2", ["a:1,b:2"], ["a:1", "b:2"]):  # a command line gives a list
+        assert serve_config(model=["ctr"], root="/models", shard="0/2", peers=peers).peers == ("a:1", "b:2")
+
+
 def serve_config(**flags: Any) -> ServeConfig:
     config: ServeConfig = Fields(ServeConfig).section(flags)
     return config
