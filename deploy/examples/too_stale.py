@@ -1,14 +1,13 @@
 """Shows where learning rate times staleness matters: a bound of 2 is harmless, a far too large one is not.
 
 The planted log has 32 keys: a sample has one key, and its label is drawn from the logistic of the key's planted logit.
-One worker trains a logistic model (a table of dim 1) with SGD on it. Rows are pulled ``k`` batches ahead, so that a
-gradient is about k steps late when it is applied. Keys do not share samples, so each key oscillates for itself, which
-lowers the AUC.
+One worker trains a logistic model (a table of dim 1) with SGD on it. A row cache keeps a row for ``k`` steps, whatever
+the worker itself commits meanwhile. Keys do not share samples, so each key oscillates for itself, which lowers the AUC.
 
-Why it breaks: near its optimum a row follows w <- w - a (w(t - k) - w*), with a = learning rate * the key's share of a
-batch * p (1 - p). It oscillates with growing amplitude when a > 2 sin(pi / (2 (2 k + 1))), the stability bound of a
-delayed linear recursion (Levin and May, "A note on difference-delay equations", 1976). k = 0 is stable up to a < 2, k =
-2 up to a < 0.62, and k = 32 up to a < 0.05. The learning rate here makes a between 0.05 and 0.25.
+Why it breaks: near its optimum a row moves by a (w - w*) in a step, with a = learning rate * the key's share of a batch
+* p (1 - p). In the k + 1 steps that read one value it moves by (k + 1) a (w - w*), so it oscillates with growing
+amplitude when (k + 1) a > 2. k = 0 is stable up to a < 2, k = 2 up to a < 0.67, and k = 32 up to a < 0.06. The learning
+rate here makes a between 0.05 and 0.25.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ...proto.optim import SGD
 from ...worker.api.connect import connect
 from ...worker.metrics.binary import auc
+from ...worker.session.row_cache import RowCache
 from ..launch.local_cluster import local_cluster
 
 _KEYS, _BATCH = 32, 512
@@ -69,14 +69,15 @@ def train(address: str, k: int, *, steps: int) -> float:
 
     Args:
         address: ``HOST:PORT`` of a cluster's coordinator.
-        k: the staleness and the depth of prefetch; 0 is synchronous.
+        k: the staleness of the session and of its row cache; 0 is synchronous, without a cache.
         steps: the number of batches of 512 samples.
     """
     test = _Clicks(40, seed=2)
-    with connect(address, namespace=f"too-stale-{k}", staleness=k) as session:
+    cache = RowCache(1 << 20, staleness=k, own_commits="bounded") if k > 0 else None
+    with connect(address, namespace=f"too-stale-{k}", staleness=k, cache=cache) as session:
         model = session.distribute(_Logistic(), optimizer=SGD(lr=_RATE), min_rows=1)
         log = _Clicks(steps, seed=1)
-        for ids, labels in session.prefetch(log, depth=k, always=True) if k > 0 else log:
+        for ids, labels in log:
             binary_cross_entropy_with_logits(model(ids), labels).backward()
             session.step()
         session.flush()

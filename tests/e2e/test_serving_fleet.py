@@ -146,8 +146,8 @@ def test_peers_are_checked(root: str, launcher: Launcher) -> None:
         (("--peers=nowhere", "--shard=0/2"), "--peers: 'nowhere' is not allowed"),
         (("--sync-max-delay=3s",), "--sync-max-delay has no effect without"),
         (("--sync-after-updates=3",), "have no effect without --follow"),
-        (("--sync-after-updates=-3", "--follow=127.0.0.1:1"), "live sync: -3 updates"),
-        (("--sync-after-move=nan", "--follow=127.0.0.1:1"), "a move of nan"),
+        (("--sync-after-updates=-3", "--follow=127.0.0.1:1"), "--sync-after-updates: -3 is not allowed"),
+        (("--sync-after-move=nan", "--follow=127.0.0.1:1"), "--sync-after-move: nan is not allowed"),
     ):
         assert words in serve(launcher, root, 0, *arguments).error_line()
 
