@@ -248,7 +248,7 @@ def of_checkpoint(change: Callable[[dict[str, Any]], None]) -> bytes:
         (lambda body: body.update(needs=["../other"]), "needs.0: .* is not allowed"),
         (lambda body: body.update(chain="1"), "chain"),
         (lambda body: body.update(slot_count=1 << 40), "slot_count: .* a power of two"),
-        (lambda body: body.update(slots=7), "or is not a manifest"),
+        (lambda body: body.update(slots=7), "slots: Input should be a valid tuple"),
         (lambda body: body.update(config=[1]), "config"),
         (lambda body: body.update(name="../x"), "name: .* is not allowed"),
         (lambda body: body["jobs"][0].update(sequences=[[1, 2]]), "jobs.0.sequences.0"),
