@@ -70,6 +70,7 @@ class ForwardHook:
         self._on_device = session.core.on_device
         self._watch_model = session.core.watch_model
         self._requests = session.core.trace_requests
+        self._pending = self._requests.pending
         self._layers = LayerWatch(session.core.set_frozen)
         self._record: ForwardRecord | None = None
         self._has_plan = False
@@ -99,12 +100,12 @@ class ForwardHook:
         if module.training and torch.is_grad_enabled():
             self._layers.warn_of_eval(module)
         batch, own = (args, kwargs), None
-        record = self._begin_record(batch) if self._is_to_trace else None
-        # A recorded forward makes its lookups itself, because the record would have those of the plan as well.
-        if record is None and self._has_plan:
+        # A requester of traces records from before this forward, and would take lookups of the plan for those of layers.
+        if self._has_plan and not len(self._pending):
             with suppress(Exception) if self._has_group else nullcontext():  # a lookup fails then, and tells the group
                 own = self._own.make(batch, train=module.training)
-        begin_forward(module, record, own, self._joint.make(batch))
+        record = self._begin_record(batch) if self._is_to_trace else None
+        begin_forward(module, record, own if record is None else None, self._joint.make(batch))
 
     @property
     def _is_to_trace(self) -> bool:

@@ -21,23 +21,27 @@ class TracedForwards(Generic[T]):
 
 
 class TraceRequests(Generic[T]):
-    """The pending requests; only the training thread uses them."""
+    """The pending requests; only the training thread uses them.
+
+    Attributes:
+        pending: what wants traces; one that nothing keeps alive is not there.
+    """
 
     def __init__(self) -> None:
-        self._requests: weakref.WeakSet[TracedForwards[T]] = weakref.WeakSet()
+        self.pending: weakref.WeakSet[TracedForwards[T]] = weakref.WeakSet()
 
     def add(self) -> TracedForwards[T]:
         """Requests that forwards are traced as long as the returned object lives."""
         forwards: TracedForwards[T] = TracedForwards()
-        self._requests.add(forwards)
+        self.pending.add(forwards)
         return forwards
 
     @property
     def is_any(self) -> bool:
         """Whether there is a request, so that the next forward must be traced."""
-        return len(self._requests) > 0
+        return len(self.pending) > 0
 
     def record(self, traced: Sequence[T]) -> None:
         """Adds what was traced of a forward to every request."""
-        for forwards in self._requests:
+        for forwards in self.pending:
             forwards.traced.extend(traced)
