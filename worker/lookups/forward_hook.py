@@ -100,7 +100,7 @@ class ForwardHook:
         if module.training and torch.is_grad_enabled():
             self._layers.warn_of_eval(module)
         batch, own = (args, kwargs), None
-        # A requester of traces records from before this forward, and would take lookups of the plan for those of layers.
+        # A requester of traces records from before this forward, and would take the plan's lookups for those of layers.
         if self._has_plan and not len(self._pending):
             with suppress(Exception) if self._has_group else nullcontext():  # a lookup fails then, and tells the group
                 own = self._own.make(batch, train=module.training)
