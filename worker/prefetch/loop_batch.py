@@ -28,14 +28,16 @@ def in_batch(traced: Sequence[TracedIds], batch: Any) -> list[tuple[Expression, 
     """
     tensors = list(tensors_of(batch))
     roots: dict[int, Expression | None] = {}
-    rebased: dict[Expression, Expression] = {}
+    # By root, because the forwards of a batch have equal expressions of different arguments.
+    rebased: dict[int, dict[Expression, Expression]] = {}
     found = []
     for ids in traced:
-        if id(ids.root) not in roots:
-            roots[id(ids.root)] = _root_in(tensors, ids.root)
-        root = roots[id(ids.root)]
+        name = id(ids.root)
+        if name not in roots:
+            roots[name] = _root_in(tensors, ids.root)
+        root = roots[name]
         if root is not None:
-            found.append((_rebase(ids.expression, root, rebased), ids.ids))
+            found.append((_rebase(ids.expression, root, rebased.setdefault(name, {})), ids.ids))
     return found
 
 
@@ -70,7 +72,7 @@ def _rebase(expression: Expression, root: Expression, rebased: dict[Expression, 
     Args:
         expression: the expression to convert.
         root: the new root.
-        rebased: the results so far for this batch, which is extended.
+        rebased: the results so far for this root, which is extended.
     """
     if isinstance(expression, Root | Fixed):
         return rebased.setdefault(expression, root)

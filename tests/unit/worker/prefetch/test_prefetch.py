@@ -135,12 +135,15 @@ def test_the_ids_of_each_forward_of_a_batch_are_learnt(session: sr.Session, capl
     """The second one has a plan already, whose own lookups are none of the layers."""
     model = distributed(session, Columns(lambda x, i: (x[:, i] * 7) % ROWS))
     batches = [(matrix(2 * seed), matrix(2 * seed + 1)) for seed in range(STEPS)]
+    merged = []
     for parts in session.prefetch(batches, depth=2, always=True):
         for part in parts:
             (model(part) ** 2).sum().backward()
         session.step()
+        merged.append(session.stats().pulls_merged)
     assert not caplog.messages, "each id is found in the batch"
     assert session.stats().lookups_missed == 0
+    assert merged == merged[:1] * STEPS, "no forward pulls, those aside that are learnt from"
 
 
 def test_rows_that_others_change_after_they_were_pulled_are_pulled_again(session: sr.Session) -> None:
