@@ -29,11 +29,16 @@ async def status_message(
         failure: why a shard cannot be recovered alone; empty when no recovery failed.
         damaged: the names of checkpoints that were found damaged.
     """
-    leaving = cluster.workers_leaving()  # before the shards' counts, so that none that has left lacks in them
+    # Members and who leaves are of one instant before the shards' counts, because these have whoever left by then.
+    leaving = cluster.workers_leaving()
+    jobs = [_job_status(job, now) for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)]
     steps: dict[int, int] = {}  # the highest step, by job id
     shards = await asyncio.gather(
         *(_shard_status(cluster, shard_calls, shard, steps) for shard in cluster.shards.shards)
     )
+    for job in jobs:
+        if job.job_id in steps:
+            job.highest_step = steps[job.job_id]
     damage = cluster.damage.text if cluster.damage is not None else ""
     away = cluster.shards.problem()
     problem = "; ".join(filter(None, (away, failure))) if away else damage
@@ -49,10 +54,7 @@ async def status_message(
         leaving=leaving,
         shards=shards,
         tables=[message_of_schema(schema) for schema in cluster.registry.tables()],
-        jobs=[
-            _job_status(job, steps.get(job.job_id), now)
-            for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)
-        ],
+        jobs=jobs,
         damaged_checkpoints=damaged,
         checkpoint="/".join(source) if source is not None else "",
         checkpoint_age_sec=None if source is None or saved_at is None else max(0.0, time.time() - saved_at),
@@ -105,7 +107,7 @@ async def _shard_status(
     return status
 
 
-def _job_status(job: Job, highest_step: int | None, now: float) -> pb.JobStatus:
+def _job_status(job: Job, now: float) -> pb.JobStatus:
     members = [
         pb.MemberStatus(
             rank=rank,
@@ -126,5 +128,4 @@ def _job_status(job: Job, highest_step: int | None, now: float) -> pb.JobStatus:
         quorum=job.terms.quorum or 0,
         complete=job.gathered,
         members=members,
-        highest_step=highest_step,
     )

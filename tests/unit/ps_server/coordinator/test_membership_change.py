@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import Unavailable
 from sparserow.ps_server.coordinator.procedures.membership_change import JobOperations
 from sparserow.ps_server.coordinator.state.cluster import Cluster, ClusterOptions
 from sparserow.ps_server.coordinator.state.membership import JobTerms, Ticket
 from sparserow.ps_server.coordinator.state.roster import CommitWindow, Roster, WorkerKey
+from sparserow.ps_server.coordinator.state.shards import Shard, ShardPhase
+from sparserow.ps_server.coordinator.status import status_message
 
 OPTIONS = ClusterOptions(shards=2, slot_count=64)
 
@@ -134,3 +137,25 @@ def test_the_generation_that_a_restore_puts_on_the_shards_is_saved_before_it_is_
     after = Cluster.from_document(json.loads(saved[-1]), OPTIONS, now=0.0)
     assert after.jobs.new_generation() > told[0]
     assert cluster.jobs.jobs[tickets[0].job_id].generation < told[0], "the former clock goes on"
+
+
+def test_who_leaves_while_shards_are_asked_is_a_member_of_that_status() -> None:
+    """Whoever reads no member and nobody who leaves knows that what shards lost of it is counted."""
+    cluster, tickets = gathered()
+    settle(cluster, ToldShards(), tickets[0].job_id)
+    shard = cluster.shards.shards[0]
+    shard.phase = ShardPhase.SERVING
+
+    class LeavesMeanwhile:
+        async def stats(self, _: Shard) -> pb.ShardStatsReply:
+            for ticket in tickets:
+                cluster.jobs.leave_in_order(ticket)
+            return pb.ShardStatsReply(job_steps={tickets[0].job_id: 7})
+
+    def status() -> pb.GetStatusReply:
+        return asyncio.run(status_message(cluster, LeavesMeanwhile(), now=0.0))  # type: ignore[arg-type]
+
+    reply = status()
+    assert [(len(job.members), job.highest_step) for job in reply.jobs] == [(2, 7)]
+    assert reply.leaving == 0
+    assert status().leaving == 2
