@@ -113,7 +113,7 @@ def gather_all(
     lookups = _options_of(options, len(ids))
     out: dict[int, Tensor] = {}
     places = []
-    for kind, numbers in _groups_of(dict(enumerate(found)), lookups, ids):
+    for kind, numbers in _groups_of(dict(enumerate(found)), lookups, ids, with_gradient=False):
         first = found[numbers[0]]
         pack, run = first.pack, first.pack.run_of(first.part)
         if kind is not None:
@@ -155,18 +155,23 @@ class _Kind:
     length: int
 
 
-def _kind_of(found: FoundLookup, lookup: _Options, ids: Tensor) -> _Kind | None:
-    """Returns what a lookup has in common with those that are made together with it; None: it is made alone."""
-    is_plain = lookup.padding < 0 and not lookup.has_offsets and not lookup.has_weights
+def _kind_of(found: FoundLookup, lookup: _Options, ids: Tensor, *, with_gradient: bool) -> _Kind | None:
+    """Returns what a lookup has in common with those that are made together with it; None: it is made alone.
+
+    The rows of ids are the same with padding, which has no gradient; bags leave it out.
+    """
+    is_bag = lookup.mode != _ROWS_OF_IDS
+    has_padding = lookup.padding >= 0 and (is_bag or with_gradient)
+    is_plain = not (has_padding or lookup.has_offsets or lookup.has_weights)
     run = found.pack.run_of(found.part)
-    if lookup.mode == _ROWS_OF_IDS:
+    if not is_bag:
         return _Kind(found.pack, run, lookup.mode, 0) if is_plain else None
     has_lengths = ids.dim() == 2 and ids.shape[1] > 0 and lookup.mode != math.MAX
     return _Kind(found.pack, run, lookup.mode, ids.shape[1]) if is_plain and has_lengths else None
 
 
 def _groups_of(
-    found: Mapping[int, FoundLookup], lookups: Sequence[_Options], ids: Sequence[Tensor]
+    found: Mapping[int, FoundLookup], lookups: Sequence[_Options], ids: Sequence[Tensor], *, with_gradient: bool
 ) -> list[tuple[_Kind | None, list[int]]]:
     """Returns the lookups that are made together, by their numbers in ascending order.
 
@@ -177,12 +182,13 @@ def _groups_of(
         found: the place of lookups in a pack, by their numbers in ascending order.
         lookups: the options of all.
         ids: the ids of all.
+        with_gradient: whether it is their gradients that are made.
     """
     is_free = len({(each.pack, each.pack.table_of(each.part)) for each in found.values()}) == len(found)
     groups: list[tuple[_Kind | None, list[int]]] = []
     of_kind: dict[_Kind, list[int]] = {}
     for i in found:
-        kind = _kind_of(found[i], lookups[i], ids[i])
+        kind = _kind_of(found[i], lookups[i], ids[i], with_gradient=with_gradient)
         group = None if kind is None else of_kind.get(kind)
         if group is None or not (is_free or groups[-1][1] is group):
             group = []
@@ -238,7 +244,7 @@ def stage_all(
     # No gradient has reached a lookup whose gradient has one dimension; that of an empty batch has two.
     reached = [i for i in range(len(ids)) if grads[i].shape != (0,)]
     found = {i: step.recall(names[i], ids[i], device) for i in reached}
-    for kind, numbers in _groups_of(found, lookups, ids):
+    for kind, numbers in _groups_of(found, lookups, ids, with_gradient=True):
         first = found[numbers[0]]
         pack, run = first.pack, first.pack.run_of(first.part)
         rows = pack.runs[run][0]
@@ -269,8 +275,8 @@ def stage_all(
                 grad.contiguous(), positions, bags, rows=rows, mode=lookup.mode, weights=flat, padding=padding
             )
             if wants[i]:
-                flat = math.weights_gradient(grad, pack.rows(run), positions, bags, padding=padding)
-                made[i] = flat.view(weights[i].shape).to(weights[i])
+                of_flat = math.weights_gradient(grad, pack.rows(run), positions, bags, padding=padding)
+                made[i] = of_flat.view(weights[i].shape).to(weights[i])
         step.note_gradient(first, PackGradient(parts, entries, is_by_column=place is not None))
     of_weights = [made[i] if i in made else torch.zeros_like(weights[i]) for i in range(len(ids)) if wants[i]]
     return [torch.zeros(1, device=device), *of_weights]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import sparserow as sr
 from counting_device import COUNTS, device
 from sparserow.cpp_ext import device_ops
+from sparserow.cpp_ext.device import lookup_math
 
 ROWS, BATCH, STEPS = 50, 8, 5
 LEAST_TABLES, MOST_TABLES = 26, 104
@@ -19,10 +20,13 @@ LEAST_TABLES, MOST_TABLES = 26, 104
 class Tables(nn.Module):
     """Tables of one kind and of the given widths, behind one linear layer."""
 
-    def __init__(self, widths: list[int], mode: str | None) -> None:
+    def __init__(self, widths: list[int], mode: str | None, padding: int | None = None) -> None:
         super().__init__()
         self.tables = nn.ModuleList(
-            nn.Embedding(ROWS, width) if mode is None else nn.EmbeddingBag(ROWS, width, mode=mode) for width in widths
+            nn.Embedding(ROWS, width, padding_idx=padding)
+            if mode is None
+            else nn.EmbeddingBag(ROWS, width, mode=mode, padding_idx=padding)
+            for width in widths
         )
         self.head = nn.Linear(sum(widths), 1)
 
@@ -66,6 +70,22 @@ def test_operations_do_not_grow_with_the_tables_of_a_width(mode: str | None, ahe
     assert few == many
     lookups = few - dense_part(4 * LEAST_TABLES)
     assert lookups.total() <= 40, lookups
+
+
+def test_rows_of_tables_with_padding_are_one_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding has no gradient; its rows are as those of any id."""
+    gathers: list[int] = []
+    gather = lookup_math.gather
+    monkeypatch.setattr(lookup_math, "gather", lambda *given: gathers.append(1) or gather(*given))
+    with sr.InProcessCluster().connect("padding") as session:
+        model = session.distribute(
+            Tables([4] * LEAST_TABLES, None, padding=0), optimizer=sr.optim.SGD(lr=0.1), min_rows=1
+        ).to(device())
+        for _ in range(STEPS):
+            gathers.clear()
+            model(torch.randint(0, ROWS, (LEAST_TABLES, BATCH)).to(device())).square().mean().backward()
+            session.step()
+    assert len(gathers) == 1
 
 
 @pytest.mark.parametrize("mode", [None, "sum"])
@@ -127,6 +147,6 @@ def trained(namespace: str) -> list[Tensor]:
 def test_gradients_of_a_row_are_added_in_the_order_of_the_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lookups of several kinds that share tables have the bits that each of them alone would give."""
     together = trained("together")
-    monkeypatch.setattr(device_ops, "_kind_of", lambda *_: None)
+    monkeypatch.setattr(device_ops, "_kind_of", lambda *_, **__: None)
     for rows, wanted in zip(together, trained("alone"), strict=True):
         assert torch.equal(rows, wanted)
