@@ -137,9 +137,11 @@ class _InitNotes(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        target = args[0] if args else kwargs.get("tensor")
+        if self._in_constructor and name in _DISTRIBUTIONS and isinstance(target, Tensor) and target.is_meta:
+            return target  # because torch takes 10 ms to draw no numbers (torch._refs)
         is_in_place = name.endswith("_") and not name.startswith("__") and name not in _HARMLESS
         if is_in_place and not self._in_constructor:
-            target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, Tensor) and target.is_meta and (layer := self._layer_of(target)) is not None:
                 self._note(layer, target, func, args[1:], kwargs)
         elif func == _IS_META and not self._in_constructor and args[0].is_meta and self._layer_of(args[0]) is not None:
