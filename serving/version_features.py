@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..proto.checkpoint.folder import Folder
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
-from ..proto.features.feature_set import FeatureSet
 from ..proto.published.manifest import HashedFile
+
+if TYPE_CHECKING:
+    from ..proto.features.feature_set import FeatureSet
 
 # Calls with values have threads of their own, since the first one of a version waits for files, and lookups do not.
 FEATURE_THREADS = 4

@@ -47,7 +47,7 @@ def query(
         if named:  # the keys and their rows are of one version, though an alias may move in between
             client = clients.enter_context(ServingClient(serving, model=f"{client.model}@{client.version}"))
         for name, _, value in named:
-            asked.append((f"{name}={value}", int(client.make_keys(name, [value], deadline_ms=deadline_ms)[0])))
+            asked.append((f"{name}={value}", int(client.make_keys(name, [value])[0])))
         found = client.lookup(table, [key for _, key in asked], deadline_ms=deadline_ms)
         for i, (shown, _) in enumerate(asked):
             state = "" if found.found[i] else "  (default row)"

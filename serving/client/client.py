@@ -211,7 +211,7 @@ class ServingClient(Closing):
         }
 
     def make_keys(
-        self, feature: str, values: Sequence[str | int], *, deadline_ms: int = 1000, routing_key: str = ""
+        self, feature: str, values: Sequence[str | int], *, deadline_ms: int = 10_000, routing_key: str = ""
     ) -> NDArray[np.uint64]:
         """Returns the keys that a feature of the version in use makes of values, as in training.
 
@@ -221,7 +221,8 @@ class ServingClient(Closing):
         Args:
             feature: the name of a feature that gives keys of one column.
             values: the values, (n): texts and integers; numbers of buckets and times as texts. At most 1,000,000.
-            deadline_ms: the time that a process has for the answer, in milliseconds.
+            deadline_ms: the time that a process has for the answer, in milliseconds. Its first answer of a version may
+                take seconds, since it reads the version's features and imports Arrow then.
             routing_key: see :meth:`lookup`.
 
         Returns:
