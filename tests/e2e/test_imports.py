@@ -12,6 +12,20 @@ def test_readers_import_no_pandas() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_a_model_of_deferred_tables_imports_no_compiler() -> None:
+    """Torch imports it for the first numbers that it draws on the meta device, in 2.4 s of each worker."""
+    code = "import sys, torch, sparserow as sr\nwith sr.deferred(min_rows=1): torch.nn.Embedding(10, 2)\n"
+    code += "assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_serving_processes_import_arrow_with_the_first_values() -> None:
+    """Most look rows up by key alone; Arrow, and pandas with it, would take half a second and 60 MB of each of them."""
+    code = "import sys, sparserow.serving.process, sparserow.serving.service\n"
+    code += "assert not {'pyarrow', 'pandas', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_the_command_that_starts_workers_imports_no_torch() -> None:
     """The workers import it; a second of every ``sparserow train`` was its own import."""
     code = (

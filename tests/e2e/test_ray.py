@@ -201,7 +201,7 @@ def test_the_example_of_the_page(
     (tmp_path / "job.yaml").write_text(
         f"data: {{format: criteo, train: {log.train}, test: {log.test}}}\n"
         f"model: {{class: DLRM, args: {{rows: {{'*': 1000}}}}, min_rows: 1}}\n"
-        f"train: {{workers: 2, threads: 1, batch_size: 128{keeps}}}\n"
+        f"train: {{workers: 2, threads: 1, batch_size: 128, epochs: 3{keeps}}}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", wide_node.address)

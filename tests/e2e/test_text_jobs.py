@@ -33,7 +33,7 @@ features:
   user_country: {kind: cross, of: [user, country]}
   hour: {kind: time, column: at, zone: Europe/Berlin}
   country: {kind: id, vocabulary: FOLDER/countries.txt, unknown: {hash: 3}}
-model: {class: DLRM, args: {rows: {'*': 100000}, dim: 8, bottom: [16], top: [16]}}
+model: {class: DLRM, min_rows: 1, args: {rows: {'*': 100000}, dim: 8, bottom: [16], top: [16]}}
 train: {epochs: 2, batch_size: 128, threads: 1}
 """
 

@@ -24,7 +24,7 @@ from sparserow.deploy.observe.ssd_inspection import inspect_folder
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
 from sparserow.ps_server.shard.metrics import ShardMetrics
-from sparserow.worker.session.table import TableRows
+from sparserow.worker.session.table import KeyedRows
 from sparserow_process import Launcher
 
 DIM = 32
@@ -152,7 +152,7 @@ def corrupt(folder: Path) -> int:
     return len(files)
 
 
-def pull_all(table: sr.TableRows, keys: np.ndarray) -> np.ndarray:
+def pull_all(table: KeyedRows, keys: np.ndarray) -> np.ndarray:
     return np.concatenate([table.pull(part) for part in np.array_split(keys, 40)])
 
 
@@ -209,7 +209,7 @@ def test_weights_beyond_the_budget_are_carried_to_the_ssd(tmp_path) -> None:
 
 def carry_and_die(address: str) -> None:
     """A process that is killed when it has sent a third of a table's weights."""
-    assign, calls = TableRows.assign, []
+    assign, calls = KeyedRows.assign, []
 
     def assign_or_die(self, keys, rows) -> None:
         calls.append(len(keys))
@@ -217,7 +217,7 @@ def carry_and_die(address: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         assign(self, keys, rows)
 
-    TableRows.assign = assign_or_die
+    KeyedRows.assign = assign_or_die
     session = sr.connect(address, namespace="killed")
     session.distribute(Wide(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1, exclude=["small"])
 
