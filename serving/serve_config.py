@@ -6,11 +6,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ..proto.config.config import Bytes, FromList, Seconds
 from ..proto.config.listen_config import ListenConfig
-from ..proto.config.path_text import PathText
 from ..proto.coordinators import parse_address
 from ..proto.errors import InvalidArgument
+from ..proto.options.path_text import PathText
+from ..proto.options.strict_model import Bytes, FromList, Seconds
 
 _POLL_SEC, _POLL_FAR_SEC = 0.5, 5.0  # of folders, and of URLs, where each look costs requests
 _LONGEST_SEC = 5.0

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.amp.grad_scaler import GradScaler
 
-from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
+from ...proto.options.document import load_config
 from ...worker.api.connect import connect
 from ...worker.api.session import Session
 from ...worker.training.process_group import WorkerGroup

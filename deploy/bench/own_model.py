@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
 from ...proto.control import ControlClient
+from ...proto.options.document import load_config
 from ...worker.data import Batch, ReadOptions, SalesLog, write_sales_log
 from ...worker.data.sources import fit_features, open_reader
 from ...worker.training.run_identity import RunIdentity

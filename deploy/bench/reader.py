@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from ...proto.config.config import validate
 from ...proto.config.job import JobConfig
+from ...proto.options.document import validate
 from ...worker.data import ReadOptions
 from ...worker.data.sources import fit_features, open_reader
 from .harness import Figure, median, pinned_to_one_cpu

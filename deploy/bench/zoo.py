@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
+from ...proto.options.document import load_config
 from ...proto.row_keys import hash_key
 from ...worker.api.connect import connect
 from ...worker.api.in_process import InProcessCluster

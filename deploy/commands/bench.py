@@ -16,6 +16,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument
 from ...proto.process.startup import end_start
 from ...proto.process.whole_file import write_whole
 from ..launch.termination import interrupted_by_termination
+from .bench_outcome import check_folder, report_missed
 from .bench_peers import Environments, Only, Python, Write, measure_peers
 
 if TYPE_CHECKING:
@@ -102,23 +103,6 @@ def _measure(name: str, json_file: Path | None, *, quick: bool, rows: int | None
     if json_file is not None:
         write_json(json_file, figures)
     report_missed(figures, strict=strict)
-
-
-def report_missed(figures: Iterable[Figure], *, strict: bool) -> None:
-    """Prints a line for each figure that misses its limit; ends with status 1 then, where that is asked for."""
-    from ..bench.harness import line_of
-
-    missed = [figure for figure in figures if figure.passes is False]
-    for figure in missed:
-        typer.echo(f"missed: {line_of(figure)}")
-    if missed and strict:
-        raise typer.Exit(1)
-
-
-def check_folder(option: str, path: Path | None) -> None:
-    """Raises InvalidArgument where the folder of the file of an option does not exist."""
-    if path is not None and not path.parent.is_dir():
-        raise InvalidArgument(f"{option} {path}: the folder of the file does not exist; create it first")
 
 
 def _command_of(name: str) -> Callable[..., None]:

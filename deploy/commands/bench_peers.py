@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...proto.process.whole_file import write_whole
+from .bench_outcome import check_folder, report_missed
 
 if TYPE_CHECKING:
     from ..bench.peers_run import PeersReport
@@ -54,7 +55,6 @@ def measure_peers(
     from ..bench.peer_environments import default_folder, interpreters
     from ..bench.peers_report import page_of, peer_figures
     from ..bench.peers_run import chosen, run_peers
-    from .bench import check_folder, report_missed
 
     for option, path in (("--json", json_file), ("--write", page)):
         check_folder(option, path)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.config.cluster_config import ClusterConfig
 from ...proto.config.listen_config import ListenConfig
+from ...proto.config.log_config import LogConfig
 from . import options
 from .model_options import Fields, takes
 
@@ -52,8 +53,8 @@ def coordinator(
 ) -> None:
     """Run a coordinator until SIGTERM or Ctrl-C: table registry, slot map, leases and membership."""
     del die_with_parent, cluster_json  # a callback and the section have acted on them
-    from ...proto.config.units import parse_seconds
     from ...proto.errors import InvalidArgument
+    from ...proto.options.units import parse_seconds
     from ...proto.process.event_loop import run_server
     from ...proto.process.listen import is_loopback
     from ...proto.process.logs import start_log

@@ -29,10 +29,12 @@ def demo(
 
     from rich.console import Console
 
-    from ...proto.config.config import ClusterConfig, LogConfig, load_config
+    from ...proto.config.cluster_config import ClusterConfig
     from ...proto.config.job import JobConfig
+    from ...proto.config.log_config import LogConfig
     from ...proto.config.publish_config import PublishConfig
     from ...proto.errors import Internal, ResourceExhausted, not_allowed
+    from ...proto.options.document import load_config
     from ...worker.data.synthetic import write_click_log
     from ..examples.serving_demo import ServingDemo
     from ..launch.local_cluster import start_local

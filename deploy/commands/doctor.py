@@ -51,8 +51,8 @@ def doctor(
 
     from rich.table import Table
 
-    from ...proto.config.units import parse_bytes
     from ...proto.errors import InvalidArgument, not_allowed
+    from ...proto.options.units import parse_bytes
     from ...proto.security.security import process_security
     from ..preflight.health_checks import (
         check_disk,
@@ -110,8 +110,8 @@ def doctor(
 
 def _settings(slower_than: float, timeout: str, folder: Path | None) -> CheckSettings:
     """Returns the settings of a check of nodes; the section ``train.node_check`` has the same options and bounds."""
-    from ...proto.config.config import validate
     from ...proto.config.node_check_config import NodeCheckConfig
+    from ...proto.options.document import validate
     from ..preflight.node_check import CheckSettings
 
     config = validate(NodeCheckConfig, {"slower_than": slower_than, "timeout": timeout})

@@ -8,8 +8,9 @@ import socket
 
 from pydantic import Field
 
-from ...proto.config.config import LogConfig, Seconds, StrictModel
 from ...proto.config.listen_config import ListenConfig
+from ...proto.config.log_config import LogConfig
+from ...proto.options.strict_model import Seconds, StrictModel
 from . import options
 from .model_options import Fields, takes
 

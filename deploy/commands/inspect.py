@@ -21,7 +21,7 @@ def inspect(
     """
     from rich.table import Table
 
-    from ...proto.config.units import format_bytes
+    from ...proto.options.units import format_bytes
     from ..observe.ssd_inspection import inspect_folder
     from .terminal import tables_console
 

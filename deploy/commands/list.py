@@ -18,7 +18,7 @@ def list(  # noqa: A001 - the name of the command
     ] = None,
 ) -> None:
     """Show versions and aliases of published models."""
-    from ...proto.config.units import format_bytes
+    from ...proto.options.units import format_bytes
     from ...proto.published.registry import ModelRegistry
     from ..observe.whole_cells import WholeCells
     from .terminal import tables_console

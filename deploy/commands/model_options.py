@@ -20,8 +20,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from ...proto.config.config import StrictModel, validate
 from ...proto.errors import InvalidArgument
+from ...proto.options.document import validate
+from ...proto.options.strict_model import StrictModel
 
 HANDED_DOWN = "cluster_json"  # the hidden option by which a parent process passes a whole section
 

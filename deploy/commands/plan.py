@@ -47,8 +47,8 @@ def plan(
 
     from rich.table import Table
 
-    from ...proto.config.units import format_bytes, parse_bytes
     from ...proto.errors import not_allowed
+    from ...proto.options.units import format_bytes, parse_bytes
     from ..preflight.planning import (
         PLANNED_OPTIMIZERS,
         Load,
@@ -124,6 +124,6 @@ def _shared(count: float, shards: int) -> str:
 
 
 def _size(count: float) -> str:
-    from ...proto.config.units import format_bytes
+    from ...proto.options.units import format_bytes
 
     return format_bytes(round(count))

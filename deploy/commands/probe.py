@@ -19,7 +19,7 @@ def probe(
     deadline: Annotated[str, typer.Option(help="Longest time for a row to be served, such as 10s.")] = "10s",
 ) -> None:
     """Write marked rows in training, look them up until they are served, and delete them again."""
-    from ...proto.config.units import parse_seconds
+    from ...proto.options.units import parse_seconds
     from ...serving.client.client import ServingClient
     from ..observe.freshness_probe import probe_freshness
     from .table import lone_session, parts_of

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.config.cluster_config import ClusterConfig
 from ...proto.config.listen_config import ListenConfig
+from ...proto.config.log_config import LogConfig
 from . import options
 from .model_options import Fields, takes
 
@@ -37,8 +38,8 @@ def ps(
 ) -> None:
     """Run a parameter server until SIGTERM or Ctrl-C; it then finishes the requests under way and leaves."""
     del die_with_parent, cluster_json  # a callback and the section have acted on them
-    from ...proto.config.config import validate
-    from ...proto.config.units import parse_seconds
+    from ...proto.options.document import validate
+    from ...proto.options.units import parse_seconds
     from ...proto.process.event_loop import run_server
     from ...proto.process.logs import start_log
     from ...proto.process.stopping import StopRequest

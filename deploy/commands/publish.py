@@ -55,9 +55,9 @@ def publish(
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from ...proto.config.units import format_bytes
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
+    from ...proto.options.units import format_bytes
     from ...proto.security.security import process_security
     from ...worker.publish.asked_version import checked_sign
     from ...worker.publish.publishing import Publication, publish_from

@@ -25,7 +25,7 @@ def security() -> None:
 @app.command("init")
 def init_(folder: Folder, hosts: Hosts = ["127.0.0.1", "localhost"], valid: Valid = "8760h") -> None:  # noqa: B006
     """Make an authority, a certificate for servers, an admin token, and the security file that names them."""
-    from ...proto.config.units import parse_seconds
+    from ...proto.options.units import parse_seconds
     from ..launch.security_files import init_security
 
     path = init_security(folder, hosts, valid_sec=round(parse_seconds(valid)))
@@ -40,7 +40,7 @@ def certificate_(
     valid: Valid = "8760h",
 ) -> None:
     """Sign another certificate with a folder's authority, or a newer certificate of the same name."""
-    from ...proto.config.units import parse_seconds
+    from ...proto.options.units import parse_seconds
     from ..launch.security_files import sign_certificate
 
     paths = sign_certificate(folder, name, hosts, valid_sec=round(parse_seconds(valid)))

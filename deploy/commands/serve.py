@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...proto.config.config import LogConfig
+from ...proto.config.log_config import LogConfig
 from ...serving.serve_config import ServeConfig
 from . import options
 from .model_options import Fields, takes

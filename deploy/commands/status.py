@@ -38,9 +38,9 @@ def status(
     import json
     from dataclasses import asdict
 
-    from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
+    from ...proto.options.units import parse_seconds
     from ..observe.cluster_screen import screen, serving_table
     from ..observe.cluster_status import look
     from ..observe.fault_view import fault_text, fault_views

@@ -110,9 +110,9 @@ def sweep_(
     deadline: Annotated[str, typer.Option(help="How long one table may take, such as 10min.")] = "1h",
 ) -> None:
     """Remove the rows that a table's policy no longer keeps, or count them, by rule."""
-    from ...proto.config.units import format_bytes, parse_seconds
     from ...proto.control import ControlClient
     from ...proto.errors import FailedPrecondition
+    from ...proto.options.units import format_bytes, parse_seconds
 
     seconds = parse_seconds(deadline)
     with ControlClient(coordinator) as client:
@@ -168,9 +168,9 @@ def drop(
     """Asks for confirmation, and removes tables of a namespace; ``names`` None removes the whole namespace."""
     import sys
 
-    from ...proto.config.units import format_bytes
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
+    from ...proto.options.units import format_bytes
 
     with ControlClient(coordinator) as client:
         found = client.drop_tables(namespace, names, dry_run=True, only_unused=not (dry_run or force))

@@ -26,9 +26,9 @@ def top(
 
     from rich.console import Console
 
-    from ...proto.config.units import parse_seconds
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument, not_allowed
+    from ...proto.options.units import parse_seconds
     from ..observe.live_screen import watch
 
     seconds = parse_seconds(every)

@@ -54,8 +54,8 @@ def train(
     """
     from rich.console import Console
 
-    from ...proto.config.config import load_config
     from ...proto.config.job import JobConfig
+    from ...proto.options.document import load_config
     from ..train.checked_nodes import checked_place
     from ..train.training_display import next_commands, summary
     from ..train.training_job import check_overwrites, checked_resume, run_job, torchrun_place

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...proto.config.config import ClusterConfig
+from ...proto.config.cluster_config import ClusterConfig
 from ...proto.config.listen_config import ListenConfig
 from . import options
 from .model_options import Fields, takes
@@ -78,8 +78,9 @@ def up(
     Otherwise the whole cluster stops with an error: start a new one and restore a checkpoint.
     """
     del cluster_json  # the section has acted on it
-    from ...proto.config.config import LogConfig, validate
+    from ...proto.config.log_config import LogConfig
     from ...proto.errors import InvalidArgument, SparserowError
+    from ...proto.options.document import validate
     from ...proto.process.event_loop import run_server
     from ...proto.process.logs import start_log
     from ..launch.single_host import EmbeddedOptions

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...proto.cluster_view import ShardAddress
-from ...proto.config.config import ClusterConfig, LogConfig, validate
+from ...proto.config.cluster_config import ClusterConfig
+from ...proto.config.log_config import LogConfig
 from ...proto.errors import DeadlineExceeded, Unavailable, error_of
+from ...proto.options.document import validate
 from .security_files import security_arguments
 
 _STOP_DEADLINE_SEC = 30.0

@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from ...cpp_ext import _server
-from ...proto.config.config import load_config, validate
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, not_allowed
+from ...proto.options.document import load_config, validate
 from ...proto.process.whole_file import write_whole
 from ...proto.security.security import (
     Role,

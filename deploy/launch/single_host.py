@@ -15,7 +15,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.config.cluster_config import ClusterConfig
+from ...proto.config.log_config import LogConfig
 from ...proto.coordinators import parse_address
 from ...proto.errors import DeadlineExceeded, Unavailable
 from ...proto.process.advertise import is_wildcard

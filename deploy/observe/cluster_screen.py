@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ...proto import control_pb2 as pb
-from ...proto.config.units import format_bytes
+from ...proto.options.units import format_bytes
 from ...proto.schema import RowPolicy
 from ...proto.schema_message import schema_of_message
 from .cluster_status import ClusterStatus, ShardView, Times

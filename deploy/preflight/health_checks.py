@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...proto.config.config import load_config
 from ...proto.config.job import JobConfig
-from ...proto.config.units import format_bytes
 from ...proto.coordinators import parse_address
 from ...proto.errors import SparserowError
+from ...proto.options.document import load_config
+from ...proto.options.units import format_bytes
 from ...proto.process.cores import available_cores
 from ...proto.process.listen import check_port_free
 

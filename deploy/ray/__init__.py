@@ -1,7 +1,8 @@
 """Runs Sparserow on a Ray cluster, which places and restarts its processes (docs/ray.md)."""
 
-from ...proto.config.config import ClusterConfig, load_config
+from ...proto.config.cluster_config import ClusterConfig
 from ...proto.config.job import JobConfig
+from ...proto.options.document import load_config
 from .cluster import RayCluster, RayOptions, ServingOptions, ray_cluster, start_on_ray
 from .training import train_on_ray
 

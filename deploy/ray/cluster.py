@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.config.cluster_config import ClusterConfig
+from ...proto.config.log_config import LogConfig
 from ...proto.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.extras import install_command
 from ...proto.security.security import process_security

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...proto.config.config import validate
 from ...proto.config.job import JobConfig
 from ...proto.config.parallel_config import check_ranks
 from ...proto.config.quorum_config import check_members
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
 from ...proto.extras import install_command
+from ...proto.options.document import validate
 from ...proto.security.security import process_security, use_security
 from ...worker.training.run_identity import RunIdentity
 from ..launch.readiness import wait_until_ready

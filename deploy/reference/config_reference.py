@@ -12,8 +12,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ...proto.config.allowed import allowed_of_field, keys_of, sections_of
 from ...proto.config.job import JobConfig
+from ...proto.options.allowed import allowed_of_field, keys_of, sections_of
 from .command_rules import render_table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from ...proto.config.units import format_bytes
+from ...proto.options.units import format_bytes
 from .dry_run import DryRun
 
 _PLACES = {

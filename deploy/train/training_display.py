@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ...proto.config.units import format_bytes
+from ...proto.options.units import format_bytes
 from ...worker.training.training_report import EpochResult, TrainResult, why_undefined
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from ...proto.checkpoint.manifest import number_of
 from ...proto.checkpoint.urls import absolute
-from ...proto.config.config import ClusterConfig, LogConfig
+from ...proto.config.cluster_config import ClusterConfig
 from ...proto.config.job import JobConfig
+from ...proto.config.log_config import LogConfig
 from ...proto.config.parallel_config import check_ranks
 from ...proto.config.quorum_config import check_members
 from ...proto.errors import (

@@ -19,9 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ...proto.config.config import validate
 from ...proto.config.job import JobConfig
 from ...proto.errors import Internal, SparserowError
+from ...proto.options.document import validate
 from ...proto.process.startup import begin_start
 from ...proto.security.security import use_security
 

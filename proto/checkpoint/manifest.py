@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
 
@@ -119,7 +119,7 @@ class Manifest:
         Raises:
             ResourceExhausted: the file is larger than a program reads.
         """
-        return bytes_of_manifest(self, f"{self.name}/{FILE}")
+        return bytes_of_manifest(asdict(replace(self, tables=())), self.tables, f"{self.name}/{FILE}")
 
     @staticmethod
     def of_bytes(data: bytes, where: str) -> Manifest:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import xxhash
 from google.protobuf.message import DecodeError as ProtobufDecodeError
@@ -14,26 +14,25 @@ from .. import control_pb2 as pb
 from ..documents import parse_json
 from ..errors import DataLoss, FailedPrecondition, ResourceExhausted, SparserowError
 from ..schema_message import message_of_schema, schema_of_message
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
+from .entries import TableEntry
 
 FORMAT = 1
 MOST_BYTES = 256 << 20  # the largest size of a manifest
 
 
-def bytes_of_manifest(manifest: Manifest, where: str) -> bytes:
+def bytes_of_manifest(fields: Mapping[str, Any], tables: Sequence[TableEntry], where: str) -> bytes:
     """Returns the bytes of a manifest's file.
 
     Args:
-        manifest: the manifest.
+        fields: the fields of the manifest but its tables, as plain values.
+        tables: its tables.
         where: the name of the file, which error messages have.
 
     Raises:
         ResourceExhausted: the file is larger than a program reads.
     """
-    document = asdict(replace(manifest, tables=()))
-    parts = {part.file: part for table in manifest.tables for part in table.parts}
+    document = dict(fields)
+    parts = {part.file: part for table in tables for part in table.parts}
     number = {file: index for index, file in enumerate(parts)}
     document["parts"] = [[part.file, part.bytes, part.xxh3, part.shard] for part in parts.values()]
     document["tables"] = [
@@ -45,9 +44,9 @@ def bytes_of_manifest(manifest: Manifest, where: str) -> bytes:
             "dtype": table.schema.dtype,
             "parts": [[number[part.file], part.first_slot, part.end_slot, part.rows] for part in table.parts],
         }
-        for table in manifest.tables
+        for table in tables
     ]
-    document["cluster_id"] = f"{manifest.cluster_id:x}"
+    document["cluster_id"] = f"{fields['cluster_id']:x}"
     body = json.dumps({"format": FORMAT, **document}, sort_keys=True)
     data = json.dumps({"xxh3": _checksum(body), "checkpoint": json.loads(body)}, indent=1).encode()
     if len(data) > MOST_BYTES:

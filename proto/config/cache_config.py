@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ..errors import not_allowed
+from ..options.strict_model import Bytes, StrictModel
 from ..schema import Dtype
-from .config import Bytes, StrictModel
 
 
 class CacheConfig(StrictModel):

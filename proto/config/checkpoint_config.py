@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
-from .config import Seconds, StrictModel
-from .path_text import PathText
+from ..options.path_text import PathText
+from ..options.strict_model import Seconds, StrictModel
 
 
 class CheckpointConfig(StrictModel):

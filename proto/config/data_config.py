@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from ..errors import InvalidArgument
-from .config import StrictModel
+from ..options.csv_dialect import CsvDialect
+from ..options.path_text import PathText
+from ..options.strict_model import StrictModel
+from ..options.units import TimeUnit
 from .criteo_columns import CRITEO_FEATURES
-from .csv_dialect import CsvDialect
-from .path_text import PathText
 from .row_filter import parse_where
-from .units import TimeUnit
 
 ColumnRef: TypeAlias = str | int
 

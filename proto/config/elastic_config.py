@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .config import Seconds, StrictModel
-from .path_text import PathText
+from ..options.path_text import PathText
+from ..options.strict_model import Seconds, StrictModel
 
 
 class ElasticConfig(StrictModel):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..errors import InvalidArgument
 from ..features.base import Feature
 from ..features.kinds import MultiHotFeature, SequenceFeature, feature_of
-
-if TYPE_CHECKING:
-    from .job import JobConfig
+from .job_sections import JobSections
 
 
-def features_of_job(job: JobConfig) -> tuple[Feature, ...]:
+def features_of_job(job: JobSections) -> tuple[Feature, ...]:
     """Returns the features of a job's section; () without it, which stands for all columns of Criteo's layout.
 
     Raises:
@@ -39,7 +35,7 @@ def _reads_lists(feature: Feature) -> bool:
     return isinstance(feature, MultiHotFeature | SequenceFeature)
 
 
-def _check_list_delimiter(job: JobConfig, features: tuple[Feature, ...]) -> None:
+def _check_list_delimiter(job: JobSections, features: tuple[Feature, ...]) -> None:
     csv = job.data.csv
     if csv is None or any(_reads_lists(feature) for feature in features):
         return

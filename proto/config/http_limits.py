@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
-from .config import Bytes, StrictModel
+from ..options.strict_model import Bytes, StrictModel
 
 REQUEST_BYTES = 1 << 20  # bytes charged to every request, which bounds the number of small requests
 BODY_FACTOR = 24  # bytes of Python objects for each byte of the worst JSON text that passes check_structure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .config import StrictModel
+from ..options.strict_model import StrictModel
 
 
 class ListenConfig(StrictModel):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from ..errors import not_allowed
-from .config import FromList, StrictModel
-from .path_text import PathText
-
-if TYPE_CHECKING:
-    from .job import JobConfig
+from ..options.path_text import PathText
+from ..options.strict_model import FromList, StrictModel
 
 
 def is_better_higher(metric: str) -> bool:
@@ -80,28 +76,3 @@ class MetricsConfig(StrictModel):
         description="Folder of event files for TensorBoard, which the first worker writes; null: none.",
         json_schema_extra={"allowed": "a path"},
     )
-
-
-def check_metrics(job: JobConfig) -> None:
-    """Raises InvalidArgument when an option of the section names a metric that the evaluations do not have."""
-    if job.metrics.stop is not None:
-        _check_judged(job, "metrics.stop.metric", job.metrics.stop.metric)
-    if job.metrics.best is not None:
-        _check_judged(job, "metrics.best", job.metrics.best)
-
-
-def _check_judged(job: JobConfig, setting: str, metric: str) -> None:
-    """Raises InvalidArgument when the evaluations of a job do not have a metric, or it has no better and worse."""
-    judged = [f"{task.name}.{name}" for task in job.all_tasks for name in _judged(job, task.loss)]
-    if metric not in judged:
-        raise not_allowed(setting, metric, ", ".join(judged))
-
-
-def _judged(job: JobConfig, loss: str) -> list[str]:
-    """Returns the names of the metrics of a loss for which higher or lower is better."""
-    if loss == "mse":
-        return ["mse", "mae"]
-    if loss != "bce":
-        return ["loss", "mrr", *(f"{name}@{k}" for k in job.metrics.at for name in ("hit_rate", "ndcg"))]
-    has_groups = job.data.samples.group is not None
-    return ["auc", *(["gauc"] if has_groups else []), "log_loss", "normalized_entropy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .config import Seconds, StrictModel
+from ..options.strict_model import Seconds, StrictModel
 
 
 class NodeCheckConfig(StrictModel):

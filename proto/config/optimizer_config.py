@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
 from ..optim import FTRL, LAMB, OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, Lion, RMSprop, RowOptimizer, RowWiseAdagrad
-from .config import FromList, StrictModel
+from ..options.strict_model import FromList, StrictModel
 
 _Fraction = Annotated[float, Field(ge=0, lt=1)]
 Betas: TypeAlias = Annotated[tuple[_Fraction, _Fraction], FromList]

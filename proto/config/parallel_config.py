@@ -1,17 +1,14 @@
-"""The section ``train.parallel`` of a job file, and what it asks of the other sections."""
+"""The section ``train.parallel`` of a job file, and the numbers of processes that it allows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument, not_allowed
-from .config import StrictModel
-
-if TYPE_CHECKING:
-    from .job import JobConfig
+from ..options.strict_model import StrictModel
 
 
 class ParallelConfig(StrictModel):
@@ -54,12 +51,6 @@ class ParallelConfig(StrictModel):
     def has_parts(self) -> bool:
         """Whether no process has the whole tower."""
         return self.shard == "all" or self.tensor > 1
-
-
-def check_parallel(job: JobConfig) -> None:
-    """Raises InvalidArgument unless the other settings of the job allow its ``train.parallel``."""
-    if job.train.parallel is not None and "workers" in job.train.model_fields_set:
-        check_ranks(job.train.parallel, job.train.workers)
 
 
 def check_ranks(parallel: ParallelConfig | None, ranks: int) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..errors import not_allowed
 from ..schema import RowPolicy
+from .job_sections import JobSections
 from .table_config import TableConfig
 
-if TYPE_CHECKING:
-    from .job import JobConfig
 
-
-def check_placements(job: JobConfig) -> None:
+def check_placements(job: JobSections) -> None:
     """Raises InvalidArgument when the job has a table with placement device and a setting that this excludes."""
     for pattern, table in job.tables.items():
         refusal = refusal_of_devices(job, table) if table.placement == "device" else None
@@ -20,7 +16,7 @@ def check_placements(job: JobConfig) -> None:
             raise not_allowed(f"tables.{pattern}.placement", "device", f"servers with {refusal}")
 
 
-def refusal_of_devices(job: JobConfig, table: TableConfig) -> str | None:
+def refusal_of_devices(job: JobSections, table: TableConfig) -> str | None:
     """Returns the setting that keeps a table from being on devices; None when there is none.
 
     With placement auto such a table is on the servers.

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .config import StrictModel
-from .path_text import PathText
+from ..options.path_text import PathText
+from ..options.strict_model import StrictModel
 
 _NAME = r"^[A-Za-z0-9_.-]{1,255}$"
 _ALLOWED_NAME = "1-255 of letters, digits, _ . -"

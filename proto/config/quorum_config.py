@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..errors import not_allowed
-
-if TYPE_CHECKING:
-    from .job import TrainConfig
+from .train_config import TrainConfig
 
 
 def check_members(train: TrainConfig, workers: int) -> None:

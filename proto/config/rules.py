@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ..errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from .job import JobConfig
+from .job_sections import JobSections
+from .tasks_rules import tasks_of_job
 
 # Whether a job breaks a rule; or the names of its options that do, where the rule stands for several.
-Check: TypeAlias = "Callable[[JobConfig], bool | Iterable[str]]"
+Check: TypeAlias = Callable[[JobSections], bool | Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,13 @@ class Rule:
     is_broken: Check | None = None
     where: str = "job"
 
-    def broken_by(self, job: JobConfig) -> tuple[str, ...]:
+    def broken_by(self, job: JobSections) -> tuple[str, ...]:
         """Returns the names of the job's options that break the rule."""
         found: bool | Iterable[str] = False if self.is_broken is None else self.is_broken(job)
         return (() if not found else (self.option,)) if isinstance(found, bool) else tuple(found)
 
 
-def check_rules(job: JobConfig) -> None:
+def check_rules(job: JobSections) -> None:
     """Refuses a job that breaks a rule, and names all of its options that need the same for the same reason.
 
     Raises:
@@ -76,7 +75,7 @@ _CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
 _CSV = "data.format=csv"
 
 
-def _of_servers(option: str, example: str, is_given: Callable[[JobConfig], bool | Iterable[str]]) -> Rule:
+def _of_servers(option: str, example: str, is_given: Callable[[JobSections], bool | Iterable[str]]) -> Rule:
     return Rule(
         option,
         _SERVERS,
@@ -96,16 +95,16 @@ def _without_meetings(option: str, because: str, example: tuple[str, ...], is_gi
     )
 
 
-def _set(job: JobConfig, section: str, name: str) -> bool:
+def _set(job: JobSections, section: str, name: str) -> bool:
     """Whether the job file has the option."""
     return name in getattr(job, section).model_fields_set
 
 
-def _losses(job: JobConfig) -> set[str]:
-    return {task.loss for task in job.all_tasks}
+def _losses(job: JobSections) -> set[str]:
+    return {task.loss for task in tasks_of_job(job)}
 
 
-def _decoupled(job: JobConfig) -> Iterable[str]:
+def _decoupled(job: JobSections) -> Iterable[str]:
     sections = {"train.row_optimizer": job.train.row_optimizer}
     sections.update({f"tables.{name}.optimizer": each.optimizer for name, each in job.tables.items() if each.optimizer})
     for section, rows in sections.items():
@@ -127,7 +126,7 @@ RULES: tuple[Rule, ...] = (
         "a single task with loss bce",
         "as the logits of others cannot be corrected",
         ("data.negatives_keep=0.5", "tasks={label: {loss: mse}}"),
-        lambda job: job.data.negatives_keep < 1 and [task.loss for task in job.all_tasks] != ["bce"],
+        lambda job: job.data.negatives_keep < 1 and [task.loss for task in tasks_of_job(job)] != ["bce"],
     ),
     Rule(
         "data.shuffle_rows above 0",

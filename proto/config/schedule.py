@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
-from .config import StrictModel
+from ..options.strict_model import StrictModel
 
 
 class _ScheduleBase(StrictModel):

@@ -8,10 +8,10 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from ..errors import InvalidArgument
+from ..options.path_text import PathText
+from ..options.strict_model import Bytes, Seconds, StrictModel
 from ..schema import Constant, Dtype, Init, Normal, RowPolicy, Table, Uniform
-from .config import Bytes, Seconds, StrictModel
 from .optimizer_config import RowOptimizerConfig
-from .path_text import PathText
 
 
 class UniformInit(StrictModel):

@@ -6,9 +6,10 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
-from ..config.config import StrictModel, describe_error
-from ..config.path_text import PathText
 from ..errors import InvalidArgument
+from ..options.document import describe_error
+from ..options.path_text import PathText
+from ..options.strict_model import StrictModel
 
 MOST_KEYS = 1 << 62
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"

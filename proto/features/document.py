@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
-from ..config.csv_dialect import CsvDialect
 from ..documents import Positive, checked, parse_json
 from ..errors import DataLoss, InvalidArgument
+from ..options.csv_dialect import CsvDialect
 from ..row_keys import TextHasher, hash_texts
 from .base import Feature
 from .feature_set import FeatureSet

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..config.csv_dialect import CsvDialect
 from ..errors import FailedPrecondition, InvalidArgument
+from ..options.csv_dialect import CsvDialect
 from ..row_keys import TextHasher, hash_texts
 from .base import Feature
 from .cells import Cells, Columns, table_of

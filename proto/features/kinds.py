@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ..config.config import FromList
-from ..config.units import TimeUnit
 from ..errors import InvalidArgument, not_allowed
+from ..options.strict_model import FromList
+from ..options.units import TimeUnit
 from .base import MOST_KEYS, CellKind, Feature, KeyOptions, OneColumn
 
 Pool: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..config.units import TimeUnit
+from ..options.units import TimeUnit
 from .cells import is_plain_text
 
 TIME_FORM = "a timestamp, a date, or a text of ISO 8601"

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from ..config.config import LogConfig
+from ..config.log_config import LogConfig
 
 
 class _PlainLine(logging.Formatter):

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from ..config.config import StrictModel
 from ..errors import ResourceExhausted, not_allowed
 from ..names import check_name
+from ..options.strict_model import StrictModel
 
 MOST_SHARE = 0.875  # the rest is for namespaces without a share (cpp_ext/store/table/memory_shares.h)
 

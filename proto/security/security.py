@@ -32,9 +32,10 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, model_validator
 
-from ..config.config import Bytes, FromList, StrictModel, load_config
 from ..config.http_limits import HttpLimits
 from ..errors import InvalidArgument, PermissionDenied
+from ..options.document import load_config
+from ..options.strict_model import Bytes, FromList, StrictModel
 from .quotas import Quotas
 from .signing_keys import signing_key, verification_keys
 

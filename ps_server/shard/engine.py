@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
-from ...proto.config.config import ClusterConfig
+from ...proto.config.cluster_config import ClusterConfig
 from ...proto.errors import FailedPrecondition, NotFound
 from ...proto.route import owners_of_runs
 from ...proto.schema import TableSchema

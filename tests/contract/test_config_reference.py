@@ -7,8 +7,8 @@ import re
 from pydantic import BaseModel
 
 from sparserow.deploy.reference.config_reference import PAGE, render
-from sparserow.proto.config.allowed import sections_of
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.allowed import sections_of
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -6,8 +6,8 @@ import yaml
 
 from doc_blocks import doc_blocks
 from service_units import unit_blocks
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import validate
 from sparserow.proto.security.quotas import Quotas
 from sparserow.proto.security.security import Limits
 

@@ -13,8 +13,8 @@ import yaml
 
 from sparserow.deploy.cli import _command
 from sparserow.deploy.launch.security_files import add_token, init_security
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.proto.security.security import Security
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -19,7 +19,8 @@ LOOKUPS = ROOT / "worker" / "lookups"
 FEW_LINES = 250
 WITHOUT_CIRCLE = [
     *("worker", "worker/layers", "worker/lookups", "worker/lookups/makers", "worker/session", "worker/training"),
-    *("cpp_ext/rpc", "deploy", "ps_server/coordinator", "serving"),
+    *("proto", "proto/checkpoint", "proto/config", "proto/features", "proto/options"),
+    *("cpp_ext/rpc", "deploy", "deploy/commands", "ps_server/coordinator", "serving"),
 ]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from sparserow.deploy import cli
 from sparserow.deploy.reference.command_rules import COMMAND_RULES
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.rules import RULES
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config
 
 BASE = ["data.train=a.tsv", "data.test=b.tsv", "model={class: DLRM, args: {rows: {'*': 1000000}}}"]
 LOCAL = "train.row_optimizer={kind: sgd}"  # which the local backend has, as the default

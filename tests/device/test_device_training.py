@@ -10,8 +10,8 @@ import torch
 
 import sparserow as sr
 from counting_device import COUNTS, device
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data.synthetic import write_click_log
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.ps_backend import PsBackend

@@ -14,8 +14,8 @@ import sparserow as sr
 from long_form import FULL
 from sparserow.deploy.train.training_display import summary
 from sparserow.deploy.train.training_job import run_job
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 
 ROWS, DIM, STEPS = 200, 4, 20
 

@@ -17,8 +17,8 @@ import torch
 
 from column_uses import job_sets
 from long_form import FULL
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.trainer import Trainer

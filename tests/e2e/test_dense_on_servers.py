@@ -107,8 +107,8 @@ def test_workers_wait_for_an_evaluation_that_is_longer_than_their_deadline(tmp_p
 def train_and_test_slowly(address: str, train: str, test: str, rank: str) -> None:
     """One worker of a job, whose worker 0 tests ten batches, one a second."""
     from sparserow.deploy.train import training_run
-    from sparserow.proto.config.config import validate
     from sparserow.proto.config.job import JobConfig
+    from sparserow.proto.options.document import validate
     from sparserow.worker.training import job_readers
     from sparserow.worker.training.batch_placement import BatchPlacement
     from sparserow.worker.training.process_group import WorkerGroup

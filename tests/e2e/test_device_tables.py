@@ -22,9 +22,9 @@ from sparserow.cpp_ext.device.link import HostLink
 from sparserow.deploy.train.placements import placements_of
 from sparserow.proto.checkpoint import manifest
 from sparserow.proto.checkpoint.folder import Folder as CheckpointFolder
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
+from sparserow.proto.options.document import load_config
 from sparserow.worker.membership.shard_client import shard_client
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.ps_backend import PsBackend

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sparserow.deploy.cli import main
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import Batch, FeatureSpec, ReadOptions, write_click_log
 from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.layers.deferred import deferred

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparserow.deploy.train.training_job import run_job
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument, NotFound
+from sparserow.proto.options.document import load_config
 from sparserow_process import Launcher
 
 CODE = """\

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.names import DATA_TABLE
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data.sources import item_table, lines
 from sparserow.worker.data.sources.known_files import KnownFiles
 from sparserow.worker.session.namespace_file import NamespaceFile

@@ -14,10 +14,10 @@ import torch
 import sparserow as sr
 from sparserow.deploy.launch.local_cluster import local_cluster
 from sparserow.proto import control_pb2 as pb
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config
 from sparserow.worker.prefetch import batches as prefetch_batches
 from sparserow.worker.prefetch.trials import Trial
 from sparserow.worker.session.session_stats import SessionStats

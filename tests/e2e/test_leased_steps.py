@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.ps_backend import PsBackend
 from sparserow.worker.training.trainer import Trainer

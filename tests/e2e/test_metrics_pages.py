@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import sparserow as sr
 from sparserow.deploy.train.training_run import run_worker
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import write_click_log
 from sparserow.worker.training.process_group import joined_group
 from sparserow.worker.training.training_report import EpochResult

@@ -20,8 +20,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 import sparserow as sr
 from doc_blocks import doc_blocks
 from own_models import Shop
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import Batch, ReadOptions
 from sparserow.worker.data.sources import feature_spec, fit_features, open_reader
 from sparserow.worker.metrics.binary import auc

@@ -14,9 +14,9 @@ import torch
 import sparserow as sr
 from long_form import FULL
 from sparserow.deploy.launch.security_files import init_signing_key
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config
 from sparserow.proto.published.proof import sha256_of
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.security.security import Security

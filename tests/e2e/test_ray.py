@@ -24,10 +24,11 @@ from long_form import FULL
 from sparserow.deploy.ray import RayOptions, ray_cluster, train_on_ray
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.config.config import ClusterConfig, load_config
+from sparserow.proto.config.cluster_config import ClusterConfig
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import InvalidArgument, NotFound, SparserowError
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, free_port, wait_until
 

@@ -17,9 +17,9 @@ import pytest
 import sparserow as sr
 from sparserow.deploy.ray import train_on_ray
 from sparserow.deploy.ray.checked_nodes import nodes_to_avoid
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import FailedPrecondition
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher
 

@@ -16,9 +16,9 @@ import yaml
 
 import sparserow as sr
 from sparserow.deploy.cli import main
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.metrics.binary import auc

@@ -140,8 +140,8 @@ def test_torchrun_names_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_checkpoint_without_a_run_is_of_another(tmp_path: Path) -> None:
-    from sparserow.proto.config.config import load_config
     from sparserow.proto.config.job import JobConfig
+    from sparserow.proto.options.document import load_config
 
     with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address) as session:
         session.create_table("rows", dim=2, optimizer=sr.optim.SGD())

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.trainer import Trainer

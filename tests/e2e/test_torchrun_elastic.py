@@ -13,9 +13,9 @@ from elastic_job import LEASE_ROWS, SAMPLES, updates, write_job
 from held_data import HeldData
 from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.control import ControlClient
+from sparserow.proto.options.document import load_config
 from sparserow.worker.training.job_readers import open_readers
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow_process import Launcher, Process, free_port, wait_until

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data.synthetic import write_click_log
 from sparserow.worker.models import Tower
 from sparserow.worker.training.local_backend import LocalBackend

@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.features.kinds import feature_of
+from sparserow.proto.options.document import load_config
 
 
 def data_of(*sets: str) -> DataConfig:

@@ -25,10 +25,10 @@ import pyarrow.orc
 import pyarrow.parquet
 
 from sparserow.deploy.commands.predict import _source_of
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import SparserowError
 from sparserow.proto.features.kinds import IdFeature, MultiHotFeature, NumericFeature
+from sparserow.proto.options.document import load_config
 from sparserow.serving.inference.column_files import read_columns
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader

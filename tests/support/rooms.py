@@ -43,6 +43,10 @@ VERBS = {f"worker/{room}" for room in ("checkpoint", "layers", "prefetch", "publ
 LOCAL = {"deploy/launch", "deploy/train"}
 PYTHON_ROOMS = {
     "cpp_ext/device": set(),
+    "proto/options": {"proto"},
+    "proto/features": {"proto", "proto/options"},
+    "proto/checkpoint": {"proto"},
+    "proto/config": {"proto", "proto/checkpoint", "proto/features", "proto/options"},
     "proto/process": {"proto", "proto/config", "proto/security"},
     "worker": set(),
     "worker/membership": set(),

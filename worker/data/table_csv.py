@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...proto.config.csv_dialect import CsvDialect
 from ...proto.config.data_config import ColumnRef, CsvSchema
 from ...proto.errors import InvalidArgument
+from ...proto.options.csv_dialect import CsvDialect
 from .formats import FileFormat, fields_of
 from .line_checker import split_fields
 from .line_layout import FieldKind, LineLayout

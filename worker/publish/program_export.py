@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.urls import parent_of
-from ...proto.config.units import format_bytes
 from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from ...proto.options.units import format_bytes
 from ...proto.published.program_archive import confined
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.tensor_file import Tensor
 from ...proto.cluster_view import ClusterView
-from ...proto.config.units import format_bytes
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable, not_allowed
 from ...proto.grpc_status import error_of_status
+from ...proto.options.units import format_bytes
 from ...proto.process.lone_work import lone_work
 from ...proto.published.feature_files import write_features
 from ...proto.published.manifest import (

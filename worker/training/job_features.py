@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from ...proto.config.csv_dialect import CsvDialect
 from ...proto.config.job import JobConfig
 from ...proto.features.base import Feature
 from ...proto.features.document import files_of
 from ...proto.features.kinds import SequenceFeature
+from ...proto.options.csv_dialect import CsvDialect
 from ..data import FittedFeatures
 from ..data.criteo import COLUMNS
 from ..data.sources.feature_columns import feature_set

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ...proto.config.job import TrainConfig
 from ...proto.config.optimizer_config import AdagradConfig, SgdConfig
+from ...proto.config.train_config import TrainConfig
 from ...proto.errors import FailedPrecondition
 from ..data import NamedBatch
 from ..session.dense_optimizer import has_nonfinite

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...proto.config.job import TrainConfig
+from ...proto.config.train_config import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..layers.embedding import copy_sharing_rows
 from ..lookups.makers.tensor_group import without_group

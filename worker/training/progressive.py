@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ...proto.config.job import TrainConfig
+from ...proto.config.train_config import TrainConfig
 from ..data.batch import TimeRange
 from ..metrics.task_metrics import BinaryMetrics
 from .process_group import WorkerGroup

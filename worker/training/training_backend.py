@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ...proto.config.job import JobConfig, TrainConfig
+from ...proto.config.job import JobConfig
+from ...proto.config.train_config import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..api.session import Session
 from ..data import NamedBatch

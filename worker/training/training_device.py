@@ -7,7 +7,7 @@ import logging
 import torch
 import torch.distributed as dist
 
-from ...proto.config.job import TrainConfig
+from ...proto.config.train_config import TrainConfig
 from ...proto.errors import InvalidArgument, not_allowed
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from ...proto.config.job import TrainConfig
+from ...proto.config.train_config import TrainConfig
 from ...proto.errors import InvalidArgument
 from ..data import NamedBatch, NamedPart
 from ..session.step import NonFiniteGradient

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint.manifest import Manifest
-from ....proto.config.config import ClusterConfig
+from ....proto.config.cluster_config import ClusterConfig
 from ....proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ....proto.schema_message import schema_of_message
 from .checkpoint_roots import CheckpointRoots

@@ -13,11 +13,11 @@ import pytest
 from torch import nn
 
 from sparserow.cpp_ext import _server
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import error_of
 from sparserow.proto.native import optimizer_parameters
 from sparserow.proto.optim import FTRL, OPTIMIZERS, SGD, Adagrad, Adam, RMSprop, RowOptimizer, RowWiseAdagrad
+from sparserow.proto.options.document import load_config
 from sparserow.proto.schema import Constant, Init
 from sparserow.ps_server.shard.native_schema import native_optimizer
 from sparserow.worker.checkpoint.device_parts import saved_facts

@@ -8,10 +8,10 @@ import pytest
 
 import sparserow as sr
 from sparserow.cpp_ext import _server
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.table_config import TableConfig
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument, error_of
 from sparserow.proto.native import policy_parameters
+from sparserow.proto.options.document import validate
 from sparserow.proto.schema import RowPolicy
 
 BAD = [

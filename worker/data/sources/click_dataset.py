@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ....proto.config.config import validate
 from ....proto.config.data_config import DataConfig
 from ....proto.errors import FailedPrecondition
 from ....proto.features.feature_set import FeatureSet
+from ....proto.options.document import validate
 from ..batch import Batch
 from ..feature_tensors import Features, InNamespace
 from ..features import FittedFeatures

@@ -11,11 +11,11 @@ from typing import Any
 from pyarrow import types
 
 from ....proto.config.data_config import SampleColumns
-from ....proto.config.units import TimeUnit
 from ....proto.errors import InvalidArgument
 from ....proto.features.base import CellKind
 from ....proto.features.cells import is_plain_text
 from ....proto.features.times import COUNT_FORM, TIME_FORM
+from ....proto.options.units import TimeUnit
 from ..features import FeatureSpec
 from ..line_layout import FieldKind
 

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ....proto.config.csv_dialect import CsvDialect
 from ....proto.errors import InvalidArgument
 from ....proto.features.base import CellKind
 from ....proto.features.feature_set import FeatureSet
+from ....proto.options.csv_dialect import CsvDialect
 from ..bad_line import BadLinePolicy
 from ..line_decoder import LineDecoder
 from ..line_layout import FieldKind, typed_name

@@ -9,7 +9,7 @@ import pytest
 
 from sparserow.deploy import cli, commands as commands_package
 
-SHARED = {"__init__", "model_options", "options", "result_file", "terminal"}
+SHARED = {"__init__", "bench_outcome", "model_options", "options", "result_file", "terminal"}
 PARTS = {"node_doctor", "bench_peers"}  # of the commands doctor and bench: what --nodes and peers do
 FILES = {path.stem for path in Path(commands_package.__file__).parent.glob("*.py")} - SHARED - PARTS
 

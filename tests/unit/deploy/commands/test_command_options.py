@@ -9,7 +9,8 @@ import pytest
 
 import sparserow as sr
 from sparserow.deploy.commands.model_options import HANDED_DOWN, Fields
-from sparserow.proto.config.config import ClusterConfig, validate
+from sparserow.proto.config.cluster_config import ClusterConfig
+from sparserow.proto.options.document import validate
 from sparserow.ps_server.coordinator.state.cluster import ClusterOptions
 from sparserow.ps_server.shard.engine import EngineOptions
 from sparserow.serving.process import memory_of, place_of

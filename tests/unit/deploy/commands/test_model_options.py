@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 import sparserow as sr
 from sparserow.deploy.cli import COMMANDS, _command
 from sparserow.deploy.commands.model_options import Fields, takes
-from sparserow.proto.config.config import Bytes, ClusterConfig, FromList, LogConfig, Seconds, StrictModel
+from sparserow.proto.config.cluster_config import ClusterConfig
 from sparserow.proto.config.listen_config import ListenConfig
+from sparserow.proto.config.log_config import LogConfig
+from sparserow.proto.options.strict_model import Bytes, FromList, Seconds, StrictModel
 from sparserow.serving.serve_config import ServeConfig
 
 

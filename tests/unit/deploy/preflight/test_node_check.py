@@ -30,8 +30,8 @@ from sparserow.deploy.preflight.node_verdict import NodeResult, Verdict
 from sparserow.deploy.preflight.spare_nodes import least_nodes
 from sparserow.deploy.train.checked_nodes import replaced
 from sparserow.deploy.train.training_job import TorchrunPlace
-from sparserow.proto.config.job import TrainConfig
 from sparserow.proto.config.node_check_config import NodeCheckConfig
+from sparserow.proto.config.train_config import TrainConfig
 from sparserow.proto.errors import DataLoss, DeadlineExceeded
 
 

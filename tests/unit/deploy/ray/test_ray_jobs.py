@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from sparserow.deploy.ray.training import _check_paths
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
-from sparserow.proto.config.path_text import PathText
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.features.kinds import KINDS
+from sparserow.proto.options.document import load_config
+from sparserow.proto.options.path_text import PathText
 
 DEMO = Path(__file__).resolve().parents[4] / "deploy" / "jobs" / "demo.yaml"
 _NOT_BLANK = id(PathText.__metadata__[0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparserow.deploy.ray.training import problem_with_data
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import validate
 
 
 def test_data_that_a_node_does_not_have_is_named(tmp_path: Path) -> None:

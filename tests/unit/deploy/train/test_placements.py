@@ -10,8 +10,8 @@ from torch import nn
 import sparserow as sr
 from sparserow.deploy.preflight.planning import DEVICE_SHARE
 from sparserow.deploy.train import placements
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import validate
 from sparserow.worker.training.job_tables import JobTables
 from sparserow.worker.training.process_group import WorkerGroup
 

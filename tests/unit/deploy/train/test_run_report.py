@@ -14,9 +14,9 @@ from sparserow.deploy.cli import main
 from sparserow.deploy.train import training_display
 from sparserow.deploy.train.run_log import RunLog
 from sparserow.deploy.train.run_report import page_of, read_run
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.metrics_config import StopConfig
+from sparserow.proto.options.document import validate
 from sparserow.worker.metrics.task_metrics import BinaryMetrics
 from sparserow.worker.training.early_stop import EarlyStop, goodness
 from sparserow.worker.training.training_checkpoints import Progress

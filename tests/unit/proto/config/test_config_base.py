@@ -8,16 +8,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from sparserow.proto.config.config import (
-    Bytes,
-    ClusterConfig,
-    FromList,
-    Seconds,
-    StrictModel,
-    load_config,
-    validate,
-)
+from sparserow.proto.config.cluster_config import ClusterConfig
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config, validate
+from sparserow.proto.options.strict_model import Bytes, FromList, Seconds, StrictModel
 
 
 class Dense(StrictModel):

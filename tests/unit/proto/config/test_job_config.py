@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from sparserow.deploy.train.training_job import TorchrunPlace, allowed_restarts, run_job
-from sparserow.proto.config.config import load_config, validate
 from sparserow.proto.config.elastic_config import ElasticConfig
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.placement_config import refusal_of_devices
 from sparserow.proto.config.quorum_config import check_members
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.optim import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
+from sparserow.proto.options.document import load_config, validate
 from sparserow.proto.schema import TableSchema
 from sparserow.ps_server.coordinator.state.registry import first_difference
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparserow.proto.config.units import format_bytes, parse_bytes, parse_seconds
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.units import format_bytes, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(

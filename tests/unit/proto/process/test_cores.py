@@ -13,8 +13,8 @@ import torch
 
 from sparserow.deploy.preflight import health_checks
 from sparserow.deploy.train import training_run
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import validate
 from sparserow.proto.process.cores import available_cores
 from sparserow.worker.api import connect as connecting
 from sparserow.worker.training.process_group import WorkerGroup

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.http_limits import HttpLimits
 from sparserow.proto.errors import InvalidArgument, Unavailable
+from sparserow.proto.options.document import validate
 from sparserow.proto.process.fair_memory import FairMemory
 from sparserow.proto.process.log_rate import RateLimit
 

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from sparserow.proto.config.config import LogConfig, validate
+from sparserow.proto.config.log_config import LogConfig
+from sparserow.proto.options.document import validate
 from sparserow.proto.process.logs import start_log
 
 

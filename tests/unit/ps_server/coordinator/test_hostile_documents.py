@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparserow.proto.config.config import StrictModel, load_config
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config
+from sparserow.proto.options.strict_model import StrictModel
 from sparserow.proto.process.whole_file import write_whole
 from sparserow.proto.security.security import Security, use_security
 from sparserow.ps_server.coordinator.procedures.checkpoint_save import config_of

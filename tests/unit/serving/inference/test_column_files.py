@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sparserow as sr
-from sparserow.proto.config.csv_dialect import CsvDialect
 from sparserow.proto.features.feature_set import FeatureSet
+from sparserow.proto.options.csv_dialect import CsvDialect
 from sparserow.serving.inference import column_files
 from sparserow.serving.inference.column_files import check_exists
 from sparserow.worker.data.sources.table_columns import TableColumns, has_columns

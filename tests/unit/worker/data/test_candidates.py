@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import sparserow as sr
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.tasks_config import NegativesConfig, Task
+from sparserow.proto.options.document import validate
 from sparserow.worker.data import Batch, ClickReader, NamedPart, ReadOptions
 from sparserow.worker.data.candidates import CandidateSampler, ItemCounter, ItemTable
 from sparserow.worker.data.sources import fit_features, item_table, open_reader

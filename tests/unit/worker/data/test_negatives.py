@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sparserow as sr
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import validate
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.negatives import NegativeSampling
 from sparserow.worker.data.sources import fit_features, open_reader

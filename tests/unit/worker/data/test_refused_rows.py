@@ -14,10 +14,10 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import pytest
 
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.features.base import Feature
 from sparserow.proto.features.kinds import IdFeature, MultiHotFeature, NumericFeature, TimeFeature
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import BadLine, ClickReader, ReadOptions, line_windows
 from sparserow.worker.data.line_windows import LinePosition, LineWindow
 from sparserow.worker.data.sources import feature_columns, fit_features, json_lines as json_lines_source, open_reader

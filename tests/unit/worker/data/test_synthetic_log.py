@@ -7,9 +7,9 @@ import gzip
 import numpy as np
 import pytest
 
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import ReadOptions, write_click_log
 from sparserow.worker.data.sources import fit_features, open_reader
 

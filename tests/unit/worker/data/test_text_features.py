@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import BadLine, Batch, ReadOptions
 from sparserow.worker.data.sources import fit_features, lines, open_reader
 

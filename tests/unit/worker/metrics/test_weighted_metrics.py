@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.metrics.grouped import GroupedScores
 from sparserow.worker.metrics.score_counts import ScoreCounts
 from sparserow.worker.metrics.task_metrics import BinaryMetrics, ErrorMetrics, RankMetrics

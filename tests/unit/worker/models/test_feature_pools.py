@@ -14,8 +14,8 @@ import pytest
 from torch import nn
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import ReadOptions
 from sparserow.worker.data.sources import feature_spec, fit_features, open_reader
 from sparserow.worker.training.build_model import build_model, check_data

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 
 ROWS, DIM, STEPS = 60, 3, 12
 MIB = 1 << 20

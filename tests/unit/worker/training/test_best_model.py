@@ -12,8 +12,8 @@ import pytest
 import sparserow as sr
 from sparserow.proto.checkpoint.best import BEST_FILE, BestCheckpoint, best_in, note_best
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.training import best_model
 from sparserow.worker.training.best_model import BestModel
 from sparserow.worker.training.process_group import WorkerGroup

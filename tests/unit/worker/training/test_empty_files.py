@@ -16,8 +16,8 @@ import sparserow as sr
 from column_uses import job_sets
 from sparserow.deploy.preflight.health_checks import check_job
 from sparserow.deploy.train.dry_run import dry_run
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.training.local_backend import LocalBackend
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.trainer import Trainer

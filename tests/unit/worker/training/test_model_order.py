@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import sparserow as sr
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data.sources import fit_features
 from sparserow.worker.data.synthetic import write_click_log
 from sparserow.worker.training.model_order import KEY, check_order, order_of

@@ -16,11 +16,11 @@ import torch
 
 import sparserow as sr
 from sparserow.deploy.train.run_log import RunLog
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.data_config import DataConfig
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.features.cells import is_plain_text
 from sparserow.proto.features.times import microseconds
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import BadLine, NamedBatch, ReadOptions
 from sparserow.worker.data.sources import fit_features, open_reader
 from sparserow.worker.training.local_backend import LocalBackend

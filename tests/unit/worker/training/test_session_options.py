@@ -8,8 +8,8 @@ import pytest
 
 import sparserow as sr
 from sparserow.deploy.train.training_run import run_worker
-from sparserow.proto.config.config import validate
 from sparserow.proto.config.job import JobConfig
+from sparserow.proto.options.document import validate
 from sparserow.worker.api import connect as connecting
 from sparserow.worker.training.process_group import WorkerGroup
 from sparserow.worker.training.training_report import Silence

@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 
 from sparserow.deploy.train.training_display import summary
-from sparserow.proto.config.config import load_config
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.errors import InvalidArgument
+from sparserow.proto.options.document import load_config
 from sparserow.worker.data import BadLine
 from sparserow.worker.data.sources import fit_features
 from sparserow.worker.training.build_model import build_model

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparserow.proto.config.job import TrainConfig
 from sparserow.proto.config.parallel_config import ParallelConfig
+from sparserow.proto.config.train_config import TrainConfig
 from sparserow.proto.errors import InvalidArgument
 from sparserow.worker.training.training_device import group_backend, out_of_memory, training_device
 

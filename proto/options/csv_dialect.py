@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from ..errors import InvalidArgument
-from .config import FromList, StrictModel, describe_error
+from .document import describe_error
+from .strict_model import FromList, StrictModel
 
 _CHARACTER = r"^[\x00-\x7f]$"
 _OPTIONAL_CHARACTER = r"^[\x00-\x7f]?$"
