@@ -1,7 +1,7 @@
 """What compilers see of the ops for several lookups: shapes, dtypes and devices of what they return.
 
 These ops take ids on the host beside an anchor or gradients on a device. A compiler that works devices out by itself
-refuses that, so each op tells its own here. Those of a single lookup stay on the host, and have theirs in
+refuses that, so each op gives its own here. Those of a single lookup stay on the host, and have theirs in
 ``cpp_ext/ops/library.cc``.
 """
 
@@ -73,10 +73,10 @@ def _stage_all(
 
 def register() -> None:
     """Registers them with torch; the ops are there already."""
-    told: dict[str, Callable[..., list[Tensor]]] = {
+    functions: dict[str, Callable[..., list[Tensor]]] = {
         "gather_all": _gather_all,
         "gather_merged": _gather_merged,
         "stage_all": _stage_all,
     }
-    for name, tell in told.items():
-        torch.library.register_fake(f"sparserow::{name}", tell)
+    for name, function in functions.items():
+        torch.library.register_fake(f"sparserow::{name}", function)

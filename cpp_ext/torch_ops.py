@@ -1,6 +1,6 @@
 """Registers ``torch.ops.sparserow`` with torch.
 
-The ops are C++ (cpp_ext/ops), and this module is all the Python that they need. Importing it registers them and tells
+The ops are C++ (cpp_ext/ops), and this module is all the Python that they need. Importing it registers them and shows
 compilers that staging a gradient is an effect. Otherwise two equal backward calls in one compiled graph would be merged
 into one, and half of the gradient would be lost.
 """

@@ -86,7 +86,7 @@ class Follower:
         # By shard: tables of the version that it does not have any more, or has with another dim or schema version.
         self._dropped: dict[int, frozenset[str]] = {}
         self._others: dict[int, dict[str, str]] = {}
-        self._told: set[type[SparserowError]] = set()  # the kinds of errors that the log has since all was well
+        self._logged: set[type[SparserowError]] = set()  # the kinds of errors that the log has since all was well
         self._caught_up: dict[int, float] = {}
         self._is_superseded = False
         self._paused = False
@@ -222,7 +222,7 @@ class Follower:
             self._stop.wait(max(self._options.interval_sec, min(busy * _PAUSE_PER_BUSY, left)))
 
     def _note_page(self, shard: int, applied: dict[str, Any]) -> None:
-        """Notes which tables of the version a shard has, as a page tells it."""
+        """Notes which tables of the version a shard has, as a page names them."""
         names = {table.schema.id: name for name, table in self._version.tables.items()}
         there, others = applied["tables"], applied["others"]
         follow = {names[each] for each in applied["applied_tables"] if each in names}
@@ -233,9 +233,9 @@ class Follower:
                 else frozenset(names.values()) - {names[each] for each in there if each in names}
             )
             other = {name: text for name, text in self._others[shard].items() if name not in follow}
-        told = {names[each]: _text_of_schema(*schema) for each, schema in others.items() if each in names}
-        other = {**{name: text for name, text in other.items() if name not in dropped}, **told}
-        self._note_tables(shard, dropped - follow - set(told), other)
+        texts = {names[each]: _text_of_schema(*schema) for each, schema in others.items() if each in names}
+        other = {**{name: text for name, text in other.items() if name not in dropped}, **texts}
+        self._note_tables(shard, dropped - follow - set(texts), other)
 
     def _note_tables(self, shard: int, dropped: frozenset[str], others: dict[str, str]) -> None:
         with self._lock:
@@ -246,7 +246,7 @@ class Follower:
             log.warning("live sync of %s: %s", self._version.model, text)
 
     def _table_problems(self) -> list[str]:
-        """Returns what is told of tables that do not follow; the caller has the lock."""
+        """Returns what is reported of tables that do not follow; the caller has the lock."""
         others: dict[str, str] = {}
         for each in self._others.values():
             others.update(each)
@@ -282,13 +282,13 @@ class Follower:
             if problem:
                 self._problems[shard] = problem
             elif not self._problems:
-                self._told.clear()
+                self._logged.clear()
 
     def _is_news(self, error: SparserowError) -> bool:
         """Whether an error has a kind that no shard has had since all of them were followed."""
         with self._lock:
-            is_news = type(error) not in self._told
-            self._told.add(type(error))
+            is_news = type(error) not in self._logged
+            self._logged.add(type(error))
             return is_news
 
 
@@ -317,10 +317,10 @@ def _checked_shards(version: LoadedVersion, coordinator: str) -> tuple[Sequence[
     }
     if version.tables and len(dropped) + len(others) == len(version.tables):
         name = min(version.tables)
-        told = f"{others[name]} there; publish it again" if name in others else "is not there any more"
+        problem = f"{others[name]} there; publish it again" if name in others else "is not there any more"
         raise FailedPrecondition(
             f"no table of {version.model}@{version.version} can follow the cluster at {coordinator}: table "
-            f"{version.namespace}/{name} {told}"
+            f"{version.namespace}/{name} {problem}"
         )
     if not view.shards:
         raise InvalidArgument(f"the cluster at {coordinator} has no shards")

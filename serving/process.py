@@ -62,7 +62,7 @@ def memory_of(config: ServeConfig) -> RowMemory:
 
 async def serve(
     config: ServeConfig,
-    told: Advertised,
+    public: Advertised,
     stop: StopRequest,
     on_ready: Callable[[ServedModels, ControlServer, Address, int | None], None],
 ) -> None:
@@ -70,7 +70,7 @@ async def serve(
 
     Args:
         config: the options of the process.
-        told: the address of the data plane that clients are told.
+        public: the address of the data plane that clients dial.
         stop: the request to end.
         on_ready: called once, when all wanted models are complete and the peers, if any, were found. Its arguments are
             the models, the gRPC server, the address of the data plane, and the port of HTTP or None.
@@ -95,7 +95,7 @@ async def serve(
         stack.callback(server.stop)
         await stack.enter_async_context(fresh_security(lambda security: security.give_to(server)))
         server.set_route(place.route_epoch, place.owners(slot_count))
-        address = Address(told.host, told.port or server.port, config.unix_path or "")
+        address = Address(public.host, public.port or server.port, config.unix_path or "")
         peers = None
         if config.peers:
             peers = Peers(config.peers)

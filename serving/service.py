@@ -32,8 +32,8 @@ class Address:
     """The address of the data plane.
 
     Attributes:
-        host: the host that clients are told.
-        port: the port that clients are told.
+        host: the host named to clients.
+        port: the port named to clients.
         unix_path: the path of the Unix socket; "": there is none.
     """
 
@@ -152,10 +152,7 @@ def _deadline_sec(asked_ms: int, left_sec: float | None) -> float:
     """Returns the deadline of a lookup's requests to peers, in seconds.
 
     It is at most nine tenths of the time that the call has left, so that the reply can still arrive.
-
-    Args:
-        asked_ms: the deadline in the request, in milliseconds; 0: the request has none.
-        left_sec: the time that the call has left, in seconds; None: no limit.
+    ``asked_ms`` 0: the request has no deadline; ``left_sec`` None: the call has no limit.
     """
     wanted = asked_ms / 1000 if asked_ms else DEADLINE_SEC
     return wanted if left_sec is None else max(0.001, min(wanted, 0.9 * left_sec))

@@ -108,15 +108,15 @@ class LookupClient {
       status = ask(tables, parts, {model, routing_key, std::chrono::milliseconds(deadline_ms)}, answers);
     }
     raise_if_error(status);
-    py::list told;
+    py::list results;
     for (const rpc::ShardAnswer& answer : answers) {
       if (!answer.is_asked) {
-        told.append(py::none());
+        results.append(py::none());
       } else {
-        told.append(py::make_tuple(answer.version, static_cast<int>(answer.status.code()), answer.status.message()));
+        results.append(py::make_tuple(answer.version, static_cast<int>(answer.status.code()), answer.status.message()));
       }
     }
-    return py::make_tuple(out, told);
+    return py::make_tuple(out, results);
   }
 
  private:

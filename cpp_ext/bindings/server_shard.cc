@@ -1,4 +1,4 @@
-// The data-plane server for Python: started on a Store, told routes and jobs, asked for counters.
+// The data-plane server for Python: started on a Store, given routes and jobs, asked for counters.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -30,7 +30,7 @@ Status Job::admit(std::uint32_t worker_id, std::uint32_t epoch) const {
   const auto known = epochs.find(worker_id);
   if (known == epochs.end() || epoch > known->second) {
     return Status(Code::kUnavailable, who() + " is not known yet as a member of job '" + name +
-                                          "'; it is when the coordinator has told this shard");
+                                          "'; it is when the coordinator has notified this shard");
   }
   if (epoch < known->second) {
     return Status(Code::kFenced,

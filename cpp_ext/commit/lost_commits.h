@@ -2,8 +2,8 @@
 // once.
 //
 // A commit of a step is named by its step, a write by key by its sequence. They are kept as ranges, so that the same
-// loss found again (by every RESOLVE, or told by a worker twice) counts once, and so that the coordinator can do the
-// same over the processes of a shard that follow each other.
+// loss found again (by every RESOLVE, or reported by a worker twice) counts once, and so that the coordinator can do
+// the same over the processes of a shard that follow each other.
 //
 // Not thread-safe: the commit log's mutex guards it.
 #pragma once

@@ -1,4 +1,4 @@
-// Counts writes per table and per worker, so that a worker can tell with one number whether anyone else wrote.
+// Counts writes per table and per worker, so that one number shows a worker whether another one wrote.
 //
 // Thread-safe; its mutex is a leaf. One entry a table that was written or asked about, and one for each worker that
 // asked about it, until it is forgotten: tables that were dropped are when there are many.

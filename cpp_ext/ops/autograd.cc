@@ -156,7 +156,7 @@ std::vector<at::Tensor> call_gather_all(const AllLookups& all, const at::Tensor&
 }
 
 // One node for all lookups of a forward behaves as a node for each would: a backward may reach some of them, and a
-// later one the others. So its tensors are not freed with the graph; what is freed is the anchor, which tells that a
+// later one the others. So its tensors are not freed with the graph; what is freed is the anchor, which shows that a
 // backward has run whose graph was not retained.
 struct GatherAllFunction : torch::autograd::Function<GatherAllFunction> {
   // wanted: the weights whose gradients are wanted, in order of the lookups.

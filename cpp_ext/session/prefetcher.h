@@ -64,8 +64,8 @@ class Prefetcher {
   // Dedups and groups the ids of a batch. Lookups with an id out of range, or of a table that is not bound here, are
   // left to the op. FailedPrecondition after close or fork.
   Result<std::unique_ptr<PrefetchedBatch>> index(std::span<const AheadLookup> lookups);
-  // Tells the shards which rows will be pulled, so that those on an SSD are in memory by then. Before pull(). Fails
-  // only as index().
+  // Sends the shards the keys that will be pulled, so that rows on an SSD are in memory by then. Before pull().
+  // Fails only as index().
   Status hint(PrefetchedBatch& batch);
   // step: the latest that can use the batch; not looked at when exact. On failure the batch can be pulled again.
   Status pull(PrefetchedBatch& batch, std::int64_t step);

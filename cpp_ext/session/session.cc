@@ -282,7 +282,7 @@ PushOutcome Session::push_in_one_phase(const TablePush& push, WriteTurns::Clock:
   return outcome;
 }
 
-// Both phases end by the deadline. What ABORT cannot tell a shard, the next PREPARE does.
+// Both phases end by the deadline. What ABORT cannot send a shard, the next PREPARE does.
 PushOutcome Session::push_in_two_phases(const TablePush& push, WriteTurns::Clock::time_point deadline) {
   if (Status status = take_turn(deadline); !status.is_ok()) return {std::move(status)};
   auto numbered = number_commit(kNoStep, deadline);

@@ -100,7 +100,7 @@ class Session {
   // Ok also when there is nothing to finish. A failure breaks the session: the outcome is unknown.
   Status finish_commit();
   Status commit();
-  Status abort();  // from any phase; tells the shards when prepared
+  Status abort();  // from any phase; notifies the shards when prepared
   // What a caller that failed between seal and the end does last: abort, if it has not ended.
   void reopen() noexcept;
   // Forgets the gradients of the open step; its rows stay, so that a forward that was made can go backward.

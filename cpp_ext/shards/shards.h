@@ -75,7 +75,7 @@ struct CommitOptions {
   // no shard ever took a copy of it.
   bool* may_be_applied = nullptr;
 
-  // Null, or set by kOutsideQuorum: the lowest step that still takes members, as far as the shards have told. The step
+  // Null, or set by kOutsideQuorum: the lowest step that still takes members, as far as the shards have said. The step
   // of the commit has its members, and this worker is none of them; nothing of the commit is applied.
   std::int64_t* open_step = nullptr;
 };
@@ -94,7 +94,7 @@ class RowReader {
 
   // One frame per shard for all tables. On failure the content of rows is unspecified.
   virtual Status pull(std::span<const TablePull> tables, const CallOptions& options) = 0;
-  // Tells the shards which keys will be pulled; only the table, keys and shard_begin of each pull count. Returns how
+  // Sends the shards the keys that will be pulled; only the table, keys and shard_begin of each pull count. Returns how
   // many of the keys are being fetched to memory. A hint may come to nothing: an error is 0.
   virtual std::uint64_t hint(std::span<const TablePull> /*tables*/, std::chrono::milliseconds /*deadline*/) {
     return 0;

@@ -171,7 +171,7 @@ void Store::Tiering::run_background_evict() {
     is_leaving_ahead_ = true;
     lock.unlock();
     try {
-      static_cast<void>(background_evict(table_id).is_ok());  // a request that needs the room is told
+      static_cast<void>(background_evict(table_id).is_ok());  // a request that needs the room reports it
       close_holes();
     } catch (const std::bad_alloc&) {
     }

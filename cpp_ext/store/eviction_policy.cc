@@ -8,7 +8,7 @@
 namespace sparserow {
 namespace {
 
-constexpr int kLooks = 64;         // at rows of a segment, to tell how warm they are
+constexpr int kLooks = 64;         // at rows of a segment, to see how warm they are
 constexpr int kPasses = 8;         // of a clock hand over one stripe: the hottest row has cooled down after four
 constexpr int kChoosyPasses = 2;   // of them; after that it takes any row without heat
 constexpr std::uint64_t kFew = 8;  // one row of so many goes at a time, so that those left are worth more
@@ -84,7 +84,7 @@ double Store::Tiering::heat_of(const Table& table, std::uint32_t stripe) {
 // The policy is S3-FIFO (Yang et al., SOSP 2023) without its queues. In a segment of the index, rows on probation
 // beyond their share leave, eldest first, and those that were used again are kept. Where probation is within its share,
 // the rows that are kept cool, and those that are worth least leave. A row's version stands for the ghost queue: it
-// tells how long the row was away (is_back_soon).
+// shows how long the row was away (is_back_soon).
 //
 // A row that came and was not pushed yet has the version of an earlier push, which says nothing of its age. It counts
 // as young while it waits for its push (row_meta.h), and as the eldest when the clock hand has passed it too often.
@@ -233,7 +233,7 @@ std::uint64_t Store::Tiering::updates_since(std::uint32_t stripe, std::uint64_t 
   return now - std::min(now, version & kSequence);
 }
 
-// How much a row is worth keeping: its updates, squared, by its age. The count tells rows apart that are used less
+// How much a row is worth keeping: its updates, squared, by its age. The count distinguishes rows that are used less
 // often than the clock hand comes round (which heat cannot).
 float Store::Tiering::worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept {
   const float uses = 1.0f + static_cast<float>(std::min(row.update_count(), kMostUpdates));

@@ -30,7 +30,7 @@ class SlotVersions {
     change_budget.limit_bytes = change_log_bytes;
   }
 
-  // The next version of a slot, for a row that is written, which followers of its table are told. `before` is the
+  // The next version of a slot, for a row that is written, which followers of its table see. `before` is the
   // row's version until now.
   [[nodiscard]] std::uint64_t written(StripeSequences& stripe, std::uint32_t slot, const Table& table,
                                       std::uint64_t key, std::uint64_t before) noexcept {

@@ -235,7 +235,7 @@ class Store {
   // Whether fetch_to_memory() would look any of them up: cheap, and never blocks for a disk.
   [[nodiscard]] bool would_block(std::uint32_t table_id, std::span<const std::uint64_t> keys) const;
   // Whether rows that were read from the SSD lately had to wait for the disk, one in 16 at least; true while too few
-  // were read to tell. Else reads are work for CPUs, and to do them early saves no time.
+  // were read to know. Else reads are work for CPUs, and to do them early saves no time.
   [[nodiscard]] bool waits_for_disk() const noexcept;
   // Writes every row that changed to the SSD, and there to the disk. Rows stay in memory, but for those that the SSD's
   // index takes the room of. FailedPrecondition without one.

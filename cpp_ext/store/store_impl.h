@@ -32,7 +32,7 @@ class Store::Impl {
   // A group of slots, and the lock of all rows in them, whatever their table.
   struct alignas(64) Stripe : StripeSequences {
     mutable FairMutex mutex;
-    Snapshot* snapshot = nullptr;  // that is told before a row changes (snapshot.h)
+    Snapshot* snapshot = nullptr;  // that saves a row before it changes (snapshot.h)
   };
 
   // Shared locks of the stripes [first, last) that have keys of a batch: at most kMostStripes (BatchOrder::run_from),

@@ -206,12 +206,12 @@ Result<std::uint64_t> Store::erase(std::uint32_t table_id, std::span<const std::
 }
 
 void Store::Impl::save_before_erasure(const Table& table, std::uint32_t stripe, std::uint64_t suffix) {
-  Snapshot* const told = stripes[stripe].snapshot;
-  Snapshot::Side* const side = told == nullptr ? nullptr : told->side(table, stripe);
+  Snapshot* const snapshot = stripes[stripe].snapshot;
+  Snapshot::Side* const side = snapshot == nullptr ? nullptr : snapshot->side(table, stripe);
   const std::uint32_t id = side == nullptr ? RowIndex::kNone : table.find(stripe, suffix);
   if (id == RowIndex::kNone) return;
   const RowRef row = table.row(stripe, id);
-  told->save(*side, table, stripe, suffix, row.version(), row.update_count(), row.weights());
+  snapshot->save(*side, table, stripe, suffix, row.version(), row.update_count(), row.weights());
 }
 
 }  // namespace sparserow

@@ -127,7 +127,7 @@ class ChangeRing {
 //
 // A *read pass* takes all notes of a slot. A row that is written again is not noted again before the next pass over its
 // slot, since that pass reads the row as it is. So a slot has one note of a row for each pass, however hot the row is.
-// A note means that its row changed between the note and the next pass. Notes cannot tell which rows changed after a
+// A note means that its row changed between the note and the next pass. Notes cannot show which rows changed after a
 // version that was no pass's (change_log.h).
 //
 // Writes of all slots lie one behind the other, in order, and readers take all slots of the stripe in one go. A ring
@@ -293,7 +293,7 @@ class StripeLog {
     }
   }
   // Drops the resets that every cursor has passed. A cursor that is opened later at an older version gets its slots
-  // whole, because the floors tell so from now on.
+  // whole, because the floors say so from now on.
   void forget_resets(const std::vector<std::uint64_t>& passed) noexcept {
     if (resets_.empty()) return;
     const std::uint64_t least = *std::min_element(passed.begin(), passed.end());

@@ -17,9 +17,9 @@ void Store::Tiering::save_before_erasure(const Table& table, std::uint64_t key, 
     store_.save_before_erasure(table, stripe, suffix);
     return;
   }
-  Snapshot* const told = store_.stripes[stripe].snapshot;
-  if (Snapshot::Side* const side = told == nullptr ? nullptr : told->side(table, stripe); side != nullptr) {
-    told->save(*side, table, stripe, suffix, image->version, image->update_count, image->data);
+  Snapshot* const snapshot = store_.stripes[stripe].snapshot;
+  if (Snapshot::Side* const side = snapshot == nullptr ? nullptr : snapshot->side(table, stripe); side != nullptr) {
+    snapshot->save(*side, table, stripe, suffix, image->version, image->update_count, image->data);
   }
 }
 

@@ -1,4 +1,4 @@
-// What clang's -Wthread-safety is told of locks (lint); empty for other compilers.
+// What clang's -Wthread-safety knows of locks (lint); empty for other compilers.
 #pragma once
 
 #if defined(__clang__)

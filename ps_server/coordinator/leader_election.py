@@ -95,7 +95,7 @@ async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
     """
     assert options.etcd is not None
     check_host(options.host, insecure=options.insecure)
-    told = advertised(options.advertise, options.host, None)
+    public = advertised(options.advertise, options.host, None)
     gate = _WhileItLeads()
     async with contextlib.AsyncExitStack() as stack:
         server = ControlServer(
@@ -109,7 +109,7 @@ async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         await stack.enter_async_context(fresh_security(check_certificate))
-        address = told.address(server.port)
+        address = public.address(server.port)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         lease = min(options.cluster.worker_lease_sec, options.cluster.shard_lease_sec)
         ttl_sec = max(_SHORTEST_TTL_SEC, round(lease / 2))

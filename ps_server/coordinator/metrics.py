@@ -41,7 +41,7 @@ class CoordinatorMetrics(Collector):
         )
         unknown = CounterMetricFamily(
             "sparserow_shard_losses_unknown",
-            "Workers that have left, of whose commits nobody can tell how many a shard lacks (count).",
+            "Workers that have left, of whose commits a shard lacks an unknown number (count).",
             labels=["shard"],
         )
         for shard in cluster.shards.shards:

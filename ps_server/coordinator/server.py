@@ -68,16 +68,18 @@ class Coordinator:
         recoveries: the recoveries of single shards.
     """
 
-    def __init__(self, cluster: Cluster, server: ControlServer, recoveries: ShardRecoveries, told: Advertised) -> None:
+    def __init__(
+        self, cluster: Cluster, server: ControlServer, recoveries: ShardRecoveries, public: Advertised
+    ) -> None:
         self.cluster = cluster
         self.recoveries = recoveries
         self._server = server
-        self._told = told
+        self._public = public
 
     @property
     def address(self) -> str:
         """The address ``HOST:PORT`` of the control plane, under which other processes reach it."""
-        return self._told.address(self._server.port)
+        return self._public.address(self._server.port)
 
 
 @contextlib.asynccontextmanager
@@ -88,7 +90,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         SparserowError: the address, the state file or an option is not allowed.
     """
     check_host(options.host, insecure=options.insecure)
-    told = advertised(options.advertise, options.host, None)
+    public = advertised(options.advertise, options.host, None)
     async with contextlib.AsyncExitStack() as stack:
         state = StateFile(options.state) if options.state is not None else None
         if state is not None:
@@ -112,7 +114,7 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         await stack.enter_async_context(fresh_security(check_certificate))
         await server.set_serving(True)
-        coordinator = Coordinator(cluster, server, service.recoveries, told)
+        coordinator = Coordinator(cluster, server, service.recoveries, public)
         log.info("coordinator of cluster %x listens on %s", cluster.cluster_id, coordinator.address)
         yield coordinator
 

@@ -68,9 +68,7 @@ class CoordinatorService:
         self._damage_notes = DamageNotes(cluster)
         self._row_saves = PeriodicSaves(cluster, self._saves, save)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._telling: dict[
-            int, asyncio.Task[None]
-        ] = {}  # shards that are being brought up to date, by their instances
+        self._catch_ups: dict[int, asyncio.Task[None]] = {}  # by the instance of the shard
 
     def go_on(self) -> None:
         """Continues the work that a previous coordinator of this cluster had begun; called within the event loop."""
@@ -153,17 +151,17 @@ class CoordinatorService:
         elif shard.behind and shard.data is not None and not shard.draining:
             # The deadline of a heartbeat may pass before everything is sent; the next heartbeat waits for the same
             # task.
-            telling = self._telling.get(shard.instance)
-            if telling is None:
-                telling = self._telling[shard.instance] = self._begin(self._catch_up(shard, shard.instance))
-            await asyncio.shield(telling)
+            catch_up = self._catch_ups.get(shard.instance)
+            if catch_up is None:
+                catch_up = self._catch_ups[shard.instance] = self._begin(self._catch_up(shard, shard.instance))
+            await asyncio.shield(catch_up)
         return pb.ShardHeartbeatReply(lease_sec=shards.lease_sec, unix_sec=time.time())
 
     async def _catch_up(self, shard: Shard, instance: int) -> None:
         try:
             await self._shard_calls.catch_up(shard)
         finally:
-            del self._telling[instance]
+            del self._catch_ups[instance]
         log.info("shard %d serves at %s:%d", shard.index, *(shard.data or ("?", 0)))
         if not self._cluster.shards.problem():
             log.info("the cluster is ready: all %d shards serve", len(self._cluster.shards.shards))

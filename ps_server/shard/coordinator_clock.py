@@ -25,7 +25,7 @@ class CoordinatorClock:
     def difference_sec(self) -> float:
         """Returns by how much this shard's clock is ahead, in seconds; 0 while the coordinator's time is not known.
 
-        A clock that was set since the last heartbeat shows, because the monotonic clock tells how long ago that was.
+        A clock that was set since the last heartbeat shows, because the monotonic clock counts the time since then.
         """
         offset = self._offset_at_zero
         return 0.0 if offset is None else self._now() - (offset + self._monotonic())

@@ -60,7 +60,7 @@ class CoordinatorLink:
         self.lost: Callable[[], list[pb.LostRange]] = list
         self.clock = CoordinatorClock()
         self.tokens_refused = 0
-        self._told_lost: list[pb.LostRange] = []
+        self._reported_lost: list[pb.LostRange] = []
         self._addresses = Addresses(coordinator, what="--coordinator")
         self._shard = shard
         self._instance = secrets.randbits(63) + 1
@@ -99,7 +99,7 @@ class CoordinatorLink:
             pid=os.getpid(),
             can_wait=self._place is None,  # a process with rows that was replaced does not wait
         )
-        self._told_lost = []  # a restarted coordinator may not know them
+        self._reported_lost = []  # a restarted coordinator may not know them
         reply = await self._call("RegisterShard", request)
         if reply.HasField("wait"):
             reply = await self._wait_for_place(request, reply.wait)
@@ -161,7 +161,7 @@ class CoordinatorLink:
             leaving=leaving,
         )
         lost = self.lost()
-        if lost != self._told_lost:
+        if lost != self._reported_lost:
             request.lost.extend(lost)
         try:
             reply = await self._call("ShardHeartbeat", request)
@@ -171,7 +171,7 @@ class CoordinatorLink:
             log.info("%s does not know this shard; it registers again", self._peer)
             await self.register()
             reply = await self._call("ShardHeartbeat", request)
-        self._lease_sec, self._told_lost = reply.lease_sec, lost
+        self._lease_sec, self._reported_lost = reply.lease_sec, lost
         self.clock.heard(reply.unix_sec)
 
     async def keep_beating(self) -> None:

@@ -75,7 +75,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
     Addresses(options.coordinator, what="--coordinator")  # raises when it is not an address
     host, index = options.engine.host, options.engine.shard
     check_host(host, insecure=options.insecure)
-    told = advertised(options.advertise, host, options.coordinator)
+    public = advertised(options.advertise, host, options.coordinator)
     check_port_free(host, options.engine.port)
     async with contextlib.AsyncExitStack() as stack:
         engines: list[ShardEngine] = []  # has the engine once the coordinator has sent its settings
@@ -109,7 +109,7 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         )
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
-        link = CoordinatorLink(options.coordinator, index, (told.host, server.port))
+        link = CoordinatorLink(options.coordinator, index, (public.host, server.port))
         stack.push_async_callback(link.close)
         place = await _until_stopped(link.register(), stop)
         if place is None:
@@ -119,13 +119,13 @@ async def serve_shard(options: ShardOptions, stop: StopRequest) -> None:
         engines.append(engine)
         link.lost = engine.lost_commits
         engine.sweeps.clock_difference_sec = link.clock.difference_sec
-        link.serve_at(told.host, told.port or engine.port)
+        link.serve_at(public.host, public.port or engine.port)
         stack.callback(RequestReporter(engine.server, index, options.tracer).stop)
         metrics = ShardMetrics(engine, index, lambda: link.tokens_refused)
         stack.enter_context(serve_metrics(metrics, host=host, port=options.metrics_port))
         await stack.enter_async_context(fresh_security(engine.set_security))
         await server.set_serving(True)
-        log.info("rows are served at %s", told.address(engine.port))
+        log.info("rows are served at %s", public.address(engine.port))
         closing = asyncio.get_running_loop().create_task(_close_idle_cursors(engine))
         try:
             await _until_stopped(link.keep_beating(), stop)

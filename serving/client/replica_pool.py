@@ -223,7 +223,7 @@ class ReplicaPool:
             )
             answer = _call(client, replace(request, deadline=request.deadline - left / 2) if is_shared else request)
             best = _better(best, answer)
-            codes = {told[1] for told in answer[1] if told is not None} - {0}
+            codes = {outcome[1] for outcome in answer[1] if outcome is not None} - {0}
             if not codes or codes & _SAME_EVERYWHERE:
                 return answer
             if codes != {NotFound.number}:  # a replica that has not loaded the version yet has not failed
@@ -248,7 +248,7 @@ class ReplicaPool:
                 for future in done:
                     running.remove(future)
                     answer = future.result()
-                    if all(told is None or told[1] == 0 for told in answer[1]):
+                    if all(outcome is None or outcome[1] == 0 for outcome in answer[1]):
                         return answer  # type: ignore[no-any-return]
                     best = _better(best, answer)
                 if done and not running and not is_last:

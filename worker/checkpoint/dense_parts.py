@@ -215,10 +215,7 @@ def _own_files(parts: Folder, path: str) -> list[dict[str, Any]]:
 def _checked_files(parts: Folder, path: str, files: list[FileFacts]) -> None:
     """Checks all files: the ranks together on a local disk; on an object store each rank all that it fetches.
 
-    Args:
-        parts: the folder of parts.
-        path: the folder on a local disk, which has the files afterwards.
-        files: the files.
+    ``path`` is the folder on a local disk, which has the files afterwards.
     """
     if parts.is_local:
         for facts in files[rank_here() :: ranks()]:

@@ -50,9 +50,9 @@ def on_every_rank(call: Callable[[], Value], *, what: str = "checkpoint") -> Val
             outcome = call()
     except SparserowError as error:
         failure = error
-    told = None if failure is None else (failure.number, str(failure))
+    fault = None if failure is None else (failure.number, str(failure))
     meet(what)
-    for rank, other in enumerate(gathered(told)):
+    for rank, other in enumerate(gathered(fault)):
         if failure is None and other is not None:
             failure = error_of(other[0], f"rank {rank}: {other[1]}")
     if failure is not None:

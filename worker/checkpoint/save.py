@@ -241,17 +241,10 @@ def _entered(
     *,
     deadline_sec: float,
 ) -> int:
-    """Writes this worker's state and enters the save, or tells the coordinator why it cannot.
+    """Writes this worker's state and enters the save, or reports to the coordinator why it cannot.
 
-    Args:
-        session: the session of this worker.
-        request: the request of the worker; its state is filled in.
-        tree: the state of the worker.
-        problem: an error that happened before; None: there was none.
-        deadline_sec: the deadline of the wait for the other workers, in seconds.
-
-    Returns:
-        The last step in the cut.
+    Fills in the state of ``request``; ``problem`` is an error of before. Waits for the other workers, and returns the
+    last step in the cut.
     """
     control, identity = cluster_of(session, "save")
     try:
@@ -265,10 +258,10 @@ def _entered(
         request.problem = str(error)
         try:
             control.enter_save(request, identity, deadline_sec=deadline_sec)
-        except SparserowError as told:
+        except SparserowError as refusal:
             # The folder goes with a save that has failed; the reason is why it failed.
-            went_with_it = isinstance(error, NotFound) and str(error) not in str(told)
-            raise (told if went_with_it else error) from None
+            went_with_it = isinstance(error, NotFound) and str(error) not in str(refusal)
+            raise (refusal if went_with_it else error) from None
         raise
     return control.enter_save(request, identity, deadline_sec=deadline_sec)
 

@@ -22,7 +22,7 @@ from ...proto.features.jagged import Jagged, offsets_of
 from .batch import Batch
 from .negatives import uniform
 
-_TRAIN_STREAM, _TEST_STREAM = 1, 2  # numbers that tell random streams of one seed and epoch apart
+_TRAIN_STREAM, _TEST_STREAM = 1, 2  # numbers that distinguish random streams of one seed and epoch
 _PENDING = 1 << 22  # keys that wait to be counted together
 
 Keys: TypeAlias = npt.NDArray[np.int64]

@@ -142,7 +142,7 @@ class LeasedReader(Generic[Made]):
         self._done = 0
         self._came_late, self._end = False, None
         self._skipped = 0
-        told = Trained()
+        reported = Trained()
         order = self._reader.order(self._epoch, self._window_rows)
         finished: list[int] = []
         while True:
@@ -150,7 +150,7 @@ class LeasedReader(Generic[Made]):
             if finished:
                 self._settle()
                 now = self._trained()
-                trained, told = _between(told, now), now
+                trained, reported = _between(reported, now), now
             leased = self._leases.lease(self._epoch, self._windows, finished, trained)
             finished = []
             if leased.is_over:

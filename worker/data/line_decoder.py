@@ -118,7 +118,7 @@ class LineDecoder:
         return pa.table(columns), numbers
 
     def _decode_marked(self, window: LineWindow, policy: BadLinePolicy) -> NumberedTable:
-        """Decodes the good lines of a window, some of which are bad; raises where line_checker alone can tell them."""
+        """Decodes the good lines of a window, some of which are bad; raises where line_checker alone can find them."""
         layout = self._layout
         special = [each.encode() for each in (layout.quote, layout.comment) if each]
         if any(each in window.text for each in special) or layout.delimiter in " \r":
@@ -197,12 +197,7 @@ class LineDecoder:
         return self._of_texts(field, cells)
 
     def _of_texts(self, field: LineField, cells: pa.Array) -> pa.Array:
-        """Returns the column of a field that is a text or has texts.
-
-        Args:
-            field: the field.
-            cells: its cells as they are, (n) large binary.
-        """
+        """Returns the column of a field that is a text or has texts, from its cells, (n) large binary."""
         cells = self._trimmed(cells)
         if field.kind == "label":
             return cells

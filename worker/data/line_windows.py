@@ -90,13 +90,7 @@ class LineWindow:
         return (self._run(self.lines * part // parts, self.lines * (part + 1) // parts, ends) for part in range(parts))
 
     def _run(self, first: int, last: int, ends: npt.NDArray[np.int64]) -> LineWindow:
-        """Returns the lines [first, last).
-
-        Args:
-            first: the number of lines before the run.
-            last: the number of lines to its end.
-            ends: where each line of the window ends, (lines) int64.
-        """
+        """Returns the lines [first, last); ``ends`` is where each line of the window ends, (lines) int64."""
         begin = 0 if first == 0 else int(ends[first - 1])
         end = len(self.text) if last == self.lines else (0 if last == 0 else int(ends[last - 1]))
         place = LinePosition(self.place.offset + begin, self.place.line + first)

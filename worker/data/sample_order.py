@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .source import PlannedFile
 
-_PARTS_STREAM, _WINDOW_STREAM = 0, 1  # numbers that tell the random streams of an epoch apart
+_PARTS_STREAM, _WINDOW_STREAM = 0, 1  # numbers that distinguish the random streams of an epoch
 
 
 @dataclass(frozen=True)

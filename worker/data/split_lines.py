@@ -1,4 +1,4 @@
-"""Splits a window of text without quotes into lines, and tells those that have all fields, without Python for each."""
+"""Splits a window of text without quotes into lines, and finds those that have all fields, without Python for each."""
 
 from __future__ import annotations
 

@@ -131,9 +131,9 @@ def arrow_file_system(path: str) -> tuple[Any, str]:
 
 
 def identity_of(path: str) -> str:
-    """Returns a text that differs after a file was written anew: its size and time, or what its storage tells of it.
+    """Returns a text that differs after a file was written anew: its size and time, or what its storage says of it.
 
-    Returns "" where nothing tells whether a file is the same: it was written within the last seconds, whose times a
+    Returns "" where nothing shows whether a file is the same: it was written within the last seconds, whose times a
     later write may share, or it cannot be looked at.
     """
     try:
@@ -142,10 +142,10 @@ def identity_of(path: str) -> str:
             with typed(path):
                 if not path.startswith(("http://", "https://")):
                     return str(file_system.ukey(name))
-                # The key of an address is the address. What a server tells of the contents may be nothing.
-                told = file_system.info(name)
-                tag = next((str(told[each]) for each in _HTTP_TAGS if told.get(each)), "")
-                return tag and f"{told.get('size')} {tag}"
+                # The key of an address is the address. A server may say nothing of the contents.
+                info = file_system.info(name)
+                tag = next((str(info[each]) for each in _HTTP_TAGS if info.get(each)), "")
+                return tag and f"{info.get('size')} {tag}"
         found = os.stat(path)
     except (OSError, NotImplementedError, SparserowError):
         return ""

@@ -204,14 +204,14 @@ class DeviceTables:
         if not self._order:
             return
         integers, floats = self._messages(rates)
-        told = self.exchanges.integers(END_OF_STEP, integers)
+        received = self.exchanges.integers(END_OF_STEP, integers)
         dims = [self._tables[name].schema.dim for name in self._order]
-        heads = numbers_of(torch.stack([each[: 2 * len(dims)] for each in told]))
+        heads = numbers_of(torch.stack([each[: 2 * len(dims)] for each in received]))
         sizes = [sum(n * dim for n, dim in zip(head[::2], dims, strict=True)) for head in heads]
         grads = self.exchanges.floats(floats, sizes)
         blocks = [
             _blocks_of(rows[2 * len(dims) :], values, head[::2], dims)
-            for rows, values, head in zip(told, grads, heads, strict=True)
+            for rows, values, head in zip(received, grads, heads, strict=True)
         ]
         for index, name in enumerate(self._order):
             # As on a shard, the rate is that of the lowest rank that has a gradient here.

@@ -123,12 +123,12 @@ class RankExchange:
             FailedPrecondition: another rank has one.
             Unavailable: a rank is gone.
         """
-        told: list[Any] = [None] * self.world
+        problems: list[Any] = [None] * self.world
         if self.world > 1:
-            self._waited(lambda: dist.all_gather_object(told, None if problem is None else str(problem)))
+            self._waited(lambda: dist.all_gather_object(problems, None if problem is None else str(problem)))
         if problem is not None:
             raise problem
-        for rank, text in enumerate(told):
+        for rank, text in enumerate(problems):
             if text is not None:
                 raise FailedPrecondition(f"rank {rank}: {text}")
 

@@ -244,17 +244,17 @@ def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
     begins, places = torch.searchsorted(numbers, base), torch.searchsorted(numbers, padding)
     is_there = numbers.index_select(0, places.clamp(max=numbers.shape[0] - 1)) == padding
     places = torch.where(is_there, places - begins[:-1], -1)
-    bad, *told = numbers_of(torch.cat([is_bad.sum().reshape(1), begins, places]))
+    bad, *on_host = numbers_of(torch.cat([is_bad.sum().reshape(1), begins, places]))
     if bad:  # the lookup that has it says which
         return [keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted]
-    uniques = [end - begin for begin, end in pairwise(told[: count + 1])]
+    uniques = [end - begin for begin, end in pairwise(on_host[: count + 1])]
     sizes = begins[1:] - begins[:-1]
     keys = numbers - base[:-1].repeat_interleave(sizes, output_size=numbers.shape[0])
     positions = positions - begins[:-1].repeat_interleave(length, output_size=n)
     return [
         IdKeys(tables, name, mine, at, place)
         for (_, name), mine, at, place in zip(
-            named, keys.split(uniques), positions.split(lengths), told[count + 1 :], strict=True
+            named, keys.split(uniques), positions.split(lengths), on_host[count + 1 :], strict=True
         )
     ]  # fmt: skip
 

@@ -50,13 +50,13 @@ def read_rows_together(
     of_ranks = list(zip(*parts, strict=True))
     counts = [[len(part) for part in of_rank] for of_rank in of_ranks]
     heads = torch.tensor(counts).to(exchanges.device)
-    told = exchanges.joint_integers(
+    received = exchanges.joint_integers(
         digest, [torch.cat([head, *of_rank]) for head, of_rank in zip(heads, of_ranks, strict=True)]
     )
-    if told is None:
+    if received is None:
         return None
-    asked = numbers_of(torch.stack([each[: len(lookups)] for each in told]))
-    keys = [each[len(lookups) :].split(sizes) for each, sizes in zip(told, asked, strict=True)]
+    asked = numbers_of(torch.stack([each[: len(lookups)] for each in received]))
+    keys = [each[len(lookups) :].split(sizes) for each, sizes in zip(received, asked, strict=True)]
     mine = [
         table.read(torch.cat(each)).split(list(sizes))
         for (table, _), each, sizes in zip(

@@ -104,8 +104,8 @@ def seal(tables: Sequence[KeySums], *, scale: float, clip_row_norm: float) -> li
         first_bad = torch.where(is_bad, sums.keys, torch.iinfo(torch.int64).max).min()
         counted.append((index, grads, torch.stack([is_bad.sum(), first_bad, is_clipped.sum()])))
     if counted:
-        told = numbers_of(torch.stack([numbers for _, _, numbers in counted]))
-        for (index, grads, _), (bad, first, clipped) in zip(counted, told, strict=True):
+        found = numbers_of(torch.stack([numbers for _, _, numbers in counted]))
+        for (index, grads, _), (bad, first, clipped) in zip(counted, found, strict=True):
             shortened = clipped if clip_row_norm < math.inf else 0
             made[index] = KeySums(tables[index].keys, grads, bad, first if bad else 0, shortened)
     return made

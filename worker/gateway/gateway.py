@@ -245,11 +245,6 @@ class Gateway:
 
         A call that was refused because the cluster has changed is made once more in a new job, unless it may have been
         applied.
-
-        Args:
-            name: the name of the namespace.
-            table: the table of the request.
-            call: the call.
         """
         for is_last in (False, True):
             namespace = self._enter(name, table)

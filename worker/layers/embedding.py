@@ -184,13 +184,7 @@ class DistributedLayer(PlannedLayer):
         return [self.embedding_dim, self.mode_number, self.padding_number, int(self.include_last_offset), *has]
 
     def _gather_on_device(self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Rows on the anchor's device, by the op that serves any number of lookups.
-
-        Args:
-            ids: on the host, or on the device.
-            offsets: of bags; None: there are none.
-            weights: of the ids; None: there are none.
-        """
+        """Rows on the anchor's device, of ids on the host or there, by the op that serves any number of lookups."""
         rows: Tensor = ops.gather_all(
             [ids],
             [ids if offsets is None else offsets],

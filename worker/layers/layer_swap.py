@@ -107,9 +107,9 @@ def layers_by_table(layers: Sequence[PlacedLayer], bind: Mapping[str, Sequence[s
         for path in paths:
             if path not in by_path:
                 near = difflib.get_close_matches(path, by_path, n=3)
-                told = f"nearest: {', '.join(near)}" if near else f"layers to distribute: {', '.join(by_path)}"
+                listed = f"nearest: {', '.join(near)}" if near else f"layers to distribute: {', '.join(by_path)}"
                 raise InvalidArgument(
-                    f"distribute.bind[{name!r}]: the model has no layer {path!r} to distribute; {told}"
+                    f"distribute.bind[{name!r}]: the model has no layer {path!r} to distribute; {listed}"
                 )
             weight = id(by_path[path].layer.weight)
             if names.setdefault(weight, name) != name:
@@ -360,7 +360,7 @@ def _create(session: JobSession, swaps: list[Swap], *, has_rows: bool) -> list[T
                 _assign_padding(session, swap)
     except BaseException:
         for swap in new:
-            with suppress(SparserowError):  # that of the failure is told
+            with suppress(SparserowError):  # that of the failure is raised
                 session.core.catalog.drop_table(session.namespace, swap.schema.name)
         raise
     return made

@@ -86,7 +86,7 @@ class TableHandle:
 
 
 _restores_rows: ContextVar[bool] = ContextVar("restores_rows", default=False)
-_told: set[tuple[str, int, int]] = set()  # clusters and steps of warnings; a model has many tables
+_warned: set[tuple[str, int, int]] = set()  # clusters and steps of warnings; a model has many tables
 
 
 @contextmanager
@@ -100,9 +100,9 @@ def restoring_rows() -> Iterator[None]:
 
 
 def _warn_of_newer_rows(cluster: str, saved: int, step: int) -> None:
-    if (cluster, saved, step) in _told:
+    if (cluster, saved, step) in _warned:
         return
-    _told.add((cluster, saved, step))
+    _warned.add((cluster, saved, step))
     warnings.warn(
         f"load_state_dict: the state is of before step {saved}, and the rows of its tables have been trained for "
         f"{step - saved} steps since; a tower of then meets rows of now (docs/foreign-models.md, 'Best weights')",

@@ -102,7 +102,7 @@ class ForwardHook:
         batch, own = (args, kwargs), None
         # A requester of traces records from before this forward, and would take the plan's lookups for those of layers.
         if self._has_plan and not len(self._pending):
-            with suppress(Exception) if self._has_group else nullcontext():  # a lookup fails then, and tells the group
+            with suppress(Exception) if self._has_group else nullcontext():  # a failing lookup then notifies the group
                 own = self._own.make(batch, train=module.training)
         record = self._begin_record(batch) if self._is_to_trace else None
         begin_forward(module, record, own if record is None else None, self._joint.make(batch))

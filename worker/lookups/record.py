@@ -91,10 +91,8 @@ class ForwardRecord:
     ) -> Expression | None:
         """Returns the expression of an argument; None: it is none of the batch.
 
-        Args:
-            argument: the argument.
-            known: expressions of ids, where it is ids; empty: tensors of the batch with its dtype.
-            is_joint: whether ranks make the lookup together; then the trace goes first, because all of them have it.
+        Where ``known`` is empty, it is sought among tensors of the batch with its dtype. Where ranks make the lookup
+        together (``is_joint``), the trace goes first, because all of them have it.
         """
         if is_joint and argument.expression is not None:
             return argument.expression

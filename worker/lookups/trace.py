@@ -71,7 +71,7 @@ class ForwardTrace(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tells torch to compile and run compiled parts of the model as if there were no trace."""
+        """Lets torch compile and run compiled parts of the model as if there were no trace."""
         return True
 
     @property

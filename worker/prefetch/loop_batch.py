@@ -67,13 +67,7 @@ def _is_cast(tensor: Tensor, argument: Tensor) -> bool:
 
 
 def _rebase(expression: Expression, root: Expression, rebased: dict[Expression, Expression]) -> Expression:
-    """Returns the expression with another root; common parts stay common.
-
-    Args:
-        expression: the expression to convert.
-        root: the new root.
-        rebased: the results so far for this root, which is extended.
-    """
+    """Returns the expression with another root; common parts, which ``rebased`` collects for that root, stay common."""
     if isinstance(expression, Root | Fixed):
         return rebased.setdefault(expression, root)
     if expression not in rebased:

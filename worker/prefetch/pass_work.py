@@ -70,7 +70,7 @@ class PrefetchSettings:
     device: DeviceBatches | None
     hints: int
     ahead_trial: AheadTrial | None  # None: rows are always pulled ahead
-    hint_trial: Trial | None  # None: shards are told of every batch, or of none
+    hint_trial: Trial | None  # None: shards get hints of every batch, or of none
 
 
 @dataclass
@@ -85,7 +85,7 @@ class PassItem:
     owner: Any = None  # keeps the tensors of the guess alive
     sent: SentBatch | None = None  # None: the batch stays where it is
     is_ahead: bool = True  # whether its rows were to be pulled ahead
-    is_hinted: bool = True  # whether shards with an SSD were to be told its keys
+    is_hinted: bool = True  # whether shards with an SSD were to get its keys
 
 
 class PassWork:
@@ -145,7 +145,7 @@ class PassWork:
         return item
 
     def hint(self, item: PassItem) -> PassItem:
-        """Tells the shards which rows will be pulled."""
+        """Sends the shards the keys that will be pulled."""
         if item.rows is not None and item.is_hinted:
             with self._trace.span("hint", step=self._latest_step(item.number)):
                 self._native.hint(item.rows)

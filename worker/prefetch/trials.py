@@ -123,7 +123,7 @@ def hint_trial_of(session: Any, depth: int, hints: int, *options: Hashable) -> T
     Args:
         session: the session.
         depth: the depth of the prefetch.
-        hints: the number of batches beyond it whose keys shards are told.
+        hints: the number of batches beyond it whose keys shards get.
         options: whether it is exact, and whether the loop makes gradients.
     """
     return _trial_of(session, ("hints", depth, hints, *options), lambda: Trial(depth + hints, _LONGEST_PERIOD_OF_HINTS))

@@ -217,11 +217,9 @@ def _has_memory(value: Any) -> bool:
 
 
 def _own(tensors: dict[str, Any], data: set[int]) -> None:
-    """Gives each tensor that is a part of a larger storage a storage of its own.
+    """Gives each tensor that is a part of a larger storage a storage of its own, in place.
 
-    Args:
-        tensors: the tensors by name, which is changed.
-        data: addresses of the storages of the example.
+    ``data`` has the addresses of the storages of the example.
 
     Raises:
         InvalidArgument: a tensor lies in the memory of the example.

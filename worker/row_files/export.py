@@ -46,11 +46,11 @@ def export_rows(rows: KeyedRows, url: str, *, batch_rows: int = 65536, progress:
     """
     batches = rows.scan(batch_rows=batch_rows)
     kind = format_of(url, ("parquet", "safetensors"))
-    told = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     with new_file(url) as file:
         if kind == "parquet":
-            return _write_parquet(file, rows.schema, batches, told)
-        return _write_safetensors(file, rows.schema, batches, told, scratch_folder(url))
+            return _write_parquet(file, rows.schema, batches, report)
+        return _write_safetensors(file, rows.schema, batches, report, scratch_folder(url))
 
 
 def _metadata(schema: TableSchema) -> dict[str, str]:

@@ -51,11 +51,11 @@ class LossScale:
 
     @property
     def inverse(self) -> float:
-        """What gradients are multiplied by; waits for the device unless :meth:`set_scale` has told the scale."""
+        """What gradients are multiplied by; waits for the device unless :meth:`set_scale` has set the scale."""
         return 1.0 / (self._scaler.get_scale() if self._scale is None else self._scale)
 
     def set_scale(self, scale: float) -> None:
-        """Tells the scale, which was brought from the device."""
+        """Sets the scale, which came from the device."""
         self._scale = scale
 
     def found_on_device(self, dense: torch.optim.Optimizer | None) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 _log = logging.getLogger(__name__)
 _POLL_SEC = 0.2
-_TELL_SEC = 60.0
+_LOG_SEC = 60.0
 
 
 def from_lower_rank(core: NamespaceCore, found: Callable[[], Value | None], what: str) -> Value | None:
@@ -30,13 +30,13 @@ def from_lower_rank(core: NamespaceCore, found: Callable[[], Value | None], what
     Raises:
         Unavailable: the coordinator cannot be reached.
     """
-    began = told_at = time.monotonic()
+    began = logged_at = time.monotonic()
     while core.lower_rank_begins():
         value = found()
         if value is not None:
             return value
-        if time.monotonic() - told_at > _TELL_SEC:
-            told_at = time.monotonic()
-            _log.info("waiting since %.0f s for a lower rank: %s", told_at - began, what)
+        if time.monotonic() - logged_at > _LOG_SEC:
+            logged_at = time.monotonic()
+            _log.info("waiting since %.0f s for a lower rank: %s", logged_at - began, what)
         time.sleep(_POLL_SEC)
     return None

@@ -27,7 +27,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 _BEAT_SEC = 2.0
 _FIRST_POLL_SEC, _LAST_POLL_SEC = 0.001, 0.25
 _LOOK_SEC = 5.0  # between two looks at the signs of life
-_TELL_SEC = 60.0  # between two lines of the log
+_LOG_SEC = 60.0  # between two lines of the log
 _LEFT = "left"  # which rank has left the group by an error, and why
 _SIGN = "sign"  # of the rank that has given one last, so that it costs the same at any number of ranks
 
@@ -61,7 +61,7 @@ class RankBeats:
             self._thread.join(_BEAT_SEC)
 
     def leave(self, error: BaseException) -> None:
-        """Tells the others that this rank comes to no further meeting."""
+        """Notifies the others that this rank comes to no further meeting."""
         with contextlib.suppress(Exception):  # the store may have ended
             self._store.set(_LEFT, f"rank {self._rank} has left: {type(error).__name__}: {str(error)[:500]}")
 
@@ -105,7 +105,7 @@ class RankBeats:
             self._wait(what, number)
 
     def _wait(self, what: str, number: int) -> None:
-        began = looked_at = told_at = heard_at = time.monotonic()
+        began = looked_at = logged_at = heard_at = time.monotonic()
         sign, pause = "", _FIRST_POLL_SEC
         while not self._store.check([f"all/{number}"]):
             time.sleep(pause)
@@ -127,8 +127,8 @@ class RankBeats:
                     f"{what}: {absent} of {self._world} ranks have not come, and none of them has given a sign of life "
                     f"for {self._silence_sec:g} s{said}"
                 )
-            if now - told_at > _TELL_SEC:
-                told_at = now
+            if now - logged_at > _LOG_SEC:
+                logged_at = now
                 _log.info("%s: waiting since %.0f s%s", what, now - began, said)
 
     @contextlib.contextmanager
@@ -167,7 +167,7 @@ def end_beats() -> None:
 
 
 def leave_group(error: BaseException) -> None:
-    """Tells the other ranks, which may wait for this one, that it ends by an error."""
+    """Notifies the other ranks, which may wait for this one, that it ends by an error."""
     for _, beats in _made:
         beats.leave(error)
 
@@ -196,7 +196,7 @@ def meet(what: str) -> None:
 
 
 def timeout_of_default_group() -> timedelta | None:
-    """Returns the timeout that ``init_process_group`` was given; None where this torch does not tell it."""
+    """Returns the timeout that ``init_process_group`` was given; None where this torch does not show it."""
     group: Any = dist.group.WORLD
     options = getattr(group._get_backend(collective_device()), "options", None)
     return getattr(options, "_timeout", None)

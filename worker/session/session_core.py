@@ -70,7 +70,7 @@ class SessionCore(SessionTables):
             which ids its batches hold.
         tensor_group: the ranks that share this worker; None: this rank is a worker by itself.
         batches_aside: the batches of prefetches whose rows were left to their forward.
-        batches_unhinted: the batches of prefetches with hints whose keys no shard was told.
+        batches_unhinted: the batches of prefetches with hints whose keys no shard got.
     """
 
     def __init__(

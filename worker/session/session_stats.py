@@ -38,9 +38,9 @@ class SessionStats:
     rows_prefetched: int = _counter("Unique rows that were pulled before their step began (count).")
     batches_aside: int = _counter_of_python("Batches of a prefetch whose rows were left to their forward (count).")
     batches_unhinted: int = _counter_of_python(
-        "Batches of a prefetch with hints whose keys no shard was told, as steps are no slower without (count)."
+        "Batches of a prefetch with hints whose keys no shard got, as steps are no slower without (count)."
     )
-    rows_hinted: int = _counter("Unique rows that shards with an SSD were told of before they were pulled (count).")
+    rows_hinted: int = _counter("Unique rows named to shards with an SSD before they were pulled (count).")
     rows_deferred: int = _counter("Rows of a prefetch that were left for their step, which changes them (count).")
     rows_revalidated: int = _counter("Prefetched rows that were asked about again at their step (count).")
     rows_refreshed: int = _counter("Prefetched rows that had changed and were sent again (count).")

@@ -221,12 +221,7 @@ class _Reading:
         self.known = KnownFiles(clock, {each.plan.path: each for each in (*test, *train)}, self._items)
 
     def _planned(self, which: Which, others: Mapping[str, KnownPlan]) -> tuple[KnownPlan, ...]:
-        """Returns the plans of files, in their order.
-
-        Args:
-            which: "train" or "test".
-            others: files that were just planned, by path.
-        """
+        """Returns the plans of files, in their order; ``others`` has files that were just planned, by path."""
         paths = find_files(self._job.data, which)
         key = plan_key(self._job.data, paths)
         known = self._before.plans_of(paths, key, maker=self._maker)

@@ -130,11 +130,7 @@ def open_readers(
 def _made_by(job: JobConfig, features: FittedFeatures, *, size: int, least: int) -> Callable[[Batch], NamedBatch]:
     """Returns what makes a batch for the job's model, after a check of its labels.
 
-    Args:
-        job: the job.
-        features: the transforms.
-        size: the number of samples of a micro-batch.
-        least: the least number of micro-batches.
+    Micro-batches have at most ``size`` samples; empty ones are added up to ``least``.
     """
     names, outputs = input_names(job.model, features.spec), TaskOutputs(job.all_tasks)
 

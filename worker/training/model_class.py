@@ -114,11 +114,6 @@ def _with_features(arguments: dict[str, Any], kind: type[nn.Module], features: F
 
     In ``rows``, ``'*'`` stands for each feature of keys that no argument names: it has a row for each key that the
     feature can give, where that is known, or else so many. ``numbers``, where it is left out, are all numbers.
-
-    Args:
-        arguments: the arguments that the job gives.
-        kind: the class.
-        features: the inputs that the model reads.
     """
     takes, given = inspect.signature(kind).parameters, dict(arguments)
     if "numbers" in takes and "numbers" not in given:
@@ -149,10 +144,7 @@ def _check_names(config: ModelConfig, kind: type[nn.Module]) -> None:
 def _with_pools(config: ModelConfig, kind: type[nn.Module], pools: Mapping[str, str]) -> dict[str, Any]:
     """Returns ``model.args`` with the pools of features in its argument ``pools``.
 
-    Args:
-        config: the section ``model`` of the job.
-        kind: the class.
-        pools: how lists are pooled, by the name of each feature that says so.
+    ``pools`` has how lists are pooled, by the name of each feature that says so.
 
     Raises:
         InvalidArgument: the class has no argument ``pools``, or ``model.args`` has another pool for a feature.

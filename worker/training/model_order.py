@@ -1,8 +1,8 @@
 """The order of a model's inputs and outputs, which decides what the weights of its tower mean.
 
 A first layer reads its inputs side by side, and a model of several tasks has a head for each, so a tower that is
-restored under another order of names computes something else from the same numbers. Only names tell, because all
-shapes are the same.
+restored under another order of names computes something else from the same numbers. Only names show it, because
+all shapes are the same.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class WorkerGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and tells what the job writes and tells once."""
+        """Whether this process writes and reports what the job writes and reports once."""
         return self.rank == 0
 
     @property

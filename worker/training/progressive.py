@@ -14,8 +14,8 @@ from ..metrics.task_metrics import BinaryMetrics
 from .process_group import WorkerGroup
 from .training_step import StepResult
 
-# Is told the epoch, the samples of all workers in it so far, the metrics of a window, and the times of its samples.
-Tell: TypeAlias = Callable[[int, int, Mapping[str, float], TimeRange | None], None]
+# Takes the epoch, the samples of all workers in it so far, the metrics of a window, and the times of its samples.
+Report: TypeAlias = Callable[[int, int, Mapping[str, float], TimeRange | None], None]
 
 
 class ProgressiveMetrics:
@@ -27,13 +27,13 @@ class ProgressiveMetrics:
         window: the number of samples of all workers in a window; it is rounded up to whole steps.
         train: the options of the steps.
         group: this worker and its peers. Where they do not meet, a window has the samples of this worker alone.
-        tell: is told the metrics of each window, on every rank.
+        report: called with the metrics of each window, on rank 0 of ranks that meet.
     """
 
-    def __init__(self, window: int, train: TrainConfig, group: WorkerGroup, tell: Tell) -> None:
+    def __init__(self, window: int, train: TrainConfig, group: WorkerGroup, report: Report) -> None:
         world = 1 if group.is_alone else group.world
         self._steps = -(-window // (train.batch_size * train.accumulate * world))
-        self._group, self._tell = group, tell
+        self._group, self._report = group, report
         self._metrics = BinaryMetrics()
         self._count = self._samples = 0
         self._times: TimeRange | None = None
@@ -95,7 +95,7 @@ class ProgressiveMetrics:
         if parts is not None:
             whole = BinaryMetrics.merged([metrics for metrics, _, _ in parts])
             times = _joined([times for _, _, times in parts])
-            self._tell(epoch, sum(samples for _, samples, _ in parts), whole.results(), times)
+            self._report(epoch, sum(samples for _, samples, _ in parts), whole.results(), times)
 
 
 def _joined(ranges: Sequence[TimeRange | None]) -> TimeRange | None:

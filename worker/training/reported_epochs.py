@@ -41,16 +41,16 @@ class ReportedEpochs:
     ) -> None:
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         self._leased, self._shown_task, self._file = leased, shown_task, file
-        self._told: dict[int, EpochResult] = {}
+        self._results: dict[int, EpochResult] = {}
 
     def read(self) -> None:
         """Reads what was reported before this run goes on from a checkpoint. Every rank calls it."""
         if self._file is not None:
-            self._told = self._group.share(self._file.read() if self._group.rank == 0 else {})
+            self._results = self._group.share(self._file.read() if self._group.rank == 0 else {})
 
     def __contains__(self, epoch: int) -> bool:
         """Whether the result of an epoch is known."""
-        return epoch in self._told
+        return epoch in self._results
 
     def keep(self, results: Sequence[EpochResult]) -> None:
         """Writes results to the folder of checkpoints, so that a restarted worker 0 has them.
@@ -59,8 +59,8 @@ class ReportedEpochs:
             results: the results.
         """
         if self._file is not None and self._group.is_first:
-            self._told.update({result.epoch: result for result in results})
-            self._file.write(self._told.values())
+            self._results.update({result.epoch: result for result in results})
+            self._file.write(self._results.values())
 
     def is_past(self, epoch: int, *, rows_are_its: bool) -> bool:
         """Returns whether an epoch is not to be evaluated, as a worker has reported it or it can no longer be reported.
@@ -75,7 +75,7 @@ class ReportedEpochs:
         train, leased = self._job.train, self._leased
         is_last = epoch == train.epochs or self._job.metrics.best is not None
         if leased is None:
-            return epoch in self._told and (not is_last or rows_are_its or train.staleness == 0)
+            return epoch in self._results and (not is_last or rows_are_its or train.staleness == 0)
         return self._group.total(int(not leased_epochs.is_past(leased, is_last=is_last))) == 0
 
     def before(self, epoch: int) -> list[EpochResult]:
@@ -90,7 +90,7 @@ class ReportedEpochs:
         if is_last:
             self._backend.settle(is_end=True)  # then the model is that at the end of the run
         if leased is None:
-            return [self._told[epoch]]
+            return [self._results[epoch]]
         known = (
             leased_epochs.known_result(leased, epoch, self._group.world, self._shown_task)
             if self._group.rank == 0

@@ -1,4 +1,4 @@
-"""Tells errors of a model class of the user's own as theirs: the exception, and where in their code it was raised."""
+"""Reports errors of a model class of the user's own as theirs: the exception, and where in their code it was raised."""
 
 from __future__ import annotations
 

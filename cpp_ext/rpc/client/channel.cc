@@ -159,7 +159,7 @@ void Channel::resume() noexcept {
   paused_until_ = {};
 }
 
-// Draining, or not told yet; or it waited in vain for workers, while a shard that they need is being restored.
+// Draining, or not notified yet; or it waited in vain for workers, while a shard that they need is being restored.
 bool Channel::is_refused_for_now(const ShardRequest& request, const Status& status) const {
   if (status.code() == Code::kUnavailable) return true;
   return status.code() == Code::kDeadlineExceeded && request.header.step != kNoStep &&
@@ -248,7 +248,7 @@ void Channel::tick(Clock::time_point now) {
     break_off(state_ == State::kConnecting ? "connecting timed out" : "no answer to HELLO");
   }
   if ((state_ == State::kReady || state_ == State::kReplaying) && refused_for_now_ && now >= paused_until_) flush();
-  if (stream_ && stream_->has_buffered()) receive();  // poll would not tell
+  if (stream_ && stream_->has_buffered()) receive();  // poll would not show it
 }
 
 bool Channel::wants_write() const noexcept {

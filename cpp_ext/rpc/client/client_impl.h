@@ -113,7 +113,7 @@ class Client::Impl {
     head.section.flags = kSectionRequired;
     return head;
   }
-  static void tell_outcome(const Call& call, const Status& status, const CommitOptions& options);
+  static void report_outcome(const Call& call, const Status& status, const CommitOptions& options);
   Outgoing& add(Call& call, std::uint32_t shard, FrameType type, FrameType expected, std::int64_t step) const;
   Status run(Call& call);
   bool takes_hint(std::uint32_t shard);

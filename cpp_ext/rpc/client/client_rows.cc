@@ -233,7 +233,7 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
   if (options_.replay_bytes > 0 && (has_content || is_by_key)) buffer_for_replay(call, type != FrameType::kPrepare);
   Status status = run(call);
   if (type == FrameType::kCommit || is_by_key) count_acknowledged(call);
-  tell_outcome(call, status, options);
+  report_outcome(call, status, options);
   if (is_by_key && !status.is_ok()) drop_held(options.sequence);
   if (type == FrameType::kCommit && has_content && !status.is_ok()) drop_refused(call);
   return status;
@@ -252,7 +252,7 @@ std::vector<std::uint64_t> Client::Impl::acknowledged_commits() const {
 }
 
 // Writes what the options ask for: whether a commit that failed may be applied, and the step that a quorum left open.
-void Client::Impl::tell_outcome(const Call& call, const Status& status, const CommitOptions& options) {
+void Client::Impl::report_outcome(const Call& call, const Status& status, const CommitOptions& options) {
   if (options.may_be_applied != nullptr) *options.may_be_applied = false;
   for (const Outgoing& out : call.requests) {
     const ShardRequest& request = out.request;

@@ -17,13 +17,13 @@ void Replay::note_incarnation(std::uint32_t incarnation) {
 
 void Replay::begin(bool counts_lost) {
   from_ = 0;
-  tells_lost_ = counts_lost && !buffer_.evicted().sequences.empty();
-  is_told_ = false;
+  names_lost_ = counts_lost && !buffer_.evicted().sequences.empty();
+  has_lost_frame_ = false;
 }
 
 bool Replay::next(std::uint64_t request_id) {
-  if (tells_lost_ && !is_told_) {
-    is_told_ = true;
+  if (names_lost_ && !has_lost_frame_) {
+    has_lost_frame_ = true;
     make_lost_frame(request_id);
     return true;
   }
@@ -95,9 +95,9 @@ Result<Replay::Answer> Replay::on_reply(std::span<const std::byte> body, std::ui
     }
   } else {
     const auto ack = parse_ack(section.value()->payload);
-    answer.is_applied = ack.is_ok() && ack.value().duplicate == 0 && is_decided_ && !tells_lost_;
+    answer.is_applied = ack.is_ok() && ack.value().duplicate == 0 && is_decided_ && !names_lost_;
   }
-  if (!std::exchange(tells_lost_, false)) ++from_;
+  if (!std::exchange(names_lost_, false)) ++from_;
   return answer;
 }
 

@@ -1,7 +1,7 @@
 // Sends a worker's buffered commits again to a process that has taken its shard's place. It needs no socket.
 //
 // The frames follow each other in the order of their sequences, one at a time; whatever else is asked waits. First of
-// all the shard is told which writes by key were evicted from the buffer, so that it can count them as lost.
+// all the shard learns which writes by key were evicted from the buffer, so that it can count them as lost.
 //
 // Not thread-safe: the client's mutex guards it.
 #pragma once
@@ -27,7 +27,7 @@ class Replay {
   void note_incarnation(std::uint32_t incarnation);
   [[nodiscard]] bool is_due() const noexcept { return is_due_; }
 
-  // Starts with the first frame. `counts_lost`: the shard can be told of evicted writes.
+  // Starts with the first frame. `counts_lost`: the shard can count evicted writes.
   void begin(bool counts_lost);
   // Makes the next frame under this id. False: all commits are sent again.
   bool next(std::uint64_t request_id);
@@ -57,8 +57,8 @@ class Replay {
   std::vector<std::byte> frame_;
   std::size_t sent_ = 0;
   bool is_decided_ = false;
-  bool tells_lost_ = false;  // the frame names evicted writes
-  bool is_told_ = false;     // that frame was made
+  bool names_lost_ = false;      // the frame names evicted writes
+  bool has_lost_frame_ = false;  // that frame exists
 };
 
 }  // namespace sparserow::rpc

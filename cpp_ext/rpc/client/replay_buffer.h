@@ -43,7 +43,7 @@ class ReplayBuffer {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
   // Sequences of writes by key that were evicted, oldest first, the newest kMaxEvicted. They stay when a shard was
-  // told: its process may end before it saves the count, and the next one counts them from its own checkpoint.
+  // notified: its process may end before it saves the count, and the next one counts them from its own checkpoint.
   struct Evicted {
     FrameHeader header;  // of the last
     std::deque<std::uint64_t> sequences;

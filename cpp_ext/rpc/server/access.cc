@@ -46,7 +46,7 @@ bool AccessList::is_open() const {
 Result<Grant> AccessList::find(const TokenDigest& digest) const {
   const MutexLock lock(mutex_);
   if (!grants_) return Grant{.digest = digest, .role = Role::kAdmin, .namespaces = {}};
-  for (const Grant& grant : *grants_) {  // of secrets the digests are compared: time tells nothing of a token
+  for (const Grant& grant : *grants_) {  // of secrets the digests are compared: time shows nothing of a token
     if (CRYPTO_memcmp(grant.digest.data(), digest.data(), digest.size()) == 0) return grant;
   }
   return Status(Code::kPermissionDenied, "token: it is missing, or not one that this server knows");

@@ -41,7 +41,7 @@ Task<Status> BodyReader::read(const FrameHeader& header, Body& body, Clock::time
   co_return status;
 }
 
-// The first section tells the first table; the others are checked when they are here.
+// The first section names the first table; the others are checked when they are here.
 Task<Status> BodyReader::check_first_table(const FrameHeader& header, const Check& check) {
   struct {
     FrameHeader header;

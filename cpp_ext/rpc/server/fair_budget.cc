@@ -32,7 +32,7 @@ bool FairBudget::Charge::take(std::uint64_t bytes, std::function<void()> granted
     others = budget_->grant_waiting(state_.get());
     waits = state_->waits;
   }
-  for (const auto& tell : others) tell();
+  for (const auto& notify : others) notify();
   return !waits;
 }
 
@@ -52,7 +52,7 @@ void FairBudget::Charge::reset() noexcept {
     others = budget_->end(*state_);
   } catch (const std::bad_alloc&) {  // the bytes are given back; those that wait are served when another charge ends
   }
-  for (const auto& tell : others) tell();
+  for (const auto& notify : others) notify();
   budget_ = nullptr;
   state_.reset();
 }

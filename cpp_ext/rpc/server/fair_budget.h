@@ -10,7 +10,7 @@
 //    is kept free, so charges that are filled in part never wait for each other in a circle.
 // 4. Waiting charges are served in the order of what their accounts have, the least first, and then of their arrival.
 //
-// Thread-safe. A granted wait is told on the thread that gave the bytes back, outside of the mutex. A budget must
+// Thread-safe. A granted wait is notified on the thread that gave the bytes back, outside of the mutex. A budget must
 // outlive its charges.
 #pragma once
 

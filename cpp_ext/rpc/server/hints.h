@@ -2,7 +2,7 @@
 // wait for the SSD at a time, so that hints never keep requests from it for longer than a slice.
 //
 // While reads of the SSD do not wait for the disk it declines all keys: a hint would cost CPU time and hide nothing.
-// Pulls go on telling the store whether reads wait.
+// Pulls go on showing the store whether reads wait.
 //
 // Thread-safe. The pool must be joined, after stop(), before the object goes.
 #pragma once

@@ -179,7 +179,7 @@ Task<bool> PullHandler::send_rows(PullRequest& pull) {
   bool is_alive = false;
   try {
     is_alive = co_await send_chunks(chunks, has_checksum);
-  } catch (const std::exception&) {  // a part may have left, so that only the end of the connection tells the peer
+  } catch (const std::exception&) {  // a part may have left, so only the end of the connection notifies the peer
   }
   io_.end_turn();
   co_return is_alive;

@@ -106,13 +106,13 @@ Outcome WriteHandler::commit() {
 }
 
 Outcome WriteHandler::abort() {
-  const bool tells_lost = (header_.flags & kFrameLost) != 0;
+  const bool names_lost = (header_.flags & kFrameLost) != 0;
   std::vector<TableView> views;
-  if (Outcome outcome = request_.parse_tables(tells_lost ? SectionKind::kTableKeys : SectionKind::kTableGrads, views);
+  if (Outcome outcome = request_.parse_tables(names_lost ? SectionKind::kTableKeys : SectionKind::kTableGrads, views);
       !outcome.is_ok()) {
     return outcome;
   }
-  if (tells_lost) {
+  if (names_lost) {
     for (const TableView& view : views) {
       Status status = core_.commits.note_lost(header_.job_id, {header_.worker_id, header_.worker_epoch}, view.keys);
       if (!status.is_ok()) return Outcome::refused(std::move(status));

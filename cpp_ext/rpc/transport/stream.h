@@ -34,7 +34,7 @@ class Stream {
   // Says whether a handshake has to end before bytes move. Where nobody calls try_handshake(), reads and writes make
   // it.
   [[nodiscard]] virtual bool needs_handshake() const noexcept { return false; }
-  // Takes what tells whether the peer can have begun one, which costs next to nothing. bytes > 0: it can.
+  // Takes what shows whether the peer can have begun one, which costs next to nothing. bytes > 0: it can.
   virtual Transfer try_begin() noexcept { return {1, Transfer::Want::kNothing, 0}; }
   // Goes on with the handshake, which may keep a CPU for a part of a millisecond. bytes > 0: it has ended.
   virtual Transfer try_handshake() noexcept { return {1, Transfer::Want::kNothing, 0}; }

@@ -267,7 +267,7 @@ static_assert(sizeof(ScanPagePayload) == 24);
 
 // ---- Reading. Views point into the bytes given, which must be 8-byte aligned and outlive them.
 
-// Checks what a header alone can tell: version, flags, a length that is a multiple of 8 and at most max_body_bytes.
+// Checks what a header alone can show: version, flags, a length that is a multiple of 8 and at most max_body_bytes.
 // kInvalidArgument. The type is not checked: dispatch refuses an unknown one.
 Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes);
 

@@ -9,7 +9,7 @@
 //
 // read() says what a slot has for a cursor. The newest row wins: a read names keys, whose rows are read afterwards and
 // may be newer.
-//   kDelta     keys from the notes, or, where those cannot tell, from a scan of the slot by version; and tombstones.
+//   kDelta     keys from the notes, or, where those do not suffice, from a scan of the slot by version; and tombstones.
 //              The notes are insufficient when they were truncated, or when the cursor's version did not come from
 //              an earlier read() of this log.
 //   kSnapshot  every key of the slot: the follower *replaces* what it has. When tombstones were forgotten, a table that

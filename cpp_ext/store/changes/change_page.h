@@ -12,8 +12,8 @@
 // A table's rows are those of all slots of the page together, so that either side reads and writes them in one go (one
 // slot has a row or two of a table: 2 us a row by slot, 0.2 us by table). Slots that are sent whole have their rows in
 // tables of their own, which replace. A page with such slots has one of these for each table that the cursor wants and
-// the store has, also where it has no rows. So a follower tells a table that was dropped, whose rows it keeps, from
-// one whose rows are gone.
+// the store has, also where it has no rows. So a follower distinguishes a table that was dropped, whose rows it keeps,
+// from one whose rows are gone.
 //
 // A slot that a page has no room for comes in parts (change_log.h), and is the last of its page until its own last
 // part, whose number is 0. The follower acknowledges the number of any other part, and the slot with the last. A part
@@ -61,7 +61,7 @@ struct AppliedPage {
   std::uint64_t rows = 0;          // that were newer than what the store had
   std::uint64_t unchanged = 0;     // that were not
   std::uint64_t erased = 0;
-  bool has_whole_slots = false;               // then those are told by `tables`
+  bool has_whole_slots = false;               // then those are named by `tables`
   std::vector<std::uint32_t> tables;          // that the sender has, of those that the cursor wants; ascending
   std::vector<std::uint32_t> applied_tables;  // of which the page has something; ascending
   struct Other {

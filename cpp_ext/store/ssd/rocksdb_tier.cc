@@ -164,7 +164,7 @@ class RocksdbTier final : public SsdTier {
     if (set.ok()) collects_garbage_ = wanted;  // else at the next look
   }
 
-  // Once a write failed the database refuses all others until it is told to go on.
+  // Once a write failed the database refuses all others until it is resumed.
   Status recover(const rocksdb::Status& failed) const {
     const rocksdb::Status resumed = db_->Resume();
     if (resumed.ok()) return Status::ok();

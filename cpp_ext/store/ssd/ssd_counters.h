@@ -20,7 +20,7 @@ class RecentWaits {
     waited_ += waited;
     for (; rows_ > kRecent; rows_ /= 2) waited_ /= 2;
   }
-  // 1 while too few rows were read to tell.
+  // 1 while too few rows were read to know.
   [[nodiscard]] double share() const noexcept {
     const std::lock_guard lock(mutex_);
     return rows_ < kFew ? 1.0 : static_cast<double>(waited_) / static_cast<double>(rows_);

@@ -133,7 +133,7 @@ struct SsdStats {
   std::uint64_t rows_absent = 0;  // looked for and not there
   std::uint64_t rows_visited = 0;  // read by visits of slots; pages alone count it
   std::uint64_t rows_written = 0;
-  std::uint64_t keys_read = 0;  // of records, to tell rows apart whose hashes an index cannot
+  std::uint64_t keys_read = 0;  // of records, to distinguish rows whose hashes an index cannot
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t reads = 0;  // batches
@@ -178,7 +178,7 @@ class SsdTier {
                              const VisitStamped& visit);
   virtual Status flush() = 0;  // what is in memory goes to the disk
   [[nodiscard]] virtual SsdStats stats() const = 0;
-  // The share of the rows read lately that the disk had to be asked for; 1 while too few were read to tell.
+  // The share of the rows read lately that the disk had to be asked for; 1 while too few were read to know.
   [[nodiscard]] virtual double waited_share() const noexcept = 0;
   // Whether it takes no more rows for now: a write waits for room, or found none within the last second.
   [[nodiscard]] virtual bool is_full() const noexcept { return false; }

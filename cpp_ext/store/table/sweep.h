@@ -1,4 +1,4 @@
-// What a sweep is told and what it reports (Store::sweep).
+// What a sweep takes and what it reports (Store::sweep).
 #pragma once
 
 #include <array>

@@ -87,7 +87,7 @@ class ShardCalls:
             self._cluster.shards.mark_serving(shard.index, link.instance)
 
     async def send_refusal(self) -> None:
-        """Tells every serving shard which tables are refused; returns when no request sees their rows any more.
+        """Sends every serving shard the tables that are refused; returns when no request sees their rows any more.
 
         Raises:
             SparserowError: as for :meth:`create_table`.

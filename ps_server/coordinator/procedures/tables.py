@@ -167,8 +167,8 @@ class Tables:
         return [pb.DroppedTable(name=schema.name, rows=rows[schema.id], bytes=size[schema.id]) for schema in schemas]
 
     async def send_refusal(self) -> None:
-        """Tells every shard which tables lack rows now; a shard that cannot be informed is behind, and is informed
-        later.
+        """Sends every shard the tables that lack rows now; a shard that cannot be informed is behind, and is
+        informed later.
         """
         try:
             await self._shard_calls.send_refusal()

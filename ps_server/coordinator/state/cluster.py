@@ -210,7 +210,7 @@ class Cluster:
         """Keeps how many commits of a worker that has left each shard had, and counts what one has lost already.
 
         A worker that left in order has said it. Of one that ended without a word a shard that came back meanwhile
-        cannot tell; the others do where it made steps alone, of which every shard gets a commit.
+        cannot say; the others do where it made steps alone, of which every shard gets a commit.
 
         Args:
             job_id: the id of the job.
@@ -284,23 +284,23 @@ class Cluster:
             The number of commits that were not known.
         """
         new = 0
-        for told in ranges:
-            owner = CommitOwner(shard, told.job_id, told.worker_id, told.epoch, told.is_steps)
-            added = self.lost.add(owner, told.first, told.last)
+        for reported in ranges:
+            owner = CommitOwner(shard, reported.job_id, reported.worker_id, reported.epoch, reported.is_steps)
+            added = self.lost.add(owner, reported.first, reported.last)
             new += added
             if added:
-                self.lost.tear(shard, self.namespace_of(told.job_id))
+                self.lost.tear(shard, self.namespace_of(reported.job_id))
                 log.warning(
                     "shard %d has lost %d commits of worker %d (epoch %d) of job %s: %s %d to %d were neither saved "
                     "nor sent again",
                     shard,
                     added,
-                    told.worker_id,
-                    told.epoch,
-                    self.jobs.names.get(told.job_id, told.job_id),
-                    "steps" if told.is_steps else "sequences",
-                    told.first,
-                    told.last,
+                    reported.worker_id,
+                    reported.epoch,
+                    self.jobs.names.get(reported.job_id, reported.job_id),
+                    "steps" if reported.is_steps else "sequences",
+                    reported.first,
+                    reported.last,
                 )
         return new
 

@@ -21,7 +21,7 @@ class DepartedWorker(NamedTuple):
         job_id, worker_id, epoch: the worker.
         generation: the clock that its counts are of.
         mark: the number of the operation by which it left.
-        counts: how many commits and writes by key each shard had of it; UNKNOWN where nobody can tell.
+        counts: how many commits and writes by key each shard had of it; UNKNOWN where it is not known.
     """
 
     namespace: str

@@ -112,8 +112,8 @@ class EpochRecords:
         """Returns the records of a saved form."""
         records = EpochRecords()
         for epoch, *trained, tested in saved:
-            told = None if tested is None else EpochTest(*(math.nan if value is None else value for value in tested))
-            records._epochs[epoch] = EpochRecord(Sums(*trained), told)
+            test = None if tested is None else EpochTest(*(math.nan if value is None else value for value in tested))
+            records._epochs[epoch] = EpochRecord(Sums(*trained), test)
         return records
 
 

@@ -41,7 +41,7 @@ class LostCommits:
         self._ranges: dict[CommitOwner, list[tuple[int, int]]] = {}  # (first, last), ascending; no two touch
         self._kept = 0
         self._sums: Counter[Worker] = Counter()  # of the ranges
-        self._told: dict[Worker, int] = {}  # the numbers of workers that have left
+        self._numbers: dict[Worker, int] = {}  # the numbers of workers that have left
         self._unknown: dict[int, set[tuple[int, int, int]]] = {}  # by shard: workers whose losses are not known
         self._unknown_more: Counter[int] = Counter()  # by shard: how many more there are
         self._counts: dict[int, int] = {}
@@ -52,7 +52,7 @@ class LostCommits:
         return self._counts.get(shard, 0)
 
     def unknown(self, shard: int) -> int:
-        """Returns the number of workers of which nobody can tell how many commits a shard has lost."""
+        """Returns the number of workers of whose commits a shard lacks an unknown number."""
         return len(self._unknown.get(shard, ())) + self._unknown_more[shard]
 
     def torn(self, shard: int) -> list[str]:
@@ -99,15 +99,15 @@ class LostCommits:
         """
         if lost <= 0:
             return 0
-        if worker not in self._told and len(self._told) >= MOST_WORKERS:
+        if worker not in self._numbers and len(self._numbers) >= MOST_WORKERS:
             self.add_unknown(worker[0], worker[1:])
             return 0
         before = self._of(worker)
-        self._told[worker] = max(lost, self._told.get(worker, 0))
+        self._numbers[worker] = max(lost, self._numbers.get(worker, 0))
         return self._count(worker, before)
 
     def add_unknown(self, shard: int, worker: tuple[int, int, int] | None, more: int = 0) -> None:
-        """Notes that nobody can tell how many commits of a worker a shard lacks, or of so many more workers."""
+        """Notes that a shard lacks an unknown number of commits of a worker, or of so many more workers."""
         known = self._unknown.setdefault(shard, set())
         if worker is not None and worker not in known:
             if len(known) < MOST_WORKERS:
@@ -117,7 +117,7 @@ class LostCommits:
         self._unknown_more[shard] = max(self._unknown_more[shard], more)
 
     def _of(self, worker: Worker) -> int:
-        return max(self._sums[worker], self._told.get(worker, 0))
+        return max(self._sums[worker], self._numbers.get(worker, 0))
 
     def _count(self, worker: Worker, before: int) -> int:
         new = self._of(worker) - before
@@ -129,7 +129,7 @@ class LostCommits:
         return {
             "counts": sorted(self._counts.items()),
             "ranges": [[*owner, ranges] for owner, ranges in sorted(self._ranges.items())],
-            "told": [[*worker, number] for worker, number in sorted(self._told.items())],
+            "numbers": [[*worker, number] for worker, number in sorted(self._numbers.items())],
             "unknown": [[shard, sorted(workers)] for shard, workers in sorted(self._unknown.items())],
             "unknown_more": sorted(self._unknown_more.items()),
             "torn": [[shard, sorted(names)] for shard, names in sorted(self._torn.items())],
@@ -145,7 +145,7 @@ class LostCommits:
             lost._ranges[owner] = [(int(first), int(last)) for first, last in ranges]
             lost._sums[owner.worker] += sum(int(last) - int(first) + 1 for first, last in ranges)
             lost._kept += len(ranges)
-        lost._told = {(shard, job, worker, epoch): number for shard, job, worker, epoch, number in saved["told"]}
+        lost._numbers = {(shard, job, worker, epoch): number for shard, job, worker, epoch, number in saved["numbers"]}
         lost._unknown = {shard: {(job, worker, epoch) for job, worker, epoch in of} for shard, of in saved["unknown"]}
         lost._unknown_more = Counter(dict(saved["unknown_more"]))
         lost._torn = {shard: set(names) for shard, names in saved["torn"]}

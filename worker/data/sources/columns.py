@@ -144,17 +144,17 @@ class ColumnDecoder(ABC):
         roles = self.roles
         for label, value in zip(roles.labels, np.atleast_1d(lines.labels[0]), strict=True):
             if np.isnan(value):
-                told = _shown_cell(self.column(row, label.column, label.kind))
-                text = f"{told} is not a label; expected {label.expected}"
+                cell = _shown_cell(self.column(row, label.column, label.kind))
+                text = f"{cell} is not a label; expected {label.expected}"
                 return BadLine(path, number, label.column, text, self._unit)
         if roles.weight is not None and lines.weights is not None and not 0 <= lines.weights[0] < np.inf:
-            told = _shown_cell(self.column(row, roles.weight, "number"))
-            text = f"{told} is not a weight; expected a finite number >= 0"
+            cell = _shown_cell(self.column(row, roles.weight, "number"))
+            text = f"{cell} is not a weight; expected a finite number >= 0"
             return BadLine(path, number, roles.weight, text, self._unit)
         assert roles.timestamp is not None
-        told = _shown_cell(self.column(row, roles.timestamp, "text"))
+        cell = _shown_cell(self.column(row, roles.timestamp, "text"))
         form = TIME_FORM if roles.timestamp_unit is None else COUNT_FORM
-        return BadLine(path, number, roles.timestamp, f"{told} is not a time; expected {form}", self._unit)
+        return BadLine(path, number, roles.timestamp, f"{cell} is not a time; expected {form}", self._unit)
 
 
 def _shown_cell(column: Any) -> str:

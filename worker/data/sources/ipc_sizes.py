@@ -180,13 +180,9 @@ def _unpack(form: str, data: bytes, at: int) -> int:
 def _buffers_of(
     schema: Any, fields: Sequence[int], variadic: npt.NDArray[np.int64], most: int
 ) -> npt.NDArray[np.int64]:
-    """Returns the numbers of the buffers of some fields of a schema.
+    """Returns the numbers of the buffers of the fields at some positions of a schema, each below ``most``.
 
-    Args:
-        schema: the schema.
-        fields: the positions of the fields.
-        variadic: the numbers of data buffers of the columns of views, in order.
-        most: the number of buffers that the record batch has.
+    ``variadic`` has the numbers of data buffers of the columns of views, in order.
     """
     views = iter(variadic.tolist())
     ends = np.cumsum([0, *(min(_buffer_count(field.type, views), most) for field in schema)])

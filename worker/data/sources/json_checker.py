@@ -64,7 +64,7 @@ class ObjectChecker:
         return [at for at, line in enumerate(left) if line]
 
     def surely_refused(self, lines: list[bytes]) -> list[int]:
-        """Returns which of some lines :meth:`is_refused` is True of, as far as a quick look tells; of the others it
+        """Returns which of some lines :meth:`is_refused` is True of, as far as a quick look shows; of the others it
         may be.
 
         Args:

@@ -1,4 +1,4 @@
-"""What reading the files of a job once has told: where their parts lie, and the items to draw negatives from.
+"""What reading the files of a job once has shown: where their parts lie, and the items to draw negatives from.
 
 A later start of the job takes it for the files that are as they were. A plan of a file that has changed meanwhile is
 noticed when its parts are read (``../source.py``).

@@ -76,7 +76,7 @@ def plan_files(
     """Returns the files of ``data.train`` or ``data.test`` with their parts, which all workers of a job must share.
 
     Texts are read once for it, of other files their footers, and the columns of ``data.where`` where statistics do not
-    tell which rows it selects.
+    show which rows it selects.
 
     Args:
         config: the job's data section.

@@ -34,7 +34,7 @@ class OrcFile:
     def parts(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the rows of each stripe; a place is (number of the stripe, rows before it).
 
-        A file with several stripes does not tell the rows of each, so one column is read.
+        A file with several stripes does not give the rows of each, so one column is read.
         """
         stripes = self._file.nstripes
         if stripes == 1:

@@ -52,7 +52,7 @@ class ParquetFile:
         places: npt.NDArray[np.int64],  # noqa: ARG002 - those of all row groups
         selection: Selection,
     ) -> npt.NDArray[np.int64]:
-        """Returns how many rows of each row group pass; columns are read only where statistics do not tell."""
+        """Returns how many rows of each row group pass; columns are read only where statistics do not suffice."""
         counts = np.zeros_like(rows)
         fragment = ds.ParquetFileFormat().make_fragment(
             self._inside,

@@ -154,8 +154,8 @@ def check_columns(roles: ColumnRoles, filtered: Sequence[str], schema: Any, path
         if not found:
             near = difflib.get_close_matches(name, schema.names, n=_NEAREST, cutoff=0.5)
             listed = ", ".join(schema.names[:_LISTED]) + (", ..." if len(schema.names) > _LISTED else "")
-            told = f"nearest: {', '.join(near)}" if near else f"it has {listed}"
-            raise InvalidArgument(f"{setting}: no column {name!r} in {path}; {told}")
+            known = f"nearest: {', '.join(near)}" if near else f"it has {listed}"
+            raise InvalidArgument(f"{setting}: no column {name!r} in {path}; {known}")
         kind = schema.field(name).type
         if allowed is not None and not any(is_allowed(kind) for is_allowed in _ALLOWED[allowed]):
             raise InvalidArgument(f"{setting}: column {name} of {path} is {kind}; expected {allowed}")

@@ -26,7 +26,7 @@ def look_all_up(lookups: Sequence[LookupCall], digest: int) -> list[ReadRows] | 
         digest: that of their plan.
 
     Returns:
-        What each layer takes; None where this rank's ids are refused, which the layer tells, or where another rank
+        What each layer takes; None where this rank's ids are refused, for which the layer raises, or where another rank
         does not make these lookups now.
 
     Raises:

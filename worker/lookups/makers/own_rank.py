@@ -123,7 +123,7 @@ class OwnRank:
     def _make_all(self, ids: list[Tensor]) -> MadeRows | None:
         """Makes the rows of all planned lookups, none of which has offsets; nothing is done for each layer.
 
-        Returns None where one has an error, which its layer tells.
+        Returns None where one has an error, which its layer raises.
 
         Raises:
             DeadlineExceeded, Unavailable: the shards did not answer; another pull would wait for them as long.
@@ -172,7 +172,7 @@ class OwnRank:
         given = [each if offsets is None else offsets for each, offsets in zip(ids, bags, strict=True)]
         try:
             rows = ops.gather_all(ids, given if has_bags else (), (), layers[0].anchor, tables, options, True)
-        except (RuntimeError, ValueError):  # the layer whose lookup fails tells it
+        except (RuntimeError, ValueError):  # the layer whose lookup fails raises it
             return None
         others = [(offsets, None) for offsets in bags] if has_bags else None
         return MadeRows(places, ids, others, rows, self._step_of)

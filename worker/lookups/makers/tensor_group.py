@@ -93,7 +93,7 @@ def hand_all(group: TensorGroup, lookups: Sequence[LookupCall]) -> list[Tensor] 
 
     Returns:
         The rows of each lookup; None on every rank where one failed on the leader, or their layers are on several
-        devices. The layers then make their lookups by themselves, and the one that fails tells it.
+        devices. The layers then make their lookups by themselves, and the one that fails raises.
     """
     device = lookups[0].layer.anchor.device
     if any(lookup.layer.anchor.device != device for lookup in lookups):

@@ -114,7 +114,7 @@ PageFile::Got PageFile::read_bytes(std::uint32_t segment, std::size_t at, std::s
     } else if (got < 0 && errno == EAGAIN && !may_wait) {
       return Got::kWouldWait;
     } else if (got < 0 && errno == EOPNOTSUPP && !may_wait) {
-      may_wait = true;  // a file system that cannot tell
+      may_wait = true;  // a file system without RWF_NOWAIT
     } else if (got == 0) {
       errno = 0;
       return Got::kNotAll;

@@ -230,7 +230,7 @@ Status PageLog::read_visited(const TablePages& pages, std::uint32_t slot, std::s
   const std::size_t stride = aligned_record(pages.layout.record_bytes);
   visited.buffer.resize(visited.records.size() * stride);
   for (std::size_t i = 0; i < visited.records.size(); ++i) visited.records[i].to = visited.buffer.data() + i * stride;
-  std::uint64_t waited = 0;  // a scan tells nothing of what pulls wait for
+  std::uint64_t waited = 0;  // a scan says nothing of what pulls wait for
   return read_records(visited.records, waited);
 }
 
