@@ -43,12 +43,12 @@ class Store::Impl {
     ReadLocks(const Impl& store, const BatchOrder& order, std::uint32_t first, std::uint32_t last)
         : store_(store), order_(order), first_(first), last_(last) {
       each([](FairMutex& mutex) { __builtin_prefetch(&mutex); });
-      each([](FairMutex& mutex) { mutex.lock_shared(); });
+      each([](FairMutex& mutex) { std::invoke(&FairMutex::lock_shared, mutex); });  // clang cannot follow an array
     }
     ReadLocks(const ReadLocks&) = delete;
     ReadLocks& operator=(const ReadLocks&) = delete;
     ~ReadLocks() {
-      each([](FairMutex& mutex) { mutex.unlock_shared(); });
+      each([](FairMutex& mutex) { std::invoke(&FairMutex::unlock_shared, mutex); });
     }
 
    private:
