@@ -19,6 +19,7 @@
 #include "store/table/table.h"
 #include "store/table/table_map.h"
 #include "util/fair_mutex.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -133,8 +134,8 @@ class Store::Impl {
   }
 
   std::atomic<bool> has_snapshot{false};
-  std::mutex snapshot_mutex;         // leaf
-  std::weak_ptr<Snapshot> snapshot;  // guarded by snapshot_mutex
+  Mutex snapshot_mutex;  // leaf
+  std::weak_ptr<Snapshot> snapshot SR_GUARDED_BY(snapshot_mutex);
   // Before a batch of writes, with no lock held: while a save has no room for images of rows that change.
   void wait_for_snapshot();
   // Rows of `store`, which this is the private part of, whose weights and more are set by fill(row, index).
