@@ -130,11 +130,13 @@ $(GPU_VENV)/.stamp-native: requirements.txt $(NATIVE_SOURCES) | build/.stamp-apt
 	@$(GPU_PIP) --no-deps --no-build-isolation .
 	@touch $@
 
-# clang checks each file that has an annotated Mutex, or whose header has one (cpp_ext/util/mutex.h).
+# clang checks each file that has an annotated Mutex (cpp_ext/util/mutex.h), and those of its folder that include it; a
+# header with its .cc.
 LOCK_HEADERS = $(shell git grep -l --untracked '"util/mutex.h"' -- 'cpp_ext/*.h' 'cpp_ext/*.cc')
-LOCK_FILES = $(sort $(LOCK_HEADERS) $(wildcard $(LOCK_HEADERS:.h=.cc)))
+LOCK_USERS = $(foreach f,$(LOCK_HEADERS),$(shell git grep -l --untracked -F '"$(f:cpp_ext/%=%)"' -- '$(dir $(f))*.cc'))
+LOCK_FILES = $(sort $(filter-out $(LOCK_USERS:.cc=.h),$(LOCK_HEADERS)) $(LOCK_USERS))
 CHECK_LOCKS := clang++ -fsyntax-only -x c++ -std=c++20 -Icpp_ext -DASIO_STANDALONE -DASIO_NO_DEPRECATED \
-	-Wno-pragma-once-outside-header -Wthread-safety -Werror=thread-safety
+	-DASIO_HAS_CO_AWAIT -Wno-pragma-once-outside-header -Wthread-safety -Werror=thread-safety
 lint-locks: setup build/.stamp-apt-tests
 	@if command -v clang++ > /dev/null; then printf '%s\n' $(LOCK_FILES) | xargs -P 2 -n 1 $(CHECK_LOCKS); \
 	else echo "sparserow: the check of locks is skipped: clang is not installed"; fi

@@ -74,7 +74,7 @@ Status CommitLog::check_admitted(const Commit& commit) const {
 
 Status CommitLog::prepare(Commit commit) {
   {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto job = find(commit.job_id);
     if (!job.is_ok()) return refused(job.status());
     Status status = job.value()->admit(commit.worker_id, commit.worker_epoch);
@@ -82,14 +82,14 @@ Status CommitLog::prepare(Commit commit) {
   }
   if (commit.sequence == 0) return not_allowed("sequence", commit.sequence, ">= 1");
   auto kept = applier_.reserve(std::move(commit));  // outside of the lock: it looks every key up
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!kept.is_ok()) return refused(kept.status());
   const Commit& reserved = kept.value().commit;
   const auto job = find(reserved.job_id);
   if (!job.is_ok()) return refused(job.status());
   Status status = job.value()->admit(reserved.worker_id, reserved.worker_epoch);
   if (!status.is_ok()) return refused(std::move(status));
-  const auto answer = seen(lock, job.value(), reserved);
+  const auto answer = seen(job.value(), reserved);
   if (!answer.is_ok() || answer.value()) return answer.status();
   SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), reserved));  // seen() may have waited
   if (status = job.value()->check_quorum(reserved); !status.is_ok()) return refused(std::move(status));
@@ -107,17 +107,17 @@ Status CommitLog::prepare(Commit commit) {
 }
 
 Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (commit.sequence == 0) return refused(not_allowed("sequence", commit.sequence, ">= 1"));
   Kept kept;
   if (!prepared) {
     // The first check keeps a duplicate from reserving. The second one follows the reservation, which lets the mutex
     // go, so that members may have changed.
     if (Status status = check_admitted(commit); !status.is_ok()) {
-      const auto known = settled(lock, commit);
+      const auto known = settled(commit);
       return known ? *known : refused(std::move(status));
     }
-    const auto answer = seen(lock, find(commit.job_id).value(), commit);
+    const auto answer = seen(find(commit.job_id).value(), commit);
     if (!answer.is_ok() || answer.value()) return answered(answer);
     lock.unlock();
     auto reserved = applier_.reserve(std::move(commit));
@@ -128,11 +128,11 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
     kept.commit = std::move(commit);
   }
   if (Status status = check_admitted(kept.commit); !status.is_ok()) {
-    const auto known = settled(lock, kept.commit);
+    const auto known = settled(kept.commit);
     return known ? *known : refused(std::move(status));
   }
   const auto job = find(kept.commit.job_id);
-  const auto answer = seen(lock, job.value(), kept.commit);
+  const auto answer = seen(job.value(), kept.commit);
   if (!answer.is_ok() || answer.value()) return answered(answer);
   SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), kept.commit));  // seen() may have waited
   if (Status status = job.value()->check_quorum(kept.commit); !status.is_ok()) return refused(std::move(status));
@@ -164,24 +164,28 @@ Result<CommitResult> CommitLog::commit(Commit commit, bool prepared) {
     stats_.kept_bytes -= kept.bytes;
   }
   const bool waits_for_step = job.value()->staleness == 0u && kept.commit.step != kNoStep;
-  return waits_for_step ? accept_for_step(lock, job.value(), std::move(kept))
-                        : apply_now(lock, job.value(), std::move(kept), prepared);
+  std::vector<PullOutcome> outcomes;
+  Result<CommitResult> result = waits_for_step ? accept_for_step(job.value(), std::move(kept), outcomes)
+                                               : apply_now(job.value(), std::move(kept), prepared, outcomes);
+  lock.unlock();
+  deliver(outcomes);
+  return result;
 }
 
 Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_t job_id, std::uint64_t sequence,
                                            const std::function<Result<std::uint64_t>()>& write) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   Commit named;
   named.job_id = job_id;
   named.worker_id = worker.first;
   named.worker_epoch = worker.second;
   named.sequence = sequence;
   if (Status status = check_admitted(named); !status.is_ok()) {
-    const auto known = settled(lock, named);
+    const auto known = settled(named);
     return known ? *known : refused(std::move(status));
   }
   const auto job = find(job_id);
-  const auto answer = seen(lock, job.value(), named);
+  const auto answer = seen(job.value(), named);
   if (!answer.is_ok() || answer.value()) return answered(answer);
   SR_RETURN_IF_ERROR(admit_or_refuse(*job.value(), named));  // seen() may have waited
   if (is_cutting_ || is_frozen(*job.value())) {
@@ -204,7 +208,7 @@ Result<CommitResult> CommitLog::write_once(const WorkerKey& worker, std::uint32_
   return CommitResult{.applied_rows = rows.value()};
 }
 
-Result<CommitResult> CommitLog::accept_for_step(Lock& lock, const JobPtr& job, Kept kept) {
+Result<CommitResult> CommitLog::accept_for_step(const JobPtr& job, Kept kept, std::vector<PullOutcome>& outcomes) {
   if (Status status = charge(kept.bytes); !status.is_ok()) return refused(std::move(status));
   const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
   const std::int64_t step = kept.commit.step;
@@ -217,28 +221,23 @@ Result<CommitResult> CommitLog::accept_for_step(Lock& lock, const JobPtr& job, K
   job->enter_clock(worker);
   ++stats_.commits_accepted;
   job->keep(key, std::move(kept));
-  advance(lock, job);
-  std::vector<PullOutcome> outcomes;
+  advance(job);
   collect_readable(*job, outcomes);
-  lock.unlock();
-  deliver(outcomes);
   return CommitResult{.applied_rows = rows};
 }
 
-Result<CommitResult> CommitLog::apply_now(Lock& lock, const JobPtr& job, Kept kept, bool prepared) {
+Result<CommitResult> CommitLog::apply_now(const JobPtr& job, Kept kept, bool prepared,
+                                          std::vector<PullOutcome>& outcomes) {
   const std::uint64_t rows = rows_of(kept.commit);
-  Status status = apply_unlocked(lock, job, std::move(kept), prepared);
-  std::vector<PullOutcome> outcomes;
+  Status status = apply_unlocked(job, std::move(kept), prepared);
   collect_readable(*job, outcomes);
-  lock.unlock();
-  deliver(outcomes);
   if (!status.is_ok()) return status;
   return CommitResult{.applied_rows = rows};
 }
 
 // Applies one commit; the mutex is free meanwhile. A prepared commit was promised, and a part of a commit is no commit:
 // a failure of either fails the job.
-Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared) {
+Status CommitLog::apply_unlocked(const JobPtr& job, Kept kept, bool prepared) {
   const std::uint32_t job_id = kept.commit.job_id;
   const WorkerKey key{kept.commit.worker_id, kept.commit.worker_epoch};
   const std::uint64_t sequence = kept.commit.sequence;
@@ -248,11 +247,14 @@ Status CommitLog::apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool 
   job->workers[key].window.begin(sequence, step);
   const std::uint32_t workers = std::max(1u, job->counted(step));
   ++applying_;
-  lock.unlock();
-  auto [status, has_changed] = applier_.apply(kept, workers);
-  count_writes({&kept, 1});
-  kept = Kept{};  // gives the reservations back before other commits ask for room
-  lock.lock();
+  ApplyOutcome outcome;
+  {
+    const MutexUnlock unlocked(mutex_);
+    outcome = applier_.apply(kept, workers);
+    count_writes({&kept, 1});
+    kept = Kept{};  // gives the reservations back before other commits ask for room
+  }
+  auto& [status, has_changed] = outcome;
   --applying_;
   if (!status.is_ok() && (has_changed || prepared)) {
     status = fail(*job, "commit " + std::to_string(sequence) + " of worker " + std::to_string(key.first),
@@ -291,7 +293,7 @@ void CommitLog::count_writes(std::span<const Kept> commits) {
 }
 
 // Reduces and applies every step that has all its commits, in order; one thread at a time per job.
-void CommitLog::advance(Lock& lock, const JobPtr& job) {
+void CommitLog::advance(const JobPtr& job) {
   if (job->advancing) return;
   job->advancing = true;
   while (const auto step = job->next_complete_step()) {
@@ -304,11 +306,13 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
     }
     const std::uint32_t workers = std::max(1u, job->needed(*step));
     ++applying_;
-    lock.unlock();
-    const Status status = applier_.apply_step(commits, workers).status;
-    count_writes(commits);
-    commits.clear();
-    lock.lock();
+    Status status;
+    {
+      const MutexUnlock unlocked(mutex_);
+      status = applier_.apply_step(commits, workers).status;
+      count_writes(commits);
+      commits.clear();
+    }
     --applying_;
     stats_.kept_bytes -= bytes;
     stats_.rows_applied += rows;
@@ -325,7 +329,7 @@ void CommitLog::advance(Lock& lock, const JobPtr& job) {
 }
 
 std::uint64_t CommitLog::pending_bytes(std::uint32_t job_id, const WorkerKey& worker) const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto job = jobs_.find(job_id);
   if (job == jobs_.end()) return 0;
   const auto found = job->second->workers.find(worker);
@@ -334,7 +338,7 @@ std::uint64_t CommitLog::pending_bytes(std::uint32_t job_id, const WorkerKey& wo
 }
 
 Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t epoch, std::uint64_t sequence) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto job = find(job_id);
   if (!job.is_ok()) return job.status();
   SR_RETURN_IF_ERROR(job.value()->admit(worker_id, epoch));
@@ -346,13 +350,13 @@ Status CommitLog::abort(std::uint32_t job_id, std::uint32_t worker_id, std::uint
 }
 
 std::optional<std::string> CommitLog::job_name(std::uint32_t job_id) const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = jobs_.find(job_id);
   return found == jobs_.end() ? std::nullopt : std::optional(found->second->name);
 }
 
 std::optional<ProofDigest> CommitLog::proof_of(std::uint32_t job_id, const WorkerKey& worker) const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto job = jobs_.find(job_id);
   if (job == jobs_.end()) return std::nullopt;
   const auto found = job->second->workers.find(worker);
@@ -360,7 +364,7 @@ std::optional<ProofDigest> CommitLog::proof_of(std::uint32_t job_id, const Worke
 }
 
 CommitLogStats CommitLog::stats() const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   CommitLogStats stats = stats_;
   for (const auto& [job_id, job] : jobs_) {
     stats.pulls_waiting += job->parked.size();
@@ -370,19 +374,19 @@ CommitLogStats CommitLog::stats() const {
 }
 
 std::uint64_t CommitLog::steps_behind(std::uint32_t job_id, std::int64_t step) const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = jobs_.find(job_id);
   return found == jobs_.end() ? 0 : found->second->steps_behind(step);
 }
 
 std::int64_t CommitLog::open_step(std::uint32_t job_id) const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = jobs_.find(job_id);
   return found == jobs_.end() ? kNoStep : found->second->open_step();
 }
 
 std::map<std::uint32_t, std::int64_t> CommitLog::highest_steps() const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   std::map<std::uint32_t, std::int64_t> steps;
   for (const auto& [job_id, job] : jobs_) steps[job_id] = job->highest_step();
   return steps;

@@ -38,12 +38,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -57,6 +55,7 @@
 #include "commit/retired_windows.h"
 #include "commit/write_counts.h"
 #include "store/store.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -205,45 +204,47 @@ class CommitLog {
   [[nodiscard]] std::map<std::uint32_t, std::int64_t> highest_steps() const;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
   using JobPtr = std::shared_ptr<Job>;
 
-  Result<JobPtr> find(std::uint32_t job_id) const;
-  Status refused(Status status);  // counts it
-  Status admit_or_refuse(const Job& job, const Commit& commit);
-  Status check_admitted(const Commit& commit) const;
+  Result<JobPtr> find(std::uint32_t job_id) const SR_REQUIRES(mutex_);
+  Status refused(Status status) SR_REQUIRES(mutex_);  // counts it
+  Status admit_or_refuse(const Job& job, const Commit& commit) SR_REQUIRES(mutex_);
+  Status check_admitted(const Commit& commit) const SR_REQUIRES(mutex_);
   static Result<std::uint64_t> without_exceptions(const std::function<Result<std::uint64_t>()>& write);
   static Status fail(Job& job, const std::string& what, const std::string& how, const Status& cause);
-  Status charge(std::uint64_t bytes);
-  Result<std::optional<CommitResult>> seen(Lock& lock, const JobPtr& job, const Commit& commit);
-  Result<CommitResult> answered(const Result<std::optional<CommitResult>>& seen);
-  std::optional<Result<CommitResult>> settled(Lock& lock, const Commit& commit);
-  Result<CommitResult> accept_for_step(Lock& lock, const JobPtr& job, Kept kept);
-  Result<CommitResult> apply_now(Lock& lock, const JobPtr& job, Kept kept, bool prepared);
-  Status apply_unlocked(Lock& lock, const JobPtr& job, Kept kept, bool prepared);
+  Status charge(std::uint64_t bytes) SR_REQUIRES(mutex_);
+  Result<std::optional<CommitResult>> seen(const JobPtr& job, const Commit& commit) SR_REQUIRES(mutex_);
+  Result<CommitResult> answered(const Result<std::optional<CommitResult>>& seen) SR_REQUIRES(mutex_);
+  std::optional<Result<CommitResult>> settled(const Commit& commit) SR_REQUIRES(mutex_);
+  // What `outcomes` gets is delivered without the mutex.
+  Result<CommitResult> accept_for_step(const JobPtr& job, Kept kept, std::vector<PullOutcome>& outcomes)
+      SR_REQUIRES(mutex_);
+  Result<CommitResult> apply_now(const JobPtr& job, Kept kept, bool prepared, std::vector<PullOutcome>& outcomes)
+      SR_REQUIRES(mutex_);
+  Status apply_unlocked(const JobPtr& job, Kept kept, bool prepared) SR_REQUIRES(mutex_);
   void count_writes(std::span<const Kept> commits);
-  void end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, const Member& member);
-  Status end_workers(Lock& lock, const JobPtr& job, const JobSpec& spec);
-  void take_members(Job& job, const JobSpec& spec, bool is_lossy);
+  void end_worker(std::uint32_t job_id, const JobPtr& job, const Member& member) SR_REQUIRES(mutex_);
+  Status end_workers(const JobPtr& job, const JobSpec& spec) SR_REQUIRES(mutex_);
+  void take_members(Job& job, const JobSpec& spec, bool is_lossy) SR_REQUIRES(mutex_);
   void count_lost(std::uint32_t job_id, const WorkerKey& worker, bool is_steps,
-                  const std::vector<JobWindow::Range>& ranges);
-  void retire(std::uint32_t job_id, Job& job, const WorkerKey& worker);
-  [[nodiscard]] JobPtr frozen_job(const CutTarget& target) const;
+                  const std::vector<JobWindow::Range>& ranges) SR_REQUIRES(mutex_);
+  void retire(std::uint32_t job_id, Job& job, const WorkerKey& worker) SR_REQUIRES(mutex_);
+  [[nodiscard]] JobPtr frozen_job(const CutTarget& target) const SR_REQUIRES(mutex_);
   [[nodiscard]] const WindowImage* saved_window(std::uint32_t job_id, std::uint32_t generation,
-                                                const WorkerKey& key) const;
-  Status check_operation(std::uint32_t job_id, std::uint64_t operation) const;
-  bool is_frozen(Job& job);  // not beyond the hold's lease: what it held goes on
-  JobPtr begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes);
-  void advance(Lock& lock, const JobPtr& job);
-  void note_staleness(const Job& job, std::int64_t step);
-  void collect_readable(Job& job, std::vector<PullOutcome>& outcomes);
+                                                const WorkerKey& key) const SR_REQUIRES(mutex_);
+  Status check_operation(std::uint32_t job_id, std::uint64_t operation) const SR_REQUIRES(mutex_);
+  bool is_frozen(Job& job) SR_REQUIRES(mutex_);  // not beyond the hold's lease: what it held goes on
+  JobPtr begin_clock(const JobSpec& spec, std::vector<PullOutcome>& outcomes) SR_REQUIRES(mutex_);
+  void advance(const JobPtr& job) SR_REQUIRES(mutex_);
+  void note_staleness(const Job& job, std::int64_t step) SR_REQUIRES(mutex_);
+  void collect_readable(Job& job, std::vector<PullOutcome>& outcomes) SR_REQUIRES(mutex_);
 
   const std::uint64_t kept_budget_bytes_;
   const CommitApplier applier_;
   WriteCounts writes_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable answered_;
-  std::unordered_map<std::uint32_t, JobPtr> jobs_;
+  mutable Mutex mutex_;
+  CondVar answered_;
+  std::unordered_map<std::uint32_t, JobPtr> jobs_ SR_GUARDED_BY(mutex_);
   struct Dropped {
     std::uint64_t operation = 0;
     std::string name;
@@ -252,13 +253,13 @@ class CommitLog {
   // Jobs that were dropped: their epochs do not go down. Of more than kMostDropped the oldest are forgotten; their
   // worker ids never come again.
   static constexpr std::size_t kMostDropped = 1'024;
-  std::unordered_map<std::uint32_t, Dropped> dropped_;
-  LostCommits lost_;
-  RetiredWindows retired_;                             // of workers that their jobs have forgotten
-  std::unordered_map<std::uint32_t, JobImage> saved_;  // of a restore, by job id
-  std::uint32_t applying_ = 0;                         // writes under way, without the mutex
-  bool is_cutting_ = false;
-  CommitLogStats stats_;
+  std::unordered_map<std::uint32_t, Dropped> dropped_ SR_GUARDED_BY(mutex_);
+  LostCommits lost_ SR_GUARDED_BY(mutex_);
+  RetiredWindows retired_ SR_GUARDED_BY(mutex_);  // of workers that their jobs have forgotten
+  std::unordered_map<std::uint32_t, JobImage> saved_ SR_GUARDED_BY(mutex_);  // of a restore, by job id
+  std::uint32_t applying_ SR_GUARDED_BY(mutex_) = 0;                         // writes under way, without the mutex
+  bool is_cutting_ SR_GUARDED_BY(mutex_) = false;
+  CommitLogStats stats_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow

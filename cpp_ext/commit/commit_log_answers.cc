@@ -4,13 +4,13 @@
 namespace sparserow {
 
 // Returns a sequence's answer, once the thread that applies it is done; nullopt when the sequence is new.
-Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& job, const Commit& commit) {
+Result<std::optional<CommitResult>> CommitLog::seen(const JobPtr& job, const Commit& commit) {
   const WorkerKey key{commit.worker_id, commit.worker_epoch};
   const std::uint64_t sequence = commit.sequence;
   while (true) {
     const auto worker = job->workers.find(key);
     if (worker == job->workers.end()) {
-      const auto known = settled(lock, commit);
+      const auto known = settled(commit);
       if (!known)
         return Status(Code::kFenced, "worker " + std::to_string(commit.worker_id) + " was replaced meanwhile");
       if (!known->is_ok()) return known->status();
@@ -29,19 +29,19 @@ Result<std::optional<CommitResult>> CommitLog::seen(Lock& lock, const JobPtr& jo
       ++stats_.commits_duplicate;
       return std::optional(CommitResult{answer->rows, true, answer->end == JobWindow::End::kAborted});
     }
-    answered_.wait(lock);  // bounded: its applier holds no lock and waits for no other thread
+    answered_.wait(mutex_);  // bounded: its applier holds no lock and waits for no other thread
   }
 }
 
 // Returns the answer to a repeat by a worker whose epoch is over; nullopt: the refusal of admit() is the answer.
-std::optional<Result<CommitResult>> CommitLog::settled(Lock& lock, const Commit& commit) {
+std::optional<Result<CommitResult>> CommitLog::settled(const Commit& commit) {
   const WorkerKey key{commit.worker_id, commit.worker_epoch};
   while (true) {
     const auto job = jobs_.find(commit.job_id);
     const auto* workers = job == jobs_.end() ? nullptr : &job->second->workers;
     if (workers == nullptr || !workers->contains(key)) {
       if (retired_.is_applying(commit.job_id, key, commit.sequence)) {
-        answered_.wait(lock);  // bounded, as in seen()
+        answered_.wait(mutex_);  // bounded, as in seen()
         continue;
       }
       const auto rows = retired_.rows_of(commit.job_id, key, commit.sequence, RetiredWindows::Clock::now());
@@ -61,7 +61,7 @@ std::optional<Result<CommitResult>> CommitLog::settled(Lock& lock, const Commit&
       ++stats_.commits_duplicate;
       return CommitResult{.applied_rows = answer->rows, .duplicate = true};
     }
-    answered_.wait(lock);  // bounded, as in seen()
+    answered_.wait(mutex_);  // bounded, as in seen()
   }
 }
 
@@ -73,7 +73,7 @@ Result<CommitResult> CommitLog::answered(const Result<std::optional<CommitResult
 }
 
 Status CommitLog::note_lost(std::uint32_t job_id, const WorkerKey& key, std::span<const std::uint64_t> sequences) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto job = find(job_id);
   if (!job.is_ok()) return job.status();
   SR_RETURN_IF_ERROR(job.value()->admit(key.first, key.second));
@@ -90,7 +90,7 @@ void CommitLog::count_lost(std::uint32_t job_id, const WorkerKey& worker, bool i
 }
 
 std::vector<LostRange> CommitLog::lost() const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return lost_.ranges();
 }
 

@@ -14,21 +14,23 @@ CommitLog::JobPtr CommitLog::frozen_job(const CutTarget& target) const {
 Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targets,
                                              std::chrono::steady_clock::time_point deadline,
                                              const std::function<Status()>& take) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (const CutTarget& target : targets) {
     if (const JobPtr job = frozen_job(target); job != nullptr) job->begin_cut(target);
   }
-  const auto is_overtaken = [&] {
-    return is_cutting_ || std::any_of(targets.begin(), targets.end(), [&](const CutTarget& target) {
+  const auto is_overtaken = [&]() SR_REQUIRES(mutex_) {
+    return is_cutting_ || std::any_of(targets.begin(), targets.end(), [&](const CutTarget& target) SR_REQUIRES(mutex_) {
              const JobPtr job = frozen_job(target);
              return job == nullptr || !job->cut;  // a repeated FREEZE ends it
            });
   };
-  const auto is_reached = [&] {
-    return std::all_of(targets.begin(), targets.end(),
-                       [&](const CutTarget& target) { return frozen_job(target)->has_reached_cut(); });
+  const auto is_reached = [&]() SR_REQUIRES(mutex_) {
+    return std::all_of(targets.begin(), targets.end(), [&](const CutTarget& target) SR_REQUIRES(mutex_) {
+      return frozen_job(target)->has_reached_cut();
+    });
   };
-  const bool in_time = answered_.wait_until(lock, deadline, [&] { return is_overtaken() || is_reached(); });
+  const bool in_time =
+      answered_.wait_until(mutex_, deadline, [&]() SR_REQUIRES(mutex_) { return is_overtaken() || is_reached(); });
   if (in_time && is_overtaken()) {
     return Status(Code::kUnavailable, "cut: overtaken by a change of a job's members, or by another cut");
   }
@@ -43,7 +45,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
   }
   is_cutting_ = true;  // no other commit is applied from now on
   Status status;
-  if (!answered_.wait_until(lock, deadline, [&] { return applying_ == 0; })) {
+  if (!answered_.wait_until(mutex_, deadline, [&]() SR_REQUIRES(mutex_) { return applying_ == 0; })) {
     status = Status(Code::kDeadlineExceeded, "cut: commits are being applied for longer than its deadline");
   }
   std::vector<JobImage> images;
@@ -60,7 +62,7 @@ Result<std::vector<JobImage>> CommitLog::cut(const std::vector<CutTarget>& targe
 }
 
 void CommitLog::install(const std::vector<JobImage>& images) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   saved_.clear();
   retired_.clear();  // they describe rows that are gone
   for (const JobImage& image : images) saved_[image.job_id] = image;
@@ -76,8 +78,10 @@ const WindowImage* CommitLog::saved_window(std::uint32_t job_id, std::uint32_t g
 }
 
 Result<std::uint64_t> CommitLog::write_unnamed(const std::function<Result<std::uint64_t>()>& write) {
-  Lock lock(mutex_);
-  answered_.wait(lock, [this] { return !is_cutting_; });  // bounded: a cut takes no longer than its own deadline
+  MutexLock lock(mutex_);
+  answered_.wait(mutex_, [this]() SR_REQUIRES(mutex_) {
+    return !is_cutting_;
+  });  // bounded: a cut takes no longer than its own deadline
   ++applying_;
   lock.unlock();
   auto rows = without_exceptions(write);

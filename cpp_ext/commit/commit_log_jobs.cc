@@ -63,7 +63,7 @@ Result<std::vector<WorkerReport>> CommitLog::freeze(std::uint32_t job_id, std::u
   std::vector<PullOutcome> outcomes;
   std::vector<WorkerReport> reports;
   {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     SR_RETURN_IF_ERROR(check_operation(job_id, operation));
     const auto found = jobs_.find(job_id);
     if (found == jobs_.end()) return reports;
@@ -100,7 +100,7 @@ bool CommitLog::is_frozen(Job& job) {
 }
 
 // Ends the prepared commit of a worker that left: it is applied here if any shard has committed it, else forgotten.
-void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, const Member& member) {
+void CommitLog::end_worker(std::uint32_t job_id, const JobPtr& job, const Member& member) {
   const WorkerKey key{member.worker_id, member.epoch};
   JobWorker& worker = job->workers[key];
   worker.rank = member.rank;
@@ -123,7 +123,7 @@ void CommitLog::end_worker(Lock& lock, std::uint32_t job_id, const JobPtr& job, 
       job->keep(key, std::move(*in_doubt));
     } else {
       stats_.kept_bytes -= in_doubt->bytes;
-      static_cast<void>(apply_unlocked(lock, job, std::move(*in_doubt), true));  // a failure fails the job
+      static_cast<void>(apply_unlocked(job, std::move(*in_doubt), true));  // a failure fails the job
     }
   }
   const auto left = job->workers.find(key);  // another RESOLVE may have retired it while its commit was applied
@@ -166,13 +166,13 @@ CommitLog::JobPtr CommitLog::begin_clock(const JobSpec& spec, std::vector<PullOu
 }
 
 // Ends the workers that the spec names as left, and applies the steps that waited for them alone.
-Status CommitLog::end_workers(Lock& lock, const JobPtr& job, const JobSpec& spec) {
+Status CommitLog::end_workers(const JobPtr& job, const JobSpec& spec) {
   job->operation = spec.operation;
   for (const Member& member : spec.members) {
     const bool is_here = job->workers.contains({member.worker_id, member.epoch});
-    if (is_here && member.until_step != kForever) end_worker(lock, spec.job_id, job, member);
+    if (is_here && member.until_step != kForever) end_worker(spec.job_id, job, member);
   }
-  advance(lock, job);
+  advance(job);
   // Both let the mutex go while they apply. A FREEZE that came meanwhile keeps its job, and decides anew.
   SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
   const auto now = jobs_.find(spec.job_id);
@@ -222,14 +222,14 @@ void CommitLog::take_members(Job& job, const JobSpec& spec, bool is_lossy) {
 Status CommitLog::set_job(const JobSpec& spec) {
   SR_RETURN_IF_ERROR(check_members(spec));
   std::vector<PullOutcome> outcomes;
-  Lock lock(mutex_);
-  answered_.wait(lock, [this] { return !is_cutting_; });  // bounded, as a cut is
+  MutexLock lock(mutex_);
+  answered_.wait(mutex_, [this]() SR_REQUIRES(mutex_) { return !is_cutting_; });  // bounded, as a cut is
   SR_RETURN_IF_ERROR(check_operation(spec.job_id, spec.operation));
   const auto found = jobs_.find(spec.job_id);
   JobPtr job = found == jobs_.end() ? nullptr : found->second;
   if (job) {
     SR_RETURN_IF_ERROR(check_epochs(*job, spec));
-    SR_RETURN_IF_ERROR(end_workers(lock, job, spec));
+    SR_RETURN_IF_ERROR(end_workers(job, spec));
   }
   bool is_lossy = false;
   if (!job || job->generation != spec.generation) {
@@ -247,7 +247,7 @@ Status CommitLog::set_job(const JobSpec& spec) {
   job->cut.reset();
   unpark_gone(*job, outcomes);
   answered_.notify_all();
-  advance(lock, job);
+  advance(job);
   collect_readable(*job, outcomes);
   lock.unlock();
   deliver(outcomes);
@@ -256,8 +256,8 @@ Status CommitLog::set_job(const JobSpec& spec) {
 
 Status CommitLog::drop_job(std::uint32_t job_id, std::uint64_t operation) {
   std::vector<PullOutcome> outcomes;
-  Lock lock(mutex_);
-  answered_.wait(lock, [this] { return !is_cutting_; });
+  MutexLock lock(mutex_);
+  answered_.wait(mutex_, [this]() SR_REQUIRES(mutex_) { return !is_cutting_; });
   const auto found = find(job_id);
   if (!found.is_ok()) return {Code::kNotFound, found.status().message()};
   SR_RETURN_IF_ERROR(check_operation(job_id, std::max(operation, operation == 0 ? found.value()->operation : 0)));

@@ -25,7 +25,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
                               std::chrono::steady_clock::time_point deadline, std::function<void(Status)> ready,
                               const void* owner) {
   std::vector<PullOutcome> outcomes;
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   const auto job = find(job_id);
   Status status = job.status();
   if (status.is_ok()) status = job.value()->admit(worker_id, epoch);
@@ -42,7 +42,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
       const std::int64_t first = prepared == kNoStep ? step - ahead : std::min(step - ahead, prepared);
       count_lost(job_id, {worker_id, epoch}, true, ahead == 0 ? worker.name_step(step) : worker.start_at(first));
       job.value()->enter_clock(worker);
-      advance(lock, job.value());
+      advance(job.value());
       collect_readable(*job.value(), outcomes);
     }
     if (job.value()->readable(step)) {
@@ -63,7 +63,7 @@ void CommitLog::when_readable(std::uint32_t job_id, std::uint32_t worker_id, std
 
 void CommitLog::forget(const void* owner) {
   std::vector<ParkedPull> dropped;  // destroyed outside of the lock: it owns whatever the callback holds
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto& [job_id, job] : jobs_) {
     auto theirs = job->parked.take_if([owner](const ParkedPull& pull) { return pull.owner == owner; });
     std::move(theirs.begin(), theirs.end(), std::back_inserter(dropped));
@@ -72,7 +72,7 @@ void CommitLog::forget(const void* owner) {
 
 std::uint64_t CommitLog::writes_by_others(std::span<const std::uint32_t> table_ids, std::uint32_t job_id,
                                           const WorkerKey& worker) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto job = find(job_id);
   const bool is_member = job.is_ok() && job.value()->admit(worker.first, worker.second).is_ok();
   const WriteCounts::Writer writer{job_id, worker.first, worker.second};
@@ -82,7 +82,7 @@ std::uint64_t CommitLog::writes_by_others(std::span<const std::uint32_t> table_i
 void CommitLog::expire(std::chrono::steady_clock::time_point now) {
   std::vector<PullOutcome> outcomes;
   {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     for (auto& [job_id, job] : jobs_) {
       for (ParkedPull& pull : job->parked.take_expired(now)) {
         outcomes.push_back({std::move(pull.ready), Status(Code::kDeadlineExceeded, job->waited_for(pull, now))});
@@ -95,7 +95,7 @@ void CommitLog::expire(std::chrono::steady_clock::time_point now) {
 void CommitLog::fail_parked(const Status& status) {
   std::vector<PullOutcome> outcomes;
   {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     for (auto& [job_id, job] : jobs_) {
       for (ParkedPull& pull : job->parked.take_if([](const ParkedPull&) { return true; })) {
         outcomes.push_back({std::move(pull.ready), status});

@@ -43,11 +43,11 @@ Result<Lookup> Binding::lookup(const IdsRef& ids, bool train) {
   }
   if (NoGradScope::is_active()) {
     state_->bound_no_grad_rows();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return look_up_without_gradient(ids);
   }
   SR_RETURN_IF_ERROR(state_->check_lookup());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   has_gradients_ = true;
   return look_up_in_step(ids);
 }
@@ -114,7 +114,7 @@ void Binding::drop_old_no_grad_rows() {
 }
 
 void Binding::drop_no_grad_rows() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   forget_no_grad_rows();
 }
 
@@ -163,7 +163,7 @@ void Binding::end_step() {
 
 Result<Lookup> Binding::read(const IdsRef& ids) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (auto known = ahead_.recall(ids)) return *std::move(known);
   }
   SR_RETURN_IF_ERROR(check_ids(ids.ids));
@@ -172,20 +172,19 @@ Result<Lookup> Binding::read(const IdsRef& ids) {
     const auto locked = state_->partitioner();
     once.add({&ids, 1}, locked.partitioner);
   }
-  if (once.pending_keys() > 0) SR_RETURN_IF_ERROR(pull_pending(once, /*train=*/false));
+  if (once.pending_keys() > 0) SR_RETURN_IF_ERROR(pull_pending(once));
   return *once.recall(ids);
 }
 
-Status Binding::pull_pending(TableStep& step, bool train) {
+Status Binding::pull_pending(TableStep& step) {
   std::vector<TablePull> pulls;
   step.pending(pulls);
-  const Status status = state_->pull_step(pulls, state_->pull_options(train), /*before_asking=*/true);
+  const Status status = state_->pull_step(pulls, state_->pull_options(/*train=*/false), /*before_asking=*/true);
   if (!status.is_ok()) {
     step.rollback();
     return status;
   }
   step.confirm();
-  if (train) note_source(kOutside);
   return Status::ok();
 }
 
@@ -206,7 +205,8 @@ std::uint64_t Binding::last_commit_but_of(std::uint64_t source) const noexcept {
 Result<StagedSums> Binding::stage(const IdsRef& ids) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(check_stages());
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(mutex_);  // goes with the sums, which clang cannot follow
+  mutex_.assume_locked();
   std::optional<Lookup> lookup = step_.recall(ids);
   if (!lookup) {
     std::int64_t missing = 0;
@@ -230,7 +230,7 @@ Status Binding::stage_sums(std::span<const std::uint64_t> keys, std::span<const 
                            std::span<const float> sums) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(check_stages());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<std::uint32_t> indexes;
   if (const auto missing = step_.indexes_of(keys, marks, indexes)) return not_looked_up(*missing);
   ++state_->staged_calls;
@@ -248,14 +248,14 @@ Status Binding::check_stages() const {
 
 std::optional<Lookup> Binding::recall(const IdsRef& ids) {
   if (is_frozen()) return recall_ahead(ids);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return step_.recall(ids);
 }
 
 void Binding::trace(const IdsRef& ids) const { state_->trace(spec_.name, ids.source); }
 
 std::optional<Lookup> Binding::recall_ahead(const IdsRef& ids) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return ahead_.recall(ids);
 }
 

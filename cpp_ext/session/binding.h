@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include "session/lookup.h"
 #include "session/table_step.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -81,53 +81,50 @@ class Binding {
   friend class Prefetcher;
   friend Result<std::vector<Lookup>> read_together(std::span<const BoundIds> wanted);
   friend Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookups, bool train);
-  void note_source(std::uint64_t source) noexcept;
-  void note_commit(std::uint64_t commits) noexcept;
+  void note_source(std::uint64_t source) noexcept SR_REQUIRES(mutex_);
+  void note_commit(std::uint64_t commits) noexcept SR_REQUIRES(mutex_);
   // Number of the last commit (from 1) of a step with keys that did not come from `source`; 0 when there is none.
-  [[nodiscard]] std::uint64_t last_commit_but_of(std::uint64_t source) const noexcept;
+  [[nodiscard]] std::uint64_t last_commit_but_of(std::uint64_t source) const noexcept SR_REQUIRES(mutex_);
   Status check_ids(std::span<const std::int64_t> ids) const;
   Status check_stages() const;
   Result<Lookup> read(const IdsRef& ids);
-  Status pull_pending(TableStep& step, bool train);
-  // Under mutex_.
-  Result<Lookup> look_up_in_step(const IdsRef& ids);
-  Result<Lookup> look_up_without_gradient(const IdsRef& ids);
-  void drop_old_no_grad_rows();
-  void forget_no_grad_rows();
-  void count_no_grad_bytes();
+  Status pull_pending(TableStep& step);  // without clock
+  Result<Lookup> look_up_in_step(const IdsRef& ids) SR_REQUIRES(mutex_);
+  Result<Lookup> look_up_without_gradient(const IdsRef& ids) SR_REQUIRES(mutex_);
+  void drop_old_no_grad_rows() SR_REQUIRES(mutex_);
+  void forget_no_grad_rows() SR_REQUIRES(mutex_);
+  void count_no_grad_bytes() SR_REQUIRES(mutex_);
   // Pulls what `part` lacks and `other` has not; rows that both have are those of `other`.
-  Status complete(TableStep& part, TableStep& other);
+  Status complete(TableStep& part, TableStep& other) SR_REQUIRES(mutex_);
   // The part that lookups without gradient fill, ready for more keys.
-  TableStep& no_grad_ahead();
+  TableStep& no_grad_ahead() SR_REQUIRES(mutex_);
   // After a pull of pending keys: rows of this step that were read before stay as they were.
-  void keep_rows_of_step(bool is_without_gradient);
+  void keep_rows_of_step(bool is_without_gradient) SR_REQUIRES(mutex_);
   // Moves rows that were prefetched in. Those of batches that no lookup with gradient came for are bounded, too.
-  void take_ahead(TableStep& ahead, Partitioner& partitioner);
-  void end_step();
+  void take_ahead(TableStep& ahead, Partitioner& partitioner) SR_REQUIRES(mutex_);
+  void end_step() SR_REQUIRES(mutex_);
   [[nodiscard]] Status not_looked_up(std::int64_t id) const;
 
   BindingSpec spec_;  // lr is guarded by mutex_
   std::atomic<bool> is_frozen_;
   std::shared_ptr<SessionState> state_;
 
-  std::mutex mutex_;
-  TableStep step_;   // guarded by mutex_
-  TableStep ahead_;  // rows read ahead of an evaluation's forward; guarded by mutex_
-  // Guarded by mutex_.
-  TableStep no_grad_;                                    // rows of this step that were read without gradient
-  std::chrono::steady_clock::time_point no_grad_since_;  // when its first rows were read
-  std::uint64_t no_grad_counted_ = 0;                    // its bytes in the state's sum
-  bool is_no_grad_aged_ = false;                         // rows of this step were dropped for their age
-  bool has_gradients_ = false;                           // a lookup of this step was made with gradient
+  Mutex mutex_;
+  TableStep step_ SR_GUARDED_BY(mutex_);
+  TableStep ahead_ SR_GUARDED_BY(mutex_);    // rows read ahead of an evaluation's forward
+  TableStep no_grad_ SR_GUARDED_BY(mutex_);  // rows of this step that were read without gradient
+  std::chrono::steady_clock::time_point no_grad_since_ SR_GUARDED_BY(mutex_);  // when its first rows were read
+  std::uint64_t no_grad_counted_ SR_GUARDED_BY(mutex_) = 0;                    // its bytes in the state's sum
+  bool is_no_grad_aged_ SR_GUARDED_BY(mutex_) = false;  // rows of this step were dropped for their age
+  bool has_gradients_ SR_GUARDED_BY(mutex_) = false;    // a lookup of this step was made with gradient
 
   struct SourcedCommit {
     std::uint64_t source = kNowhere;
     std::uint64_t number = 0;
   };
-  // Guarded by mutex_.
-  std::uint64_t source_ = kNowhere;  // of this step's keys
-  SourcedCommit last_commit_;
-  SourcedCommit last_of_another_;  // the last one whose source is not last_commit_'s
+  std::uint64_t source_ SR_GUARDED_BY(mutex_) = kNowhere;  // of this step's keys
+  SourcedCommit last_commit_ SR_GUARDED_BY(mutex_);
+  SourcedCommit last_of_another_ SR_GUARDED_BY(mutex_);  // the last one whose source is not last_commit_'s
 };
 
 // Lookups of this thread in train mode are without gradient as long as the object lives; scopes nest.

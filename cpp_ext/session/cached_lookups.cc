@@ -46,7 +46,7 @@ void CachedLookups::probe(const TablePull& table, std::int64_t asked_at, Rest& r
   std::vector<std::int64_t> kept_since(table.keys.size());
   rest.versions.resize(table.keys.size());
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     RowCache& cache = tables_.at(table.table_id).second;
     cache.probe(table.table_id, table.keys, asked_at - options_.ttl.count(), found.data(), rest.versions.data(),
                 table.rows.data(), kept_since.data());
@@ -77,7 +77,7 @@ void CachedLookups::take(const TablePull& table, const Rest& rest, std::int64_t 
     std::memcpy(table.rows.data() + rest.places[i] * table.dim, rest.rows.data() + i * table.dim,
                 table.dim * sizeof(float));
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   RowCache& cache = tables_.at(table.table_id).second;
   cache.put(table.table_id, rest.keys, rest.versions.data(), rest.rows.data(), asked_at);
 }

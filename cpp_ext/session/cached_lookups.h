@@ -13,13 +13,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "session/row_cache.h"
 #include "shards/shards.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -75,7 +75,7 @@ class CachedLookups final : public RowReader {
 
   const std::shared_ptr<RowReader> shards_;
   const CachedLookupsOptions options_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::map<std::uint32_t, std::pair<std::uint32_t, RowCache>> tables_;  // by id, with their dim; the caches are guarded
   std::atomic<std::uint64_t> hits_{0};
   std::atomic<std::uint64_t> misses_{0};

@@ -15,7 +15,7 @@ constexpr std::size_t kLine = 64;         // bytes
 }  // namespace
 
 void DeviceDirectory::add_table(std::uint32_t table_id, std::uint32_t dim) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   tables_.push_back({table_id, dim});
   make_pools();
 }
@@ -39,14 +39,14 @@ void DeviceDirectory::make_pools() {
 }
 
 std::vector<DeviceDirectory::Store> DeviceDirectory::stores() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Store> out;
   for (const Pool& pool : pools_) out.push_back({pool.dim, pool.rows.size()});
   return out;
 }
 
 std::uint64_t DeviceDirectory::generation() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return generation_;
 }
 
@@ -74,7 +74,8 @@ std::uint32_t DeviceDirectory::way_of(const Pool& pool, Spot spot, std::uint32_t
 }
 
 std::uint32_t DeviceDirectory::make_room(Set& set) const noexcept {
-  const auto age_of = [&](std::uint32_t way) { return static_cast<std::uint16_t>(plan_bits() - set.used[way]); };
+  const auto age_of = [&](std::uint32_t way)
+                          SR_REQUIRES(mutex_) { return static_cast<std::uint16_t>(plan_bits() - set.used[way]); };
   std::uint32_t best = kWays;
   for (std::uint32_t way = 0; way < kWays; ++way) {
     if (set.tags[way] == 0) return way;
@@ -104,6 +105,7 @@ DeviceDirectory::Planning::Planning(DeviceDirectory& directory) : directory_(dir
 DeviceDirectory::Plan DeviceDirectory::Planning::table(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                                        std::span<const std::uint32_t> indexes, const float* rows,
                                                        std::span<const std::uint8_t> skips) {
+  directory_.mutex_.assume_locked();  // lock_ has it
   Plan plan;
   plan.generation = directory_.generation_;
   plan.dtype = directory_.dtype_;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "util/dtype.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -67,7 +68,7 @@ class DeviceDirectory {
     struct Unknown;  // a row that is at no place yet
 
     DeviceDirectory& directory_;
-    std::unique_lock<std::mutex> lock_;
+    std::unique_lock<Mutex> lock_;
   };
 
  private:
@@ -94,8 +95,8 @@ class DeviceDirectory {
     std::uint32_t dim = 0;
   };
 
-  void make_pools();
-  [[nodiscard]] Pool* pool_of(std::uint32_t table_id) noexcept;
+  void make_pools() SR_REQUIRES(mutex_);
+  [[nodiscard]] Pool* pool_of(std::uint32_t table_id) noexcept SR_REQUIRES(mutex_);
   // Where a key's row would be: its set, and its tag there, which is never 0.
   struct Spot {
     std::size_t set = 0;
@@ -105,17 +106,18 @@ class DeviceDirectory {
   // The way of the set that holds the row; kWays where none does.
   static std::uint32_t way_of(const Pool& pool, Spot spot, std::uint32_t table_id, std::uint64_t key) noexcept;
   // A way of the set that this plan has not used; kWays when it has used all.
-  std::uint32_t make_room(Set& set) const noexcept;
-  [[nodiscard]] std::uint16_t plan_bits() const noexcept { return static_cast<std::uint16_t>(plan_); }
+  std::uint32_t make_room(Set& set) const noexcept SR_REQUIRES(mutex_);
+  [[nodiscard]] std::uint16_t plan_bits() const noexcept SR_REQUIRES(mutex_) {
+    return static_cast<std::uint16_t>(plan_);
+  }
 
   const std::uint64_t bytes_;
   const Dtype dtype_;
-  mutable std::mutex mutex_;
-  // Guarded by mutex_.
-  std::vector<Table> tables_;
-  std::vector<Pool> pools_;
-  std::uint64_t generation_ = 0;
-  std::uint32_t plan_ = 0;
+  mutable Mutex mutex_;
+  std::vector<Table> tables_ SR_GUARDED_BY(mutex_);
+  std::vector<Pool> pools_ SR_GUARDED_BY(mutex_);
+  std::uint64_t generation_ SR_GUARDED_BY(mutex_) = 0;
+  std::uint32_t plan_ SR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace sparserow

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "util/finite.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -67,7 +68,7 @@ enum Staged : std::uint8_t {
 // add from several threads at once as long as no two of them touch the same index.
 class StagedSums {
  public:
-  StagedSums(std::unique_lock<std::mutex> lock, Lookup lookup, float* sums, std::uint8_t* staged, std::uint32_t dim)
+  StagedSums(std::unique_lock<Mutex> lock, Lookup lookup, float* sums, std::uint8_t* staged, std::uint32_t dim)
       : lock_(std::move(lock)), lookup_(std::move(lookup)), sums_(sums), staged_(staged), dim_(dim) {}
 
   [[nodiscard]] const Lookup& lookup() const noexcept { return lookup_; }
@@ -100,7 +101,7 @@ class StagedSums {
   }
 
  private:
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<Mutex> lock_;
   Lookup lookup_;
   float* sums_;
   std::uint8_t* staged_;

@@ -82,7 +82,7 @@ void LookupPack::lay_out() {
     run->groups.push_back(g);
     run->rows += group.keys.size();
     if (!group.plan) continue;
-    if (!run->planned) run->planned.emplace();
+    if (!run->planned) run->planned.emplace(Run::Planned{});
     run->planned->sent += group.plan->sent.size();
     run->planned->kept += group.plan->kept.size();
     run->planned->put += group.plan->put.size();

@@ -73,7 +73,7 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
   SR_RETURN_IF_ERROR(session_->state().check_usable());
   std::unique_ptr<PrefetchedBatch> batch;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!spare_.empty()) {
       batch = std::move(spare_.back());
       spare_.pop_back();
@@ -88,7 +88,7 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
           {TableStep(spec.name, spec.table_id, spec.schema_version, spec.dim, shards), {}, {}, {}, {}});
     }
   }
-  const std::lock_guard indexing(index_mutex_);
+  const MutexLock indexing(index_mutex_);
   batch->number_ = ++indexed_;
   std::vector<IdsRef> wanted;
   for (std::size_t b = 0; b < bindings_.size(); ++b) {
@@ -143,7 +143,7 @@ void Prefetcher::defer(PrefetchedBatch& batch) {
   SessionState& state = session_->state();
   std::uint32_t open = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::uint64_t commits = state.counters.steps_committed.load();
     const bool in_doubt = state.is_committing();  // after the count: the last one counted may not be acknowledged
     if (commits > open_commits_) {
@@ -266,7 +266,7 @@ void Prefetcher::note_fresh(PrefetchedBatch& batch, Refreshed which, LookupPack&
 
 // Whether a batch that was indexed after this one has been handed over.
 bool Prefetcher::is_overtaken(const PrefetchedBatch& batch) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return handed_over_ > batch.number_;
 }
 
@@ -274,7 +274,7 @@ bool Prefetcher::is_overtaken(const PrefetchedBatch& batch) {
 bool Prefetcher::knows_what_was_written(const PrefetchedBatch& batch) {
   if (is_overtaken(batch)) return false;
   for (const auto& binding : bindings_) {
-    const std::lock_guard lock(binding->mutex_);
+    const MutexLock lock(binding->mutex_);
     if (binding->last_commit_but_of(id_) > batch.commits_) return false;
   }
   return true;
@@ -306,19 +306,19 @@ Result<std::uint64_t> Prefetcher::hand_over(std::unique_ptr<PrefetchedBatch> bat
       continue;
     }
     any = true;
-    const std::lock_guard lock(bindings_[b]->mutex_);
-    bindings_[b]->note_source(is_late ? Binding::kOutside : id_);
+    Binding& binding = *bindings_[b];
+    const MutexLock lock(binding.mutex_);
+    binding.note_source(is_late ? Binding::kOutside : id_);
     const auto locked = state.partitioner();
-    bindings_[b]->take_ahead(part.step, locked.partitioner);
+    binding.take_ahead(part.step, locked.partitioner);
   }
   if (any) state.merged_this_step.store(true);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   note_hand_over(batch->number_);
   spare_.push_back(std::move(batch));
   return state.counters.rows_deferred.load() - deferred_before;
 }
 
-// Under mutex_.
 void Prefetcher::note_hand_over(std::uint32_t number) {
   const std::uint64_t commits = session_->state().counters.steps_committed.load();
   if (commits != open_commits_) {

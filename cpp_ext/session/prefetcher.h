@@ -24,7 +24,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -32,6 +31,7 @@
 #include "session/lookup_pack.h"
 #include "session/session.h"
 #include "session/table_step.h"
+#include "util/mutex.h"
 #include "util/partition.h"
 
 namespace sparserow {
@@ -92,27 +92,27 @@ class Prefetcher {
   void note_fresh(PrefetchedBatch& batch, Refreshed which, LookupPack& pack) const;
   [[nodiscard]] bool is_overtaken(const PrefetchedBatch& batch);
   [[nodiscard]] bool knows_what_was_written(const PrefetchedBatch& batch);
-  void note_hand_over(std::uint32_t number);
+  void note_hand_over(std::uint32_t number) SR_REQUIRES(mutex_);
 
   std::shared_ptr<Session> session_;
   std::vector<std::shared_ptr<Binding>> bindings_;
   const bool exact_;
   const std::uint64_t id_;  // of this object in Binding's notes
-  std::mutex index_mutex_;  // guards what follows
-  Partitioner partitioner_;
-  std::vector<KeyAges> ages_;  // by binding
-  std::uint32_t indexed_ = 0;  // number of the last batch
+  Mutex index_mutex_;
+  Partitioner partitioner_ SR_GUARDED_BY(index_mutex_);
+  std::vector<KeyAges> ages_ SR_GUARDED_BY(index_mutex_);  // by binding
+  std::uint32_t indexed_ SR_GUARDED_BY(index_mutex_) = 0;  // number of the last batch
 
   std::atomic<bool> looks_again_ = false;  // the last batch needed it, so versions are asked for
 
-  std::mutex mutex_;  // guards what follows
-  std::vector<std::unique_ptr<PrefetchedBatch>> spare_;
-  std::uint32_t handed_over_ = 0;  // of the last one handed over
+  Mutex mutex_;
+  std::vector<std::unique_ptr<PrefetchedBatch>> spare_ SR_GUARDED_BY(mutex_);
+  std::uint32_t handed_over_ SR_GUARDED_BY(mutex_) = 0;  // of the last one handed over
   // Batches from open_ on are of steps that are not committed once `open_commits_` are; from open_before_ on: one
   // commit earlier.
-  std::uint32_t open_ = 1;
-  std::uint32_t open_before_ = 1;
-  std::uint64_t open_commits_ = 0;
+  std::uint32_t open_ SR_GUARDED_BY(mutex_) = 1;
+  std::uint32_t open_before_ SR_GUARDED_BY(mutex_) = 1;
+  std::uint64_t open_commits_ SR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace sparserow

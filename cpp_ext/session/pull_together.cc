@@ -34,7 +34,7 @@ Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookup
   const bool is_without_gradient = train && NoGradScope::is_active();
   if (is_without_gradient) state.bound_no_grad_rows();
   if (train && !is_without_gradient) SR_RETURN_IF_ERROR(state.check_lookup());
-  std::vector<std::unique_lock<std::mutex>> locks;
+  std::vector<std::unique_lock<Mutex>> locks;  // of all of them, which clang cannot follow
   std::vector<TableStep*> tables;
   std::vector<Binding*> pulled;  // for the step
   std::vector<TablePull> pulls;
@@ -43,9 +43,10 @@ Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookup
     std::erase_if(wanted, [&one](const IdsRef& ids) { return !one.check_ids(ids.ids).is_ok(); });
     if (wanted.empty()) continue;
     locks.emplace_back(binding->mutex_);
+    binding->mutex_.assume_locked();
     if (is_without_gradient) {
-      TableStep& step = binding->step_;
-      std::erase_if(wanted, [&step](const IdsRef& ids) { return step.known(ids).has_value(); });
+      TableStep* const step = &binding->step_;
+      std::erase_if(wanted, [step](const IdsRef& ids) { return step->known(ids).has_value(); });
       if (wanted.empty()) continue;
     }
     TableStep& table = is_without_gradient ? binding->no_grad_ahead() : train ? binding->step_ : binding->ahead_;
@@ -59,10 +60,14 @@ Result<bool> pull_together(SessionState& state, std::span<const AheadIds> lookup
   if (pulls.empty()) return false;
   const Status status = state.pull_step(pulls, state.pull_options(train), /*before_asking=*/true);
   if (train && status.is_ok()) {
-    for (Binding* binding : pulled) binding->keep_rows_of_step(is_without_gradient);
+    for (Binding* binding : pulled) {
+      binding->mutex_.assume_locked();
+      binding->keep_rows_of_step(is_without_gradient);
+    }
   }
   for (TableStep* table : tables) status.is_ok() ? table->confirm() : table->rollback();
   for (Binding* binding : pulled) {
+    binding->mutex_.assume_locked();
     if (!is_without_gradient) binding->note_source(Binding::kOutside);
   }
   SR_RETURN_IF_ERROR(status);

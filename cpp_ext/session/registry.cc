@@ -1,14 +1,14 @@
 #include <map>
-#include <mutex>
 
 #include "session/binding.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 namespace {
 
 struct Registry {
-  std::mutex mutex;
-  std::map<std::string, std::shared_ptr<Binding>, std::less<>> bindings;
+  Mutex mutex;
+  std::map<std::string, std::shared_ptr<Binding>, std::less<>> bindings SR_GUARDED_BY(mutex);
 };
 
 // Never destroyed: an op may still run while static objects of the process are being destroyed.
@@ -21,7 +21,7 @@ Registry& registry() {
 
 Result<std::shared_ptr<Binding>> find_binding(std::string_view name) {
   Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   const auto found = all.bindings.find(name);
   if (found == all.bindings.end()) {
     return Status(Code::kFailedPrecondition,
@@ -34,7 +34,7 @@ Result<std::shared_ptr<Binding>> find_binding(std::string_view name) {
 
 Status register_binding(const std::shared_ptr<Binding>& binding) {
   Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   if (all.bindings.emplace(binding->spec().name, binding).second) return Status::ok();
   return {Code::kFailedPrecondition, "table '" + binding->spec().name +
                                          "' is already bound in this process: close the session that holds it, or "
@@ -44,7 +44,7 @@ Status register_binding(const std::shared_ptr<Binding>& binding) {
 void unregister_binding(const Binding& binding) noexcept {
   Registry& all = registry();
   std::shared_ptr<Binding> last;  // destroyed outside of the lock
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   const auto found = all.bindings.find(binding.spec().name);
   if (found == all.bindings.end() || found->second.get() != &binding) return;
   last = std::move(found->second);

@@ -57,7 +57,7 @@ Status not_bound(std::string_view name) {
 Status Session::set_lr(std::string_view name, float lr) {
   Binding* binding = find(name);
   if (binding == nullptr) return not_bound(name);
-  const std::lock_guard lock(binding->mutex_);
+  const MutexLock lock(binding->mutex_);
   binding->spec_.lr = lr;
   return Status::ok();
 }
@@ -84,13 +84,13 @@ Status Session::pull_ahead(std::span<const AheadLookup> lookups, bool train) {
 bool Session::remembers(std::string_view name, const IdsRef& ids) const {
   Binding* binding = find(name);
   if (binding == nullptr) return false;
-  const std::lock_guard lock(binding->mutex_);
+  const MutexLock lock(binding->mutex_);
   return binding->step_.recall(ids).has_value();
 }
 
 void Session::end_evaluation() {
   for (const auto& binding : bindings_) {
-    const std::lock_guard lock(binding->mutex_);
+    const MutexLock lock(binding->mutex_);
     binding->ahead_.clear();
   }
 }
@@ -98,7 +98,7 @@ void Session::end_evaluation() {
 std::pair<std::uint64_t, std::uint64_t> Session::rows_in_step() const {
   std::pair<std::uint64_t, std::uint64_t> rows{0, 0};
   for (const auto& binding : bindings_) {
-    const std::lock_guard lock(binding->mutex_);
+    const MutexLock lock(binding->mutex_);
     rows.first += binding->step_.keys();
     rows.second += binding->no_grad_.keys();
   }
@@ -114,7 +114,7 @@ Result<SealReport> Session::seal(float scale, float clip_row_norm) {
   std::uint64_t clipped_rows = 0;
   pushes_.clear();
   for (const auto& binding : bindings_) {
-    const std::lock_guard lock(binding->mutex_);
+    const MutexLock lock(binding->mutex_);
     const TableStep::Seal table = binding->step_.seal(scale, clip_row_norm);
     if (table.nonfinite_rows > 0 && report.nonfinite_rows == 0) {
       report.nonfinite_table = binding->spec_.name;
@@ -164,7 +164,7 @@ Status Session::begin_commit() {
 }
 
 Status Session::finish_commit() {
-  const std::lock_guard lock(finishing_);
+  const MutexLock lock(finishing_);
   if (!state_->is_committing()) return Status::ok();
   Status status = state_->writer().commit_prepared(prepared_.options);
   if (!status.is_ok()) state_->mark_broken(status);
@@ -199,7 +199,7 @@ Status Session::end_commit(const Status& status) {
   const bool prepared = state_->phase.load() == Phase::kPrepared;
   if (SessionCache* cache = state_->cache()) cache->committed(pushes_);
   for (const auto& binding : bindings_) {
-    const std::lock_guard lock(binding->mutex_);
+    const MutexLock lock(binding->mutex_);
     if (status.is_ok()) binding->note_commit(state_->counters.steps_committed.load() + 1);
   }
   forget_step();
@@ -247,7 +247,7 @@ Status Session::drop_gradients() {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(expect(Phase::kOpen, "drop_gradients"));
   for (const auto& binding : bindings_) {
-    const std::lock_guard lock(binding->mutex_);
+    const MutexLock lock(binding->mutex_);
     binding->step_.drop_sums();
   }
   state_->staged_calls.store(0);
@@ -390,7 +390,7 @@ Result<Session::NumberedCommit> Session::number_commit(std::int64_t step, WriteT
 
 void Session::forget_step() {
   for (const auto& binding : bindings_) {
-    const std::lock_guard lock(binding->mutex_);
+    const MutexLock lock(binding->mutex_);
     binding->end_step();
   }
   state_->allow_lookups();

@@ -27,7 +27,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +39,7 @@
 #include "session/session_state.h"
 #include "session/write_turns.h"
 #include "shards/shards.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -154,7 +154,7 @@ class Session {
   std::uint64_t rows_sealed_ = 0;
   std::atomic<std::thread::id> sealed_by_;  // the thread that ends the step; set by seal()
   WriteTurns turns_;
-  std::mutex finishing_;                    // held by finish_commit()
+  Mutex finishing_;                         // finish_commit() has it
   std::int64_t open_step_ = kNoStep;        // of the step that ends, where it has its quorum without this worker
   NumberedCommit prepared_;                 // of the step that has the turn
   std::optional<NumberedCommit> in_doubt_;  // of a push by key; guarded by the turn

@@ -15,7 +15,7 @@ constexpr std::uint64_t kOutdated = UINT64_MAX;
 }  // namespace
 
 Status SessionCache::add_table(const std::string& name, std::uint32_t table_id, std::uint32_t dim) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::uint64_t row_of_each = bytes_per_row(dim);
   for (const Table& table : tables_) row_of_each += bytes_per_row(table.dim);
   if (const std::uint64_t least = row_of_each * RowCache::kWays; options_.bytes < least) {
@@ -43,7 +43,7 @@ void SessionCache::make_pools() {
         std::count_if(tables_.begin(), tables_.end(), [&](const Table& t) { return t.dim == table.dim; });
     const auto rows = options_.bytes / row_of_each * static_cast<std::uint64_t>(alike);
     pools_.push_back(
-        std::make_unique<Pool>(table.dim, RowCache(rows * bytes_per_row(table.dim), table.dim, options_.dtype)));
+        std::make_unique<Pool>(Pool{table.dim, RowCache(rows * bytes_per_row(table.dim), table.dim, options_.dtype)}));
   }
 }
 
@@ -57,7 +57,7 @@ RowCache* SessionCache::pool_of(std::uint32_t dim) noexcept {
 void SessionCache::probe(std::span<const TablePull> tables, std::int64_t step, std::vector<Part>& parts,
                          std::uint64_t& drops) {
   const std::int64_t oldest = options_.staleness == 0 ? INT64_MAX : step - options_.staleness;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   make_pools();
   if (!spare_.empty()) {
     parts = std::move(spare_.back());
@@ -165,7 +165,7 @@ Status SessionCache::pull(SessionState& state, std::span<const TablePull> tables
     state.counters.rows_pulled += plain;
   }
   take(state, tables, parts, step, drops);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   spare_.push_back(std::move(parts));
   return Status::ok();
 }
@@ -180,7 +180,7 @@ void SessionCache::put(RowCache& pool, const TablePull& table, const RowRequest&
 
 void SessionCache::take(SessionState& state, std::span<const TablePull> tables, std::span<Part> parts,
                         std::int64_t validated, std::uint64_t drops) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   make_pools();
   if (drops != drops_) validated = RowCache::kNever;
   auto& counters = state.counters;
@@ -213,7 +213,7 @@ void SessionCache::committed(std::span<const TablePush> tables) {
 }
 
 void SessionCache::changed(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Table* table = table_of(table_id);
   if (table == nullptr) return;
   ++drops_;

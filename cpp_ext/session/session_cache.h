@@ -20,13 +20,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "session/row_cache.h"
 #include "shards/shards.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -97,19 +97,19 @@ class SessionCache {
   static void gather(const TablePull& table, const Part& part, Cached what, RowRequest& wanted);
   static void ask_for_rest(TablePull table, Part& part, std::vector<TablePull>& asked);
   static void put(RowCache& pool, const TablePull& table, const RowRequest& wanted, std::int64_t validated);
-  [[nodiscard]] const Table* table_of(std::uint32_t table_id) const noexcept;
-  void make_pools();
-  RowCache* pool_of(std::uint32_t dim) noexcept;
+  [[nodiscard]] const Table* table_of(std::uint32_t table_id) const noexcept SR_REQUIRES(mutex_);
+  void make_pools() SR_REQUIRES(mutex_);
+  RowCache* pool_of(std::uint32_t dim) noexcept SR_REQUIRES(mutex_);
   void probe(std::span<const TablePull> tables, std::int64_t step, std::vector<Part>& parts, std::uint64_t& drops);
   void take(SessionState& state, std::span<const TablePull> tables, std::span<Part> parts, std::int64_t validated,
             std::uint64_t drops);
 
   const CacheOptions options_;
-  std::mutex mutex_;
-  std::vector<Table> tables_;                 // guarded by mutex_
-  std::vector<std::unique_ptr<Pool>> pools_;  // guarded by mutex_; made by the first pull
-  std::vector<std::vector<Part>> spare_;      // guarded by mutex_
-  std::uint64_t drops_ = 0;                   // guarded by mutex_; calls of committed() and changed()
+  Mutex mutex_;
+  std::vector<Table> tables_ SR_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Pool>> pools_ SR_GUARDED_BY(mutex_);  // made by the first pull
+  std::vector<std::vector<Part>> spare_ SR_GUARDED_BY(mutex_);
+  std::uint64_t drops_ SR_GUARDED_BY(mutex_) = 0;  // calls of committed() and changed()
 };
 
 }  // namespace sparserow

@@ -68,7 +68,7 @@ Status SessionState::check_usable() const {
   }
   if (closed_.load(std::memory_order_relaxed)) return {Code::kFailedPrecondition, "this session is closed"};
   if (broken_.load(std::memory_order_relaxed)) {
-    const std::lock_guard lock(cause_mutex_);
+    const MutexLock lock(cause_mutex_);
     return {Code::kFailedPrecondition,
             "the outcome of an earlier step is unknown (" + cause_ + "): connect anew and restore the last checkpoint"};
   }
@@ -76,32 +76,32 @@ Status SessionState::check_usable() const {
 }
 
 void SessionState::mark_broken(const Status& cause) {
-  const std::lock_guard lock(cause_mutex_);
+  const MutexLock lock(cause_mutex_);
   cause_ = cause.message();
   broken_.store(true);
 }
 
 void SessionState::refuse_lookups(const std::string& text) {
-  const std::lock_guard lock(cause_mutex_);
+  const MutexLock lock(cause_mutex_);
   refusal_ = text;
   refuses_lookups_.store(true);
 }
 
 Status SessionState::check_lookup() const {
   if (!refuses_lookups_.load(std::memory_order_relaxed)) return Status::ok();
-  const std::lock_guard lock(cause_mutex_);
+  const MutexLock lock(cause_mutex_);
   return {Code::kFailedPrecondition, refusal_};
 }
 
 void SessionState::add_binding(const std::shared_ptr<Binding>& binding) {
-  const std::lock_guard lock(bindings_mutex_);
+  const MutexLock lock(bindings_mutex_);
   bindings_.push_back(binding);
   const BindingSpec& spec = binding->spec();
   if (device_directory_ && spec.cached) device_directory_->add_table(spec.table_id, spec.dim);
 }
 
 void SessionState::keep_device_rows(std::uint64_t bytes, Dtype dtype) {
-  const std::lock_guard lock(bindings_mutex_);
+  const MutexLock lock(bindings_mutex_);
   auto directory = std::make_unique<DeviceDirectory>(bytes, dtype);
   for (const auto& held : bindings_) {
     const auto binding = held.lock();
@@ -114,7 +114,7 @@ void SessionState::bound_no_grad_rows() {
   if (no_grad_bytes.load() <= options_.no_grad_bytes) return;
   std::vector<std::weak_ptr<Binding>> bindings;
   {
-    const std::lock_guard lock(bindings_mutex_);
+    const MutexLock lock(bindings_mutex_);
     bindings = bindings_;
   }
   for (const auto& one : bindings) {
@@ -131,7 +131,7 @@ CallOptions SessionState::pull_options(bool train) const noexcept {
 
 void SessionState::trace(const std::string& binding, const TensorView& view) {
   if (!tracing_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(trace_mutex_);
+  const MutexLock lock(trace_mutex_);
   std::erase_if(traces_, [](const auto& trace) { return trace.expired(); });
   for (const auto& weak : traces_) {
     if (const auto trace = weak.lock()) {
@@ -147,7 +147,7 @@ void SessionState::trace(const std::string& binding, const TensorView& view) {
 
 std::shared_ptr<LookupTrace> SessionState::start_trace() {
   auto trace = std::make_shared<LookupTrace>();
-  const std::lock_guard lock(trace_mutex_);
+  const MutexLock lock(trace_mutex_);
   traces_.push_back(trace);
   tracing_.store(true);
   return trace;
@@ -183,24 +183,24 @@ Status SessionState::pull(std::span<const TablePull> tables, const CallOptions& 
   span.begin_ns = now();
   Status status = shards_->pull(tables, options);
   span.end_ns = now();
-  const std::lock_guard lock(spans_mutex_);
+  const MutexLock lock(spans_mutex_);
   pull_spans_.push_back(span);
   return status;
 }
 
 std::vector<PullSpan> SessionState::take_pull_spans() {
-  const std::lock_guard lock(spans_mutex_);
+  const MutexLock lock(spans_mutex_);
   return std::exchange(pull_spans_, {});
 }
 
 void SessionState::begin_commit() {
-  const std::lock_guard lock(commit_mutex_);
+  const MutexLock lock(commit_mutex_);
   committing_.store(true);
 }
 
 void SessionState::end_commit() noexcept {
   {
-    const std::lock_guard lock(commit_mutex_);
+    const MutexLock lock(commit_mutex_);
     committing_.store(false);
   }
   commit_ended_.notify_all();
@@ -208,13 +208,13 @@ void SessionState::end_commit() noexcept {
 
 Status SessionState::wait_for_commit() const {
   if (!committing_.load()) return check_usable();
-  std::unique_lock lock(commit_mutex_);
+  MutexLock lock(commit_mutex_);
   // Its sender has a deadline of its own; this one is for a sender that never began.
   const auto allowed = 2 * options_.deadline;
   auto until = std::chrono::steady_clock::now() + allowed;
   const auto is_over = [this] { return !committing_.load(); };
   do {
-    if (commit_ended_.wait_until(lock, until, is_over)) return check_usable();
+    if (commit_ended_.wait_until(commit_mutex_, until, is_over)) return check_usable();
     until = shards_->grace() + allowed;
   } while (std::chrono::steady_clock::now() < until);
   return {Code::kDeadlineExceeded,

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -17,6 +16,7 @@
 #include "session/session_cache.h"
 #include "session/session_counters.h"
 #include "shards/shards.h"
+#include "util/mutex.h"
 #include "util/partition.h"
 #include "util/status.h"
 
@@ -50,17 +50,17 @@ struct TracedLookup {
 class LookupTrace {
  public:
   void add(TracedLookup lookup) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     lookups_.push_back(std::move(lookup));
   }
   [[nodiscard]] std::vector<TracedLookup> lookups() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return lookups_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<TracedLookup> lookups_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<TracedLookup> lookups_ SR_GUARDED_BY(mutex_);
 };
 
 // One call for rows, timed by std::chrono::steady_clock (Python's time.perf_counter_ns).
@@ -92,7 +92,7 @@ class SessionState {
 
   // The partitioner and its lock: one scratch for all tables stays in cache.
   struct LockedPartitioner {
-    std::unique_lock<std::mutex> lock;
+    std::unique_lock<Mutex> lock;
     Partitioner& partitioner;
   };
   LockedPartitioner partitioner() { return {std::unique_lock(partitioner_mutex_), partitioner_}; }
@@ -163,20 +163,20 @@ class SessionState {
   std::atomic<bool> recording_pulls_{false};
   std::atomic<bool> committing_{false};  // written under commit_mutex_
 
-  mutable std::mutex cause_mutex_;
-  std::string cause_;    // guarded by cause_mutex_
-  std::string refusal_;  // guarded by cause_mutex_
+  mutable Mutex cause_mutex_;
+  std::string cause_ SR_GUARDED_BY(cause_mutex_);
+  std::string refusal_ SR_GUARDED_BY(cause_mutex_);
   std::atomic<bool> refuses_lookups_{false};
-  std::mutex bindings_mutex_;
-  std::vector<std::weak_ptr<Binding>> bindings_;  // guarded by bindings_mutex_
-  std::mutex trace_mutex_;
-  std::vector<std::weak_ptr<LookupTrace>> traces_;  // guarded by trace_mutex_
-  std::mutex spans_mutex_;
-  std::vector<PullSpan> pull_spans_;  // guarded by spans_mutex_
-  mutable std::mutex commit_mutex_;
-  mutable std::condition_variable commit_ended_;
-  std::mutex partitioner_mutex_;
-  Partitioner partitioner_;  // guarded by partitioner_mutex_
+  Mutex bindings_mutex_;
+  std::vector<std::weak_ptr<Binding>> bindings_ SR_GUARDED_BY(bindings_mutex_);
+  Mutex trace_mutex_;
+  std::vector<std::weak_ptr<LookupTrace>> traces_ SR_GUARDED_BY(trace_mutex_);
+  Mutex spans_mutex_;
+  std::vector<PullSpan> pull_spans_ SR_GUARDED_BY(spans_mutex_);
+  mutable Mutex commit_mutex_;
+  mutable CondVar commit_ended_;
+  Mutex partitioner_mutex_;
+  Partitioner partitioner_;  // guarded by partitioner_mutex_: partitioner() alone gives it, with the lock
 };
 
 }  // namespace sparserow

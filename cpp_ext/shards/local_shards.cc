@@ -157,7 +157,7 @@ Status LocalShards::apply(std::span<const TablePush> tables, const CommitOptions
 }
 
 Status LocalShards::prepare(std::span<const TablePush> tables, const CommitOptions& options) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_duplicate(options)) return Status::ok();
   reservations_.clear();
   prepared_.clear();
@@ -181,7 +181,7 @@ Status LocalShards::prepare(std::span<const TablePush> tables, const CommitOptio
 }
 
 Status LocalShards::commit_prepared(const CommitOptions& options) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_duplicate(options)) return Status::ok();
   if (prepared_sequence_ != options.sequence) {
     return {Code::kFailedPrecondition,
@@ -199,7 +199,7 @@ Status LocalShards::commit_prepared(const CommitOptions& options) {
 }
 
 Status LocalShards::abort(const CommitOptions& options) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (prepared_sequence_ != options.sequence) return Status::ok();
   prepared_sequence_ = 0;
   prepared_.clear();
@@ -208,7 +208,7 @@ Status LocalShards::abort(const CommitOptions& options) {
 }
 
 Status LocalShards::commit(std::span<const TablePush> tables, const CommitOptions& options) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_duplicate(options)) return Status::ok();
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
@@ -234,7 +234,7 @@ void LocalShards::remember_write(std::uint64_t sequence, std::uint64_t rows) {
 }
 
 Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions& options) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (by_key_.contains(options.sequence)) return Status::ok();
   auto reservations = reserve(tables);
   if (!reservations.is_ok()) return reservations.status();
@@ -251,7 +251,7 @@ Status LocalShards::assign(std::span<const TablePush> tables, const CallOptions&
 
 Result<std::uint64_t> LocalShards::erase(std::uint32_t table_id, std::span<const std::uint64_t> keys,
                                          std::span<const std::uint32_t> shard_begin, const CallOptions& options) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto done = by_key_.find(options.sequence); done != by_key_.end()) return done->second;
   std::uint64_t erased = 0;
   if (shard_begin.size() != stores_.size() + 1 || shard_begin.back() != keys.size()) {

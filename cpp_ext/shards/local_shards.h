@@ -8,12 +8,12 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include "shards/shards.h"
 #include "store/store.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -51,26 +51,28 @@ class LocalShards final : public Shards {
   Status check(std::uint32_t table_id, std::uint32_t dim, std::span<const std::uint64_t> keys,
                std::span<const std::uint32_t> shard_begin) const;
   Result<std::vector<Store::Reservation>> reserve(std::span<const TablePush> tables);
-  Status apply(std::span<const TablePush> tables, const CommitOptions& commit);
-  void remember_write(std::uint64_t sequence, std::uint64_t rows);
-  bool is_duplicate(const CommitOptions& options) const {
+  Status apply(std::span<const TablePush> tables, const CommitOptions& commit) SR_REQUIRES(mutex_);
+  void remember_write(std::uint64_t sequence, std::uint64_t rows) SR_REQUIRES(mutex_);
+  bool is_duplicate(const CommitOptions& options) const SR_REQUIRES(mutex_) {
     return options.sequence <= forgotten_sequence_ || committed_.contains(options.sequence);
   }
-  void remember_commit(std::uint64_t sequence);
+  void remember_commit(std::uint64_t sequence) SR_REQUIRES(mutex_);
 
   std::vector<std::shared_ptr<Store>> stores_;
   std::vector<std::uint16_t> slot_owner_;
 
   std::shared_ptr<std::atomic<std::uint64_t>> writes_;  // of every worker over these stores
   std::atomic<std::uint64_t> own_steps_ = 0;            // of them: commits of this worker's steps
-  std::mutex mutex_;                                    // of what follows
-  std::set<std::uint64_t> committed_;                   // the last commits' sequences, which may come in any order
-  std::uint64_t forgotten_sequence_ = 0;                // up to here they are taken for committed
-  std::map<std::uint64_t, std::uint64_t> by_key_;  // the last assign and erase calls that had a sequence: their rows
-  std::uint64_t prepared_sequence_ = 0;            // 0: nothing is prepared
-  std::vector<std::unique_ptr<PreparedPush>> prepared_;
-  std::vector<Store::Reservation> reservations_;
-  Status half_applied_;  // of a commit whose first tables were applied, and another one not: no later commit is
+  Mutex mutex_;
+  std::set<std::uint64_t> committed_ SR_GUARDED_BY(mutex_);     // the last commits' sequences, which come in any order
+  std::uint64_t forgotten_sequence_ SR_GUARDED_BY(mutex_) = 0;  // up to here they are taken for committed
+  // The last assign and erase calls that had a sequence: their rows.
+  std::map<std::uint64_t, std::uint64_t> by_key_ SR_GUARDED_BY(mutex_);
+  std::uint64_t prepared_sequence_ SR_GUARDED_BY(mutex_) = 0;  // 0: nothing is prepared
+  std::vector<std::unique_ptr<PreparedPush>> prepared_ SR_GUARDED_BY(mutex_);
+  std::vector<Store::Reservation> reservations_ SR_GUARDED_BY(mutex_);
+  // Of a commit whose first tables were applied, and another one not: no later commit is.
+  Status half_applied_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow

@@ -64,17 +64,19 @@ Status Store::Tiering::make_room_and(Table& table, const Counts& rows, bool wait
   if (least > store_.options.memory_budget_bytes) {  // no row leaves for one that never fits
     return store_.budget.exceeded_by(table.schema.name, least);
   }
-  std::unique_lock lock(evicting_, std::try_to_lock);
-  if (!waits && ssd_->is_full()) return store_.budget.exceeded_by(table.schema.name, least);
-  if (!lock.owns_lock()) {
-    ++wanting_;
-    lock.lock();
-    --wanting_;
+  const auto is_in_vain = [&] { return !waits && ssd_->is_full(); };
+  if (evicting_.try_lock()) {
+    const MutexLock lock(evicting_, std::adopt_lock);
+    if (is_in_vain()) return store_.budget.exceeded_by(table.schema.name, least);
+    return evict_until(table, rows, take);
   }
+  if (is_in_vain()) return store_.budget.exceeded_by(table.schema.name, least);
+  ++wanting_;
+  const MutexLock lock(evicting_);
+  --wanting_;
   return evict_until(table, rows, take);
 }
 
-// The same with evicting_.
 Status Store::Tiering::evict_until(Table& table, const Counts& rows, const std::function<bool()>& take) {
   for (int round = 0; round < kRounds; ++round) {
     if (take()) return Status::ok();
@@ -155,7 +157,7 @@ void Store::Tiering::request_background_evict(Table& table, std::uint64_t rows) 
   if (table.rows_since_wakeup.fetch_add(rows, std::memory_order_relaxed) + rows < kAskedFor) return;
   table.rows_since_wakeup = 0;
   {
-    const std::lock_guard lock(background_mutex_);
+    const MutexLock lock(background_mutex_);
     if (!background_tables_.insert(table.schema.id).second) return;
   }
   ahead_asked_.notify_one();
@@ -163,9 +165,10 @@ void Store::Tiering::request_background_evict(Table& table, std::uint64_t rows) 
 
 void Store::Tiering::run_background_evict() {
   take_ssd_priority();
-  std::unique_lock lock(background_mutex_);
+  MutexLock lock(background_mutex_);
   for (;;) {
-    ahead_asked_.wait(lock, [this] { return is_ending_ || !background_tables_.empty(); });
+    ahead_asked_.wait(background_mutex_,
+                      [this]() SR_REQUIRES(background_mutex_) { return is_ending_ || !background_tables_.empty(); });
     if (is_ending_) return;
     const std::uint32_t table_id = background_tables_.extract(background_tables_.begin()).value();
     is_leaving_ahead_ = true;
@@ -181,14 +184,14 @@ void Store::Tiering::run_background_evict() {
 }
 
 bool Store::Tiering::is_making_room() const {
-  const std::lock_guard lock(background_mutex_);
+  const MutexLock lock(background_mutex_);
   return is_leaving_ahead_ || !background_tables_.empty();
 }
 
 // Once round the stripes, unless there is room enough, a request wants to evict, or others are to leave.
 Status Store::Tiering::background_evict(std::uint32_t table_id) {
   for (std::uint32_t stripe = 0; stripe < kStripes && wanting_ == 0;) {
-    const std::lock_guard lock(evicting_);
+    const MutexLock lock(evicting_);
     const std::shared_ptr<Table> table = store_.tables.find(table_id);
     if (table == nullptr) return Status::ok();
     Counts room{};  // that each stripe is to have
@@ -297,7 +300,7 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
 }
 
 Status Store::Tiering::write_back() {
-  const std::lock_guard lock(evicting_);
+  const MutexLock lock(evicting_);
   for (const auto& table : store_.tables.all()) {
     for (std::uint32_t stripe = 0; stripe < store_.slots.stripe_count(); ++stripe) {
       std::uint64_t suffix = 0;

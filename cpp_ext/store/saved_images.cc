@@ -16,7 +16,7 @@ constexpr std::size_t kPopulatedBytes = 64u << 10;
 }  // namespace
 
 SavedImage* SavedImagePool::take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   SavedImage* taken = nullptr;
   for (std::size_t i = 0; i < kTaken; ++i) {
     SavedImage* image = free_;
@@ -35,7 +35,7 @@ SavedImage* SavedImagePool::take() {
 
 void SavedImagePool::give(SavedImage* first, SavedImage* last, std::size_t count) noexcept {
   if (first == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   last->next = free_;
   free_ = first;
   free_count_ += count;
@@ -44,7 +44,7 @@ void SavedImagePool::give(SavedImage* first, SavedImage* last, std::size_t count
 void SavedImagePool::touch_ahead(std::size_t bytes) noexcept {
   for (;;) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (regions_.empty()) return;
       const std::size_t ahead = free_count_ * place_bytes_ + populated_ - std::min(populated_, used_);
       if (ahead + touched_.size() * kMostRegionBytes >= bytes) return;
@@ -52,20 +52,20 @@ void SavedImagePool::touch_ahead(std::size_t bytes) noexcept {
     const Region region = map(std::max(kMostRegionBytes, place_bytes_ * kTaken));
     if (region.at == nullptr) return;
     ::madvise(region.at, region.bytes, kPopulateWrite);  // a wish
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     touched_.push_back(region);
   }
 }
 
 std::size_t SavedImagePool::touched_bytes() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::size_t bytes = 0;
   for (const Region& region : touched_) bytes += region.bytes;
   return bytes;
 }
 
 void SavedImagePool::clear() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto* regions : {&regions_, &touched_}) {
     for (const Region& region : *regions) ::munmap(region.at, region.bytes);
   }

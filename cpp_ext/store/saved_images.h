@@ -7,8 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -54,18 +55,17 @@ class SavedImagePool {
   static constexpr std::size_t kMostRegionBytes = 4u << 20;
 
   [[nodiscard]] static Region map(std::size_t bytes) noexcept;
-  [[nodiscard]] bool begin_region();
-  [[nodiscard]] SavedImage* cut();
+  [[nodiscard]] bool begin_region() SR_REQUIRES(mutex_);
+  [[nodiscard]] SavedImage* cut() SR_REQUIRES(mutex_);
 
   const std::size_t place_bytes_;
-  mutable std::mutex mutex_;
-  // Guarded by mutex_:
-  SavedImage* free_ = nullptr;
-  std::size_t free_count_ = 0;
-  std::vector<Region> regions_;
-  std::size_t used_ = 0;         // bytes of the last region
-  std::size_t populated_ = 0;    // likewise
-  std::vector<Region> touched_;  // the next regions, whose pages are there
+  mutable Mutex mutex_;
+  SavedImage* free_ SR_GUARDED_BY(mutex_) = nullptr;
+  std::size_t free_count_ SR_GUARDED_BY(mutex_) = 0;
+  std::vector<Region> regions_ SR_GUARDED_BY(mutex_);
+  std::size_t used_ SR_GUARDED_BY(mutex_) = 0;         // bytes of the last region
+  std::size_t populated_ SR_GUARDED_BY(mutex_) = 0;    // likewise
+  std::vector<Region> touched_ SR_GUARDED_BY(mutex_);  // the next regions, whose pages are there
 };
 
 }  // namespace sparserow

@@ -59,7 +59,7 @@ Store::Snapshot::~Snapshot() { end(); }
 
 void Store::Snapshot::end() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (std::exchange(is_over_, true)) return;
     moved_.notify_all();
   }
@@ -79,7 +79,7 @@ Result<std::shared_ptr<Store::Snapshot>> Store::snapshot(SnapshotOptions options
     return Status(Code::kFailedPrecondition, "snapshot: the rows of this store are being saved already");
   }
   auto made = std::make_shared<Snapshot>(*impl_, std::move(options));
-  const std::lock_guard lock(impl_->snapshot_mutex);
+  const MutexLock lock(impl_->snapshot_mutex);
   impl_->snapshot = made;
   return made;
 }
@@ -88,7 +88,7 @@ void Store::Impl::wait_for_snapshot() {
   if (!has_snapshot.load(std::memory_order_relaxed)) return;
   std::shared_ptr<Snapshot> open;
   {
-    const std::lock_guard lock(snapshot_mutex);
+    const MutexLock lock(snapshot_mutex);
     open = snapshot.lock();
   }
   if (open != nullptr) open->wait_for_room();
@@ -148,13 +148,18 @@ void Store::Snapshot::wait_for_room() {
   batches_.fetch_add(1, std::memory_order_relaxed);
   if (side_bytes_ < image_budget_ || is_given_up_) return;
   ++writes_stalled_;
-  std::unique_lock lock(mutex_);
-  const auto has_room = [this] { return is_over_ || is_given_up_ || side_bytes_ < image_budget_; };
+  const MutexLock lock(mutex_);
+  const auto has_room = [this]() SR_REQUIRES(mutex_) {
+    if (is_over_ || is_given_up_) return true;
+    return side_bytes_ < image_budget_;
+  };
   ++waiting_;
   moved_.notify_all();  // the dump may be pausing
   while (!has_room()) {
     const std::uint64_t before = pages_;
-    if (moved_.wait_for(lock, options_.longest_stall, [&] { return has_room() || pages_ != before; })) continue;
+    if (moved_.wait_for(mutex_, options_.longest_stall,
+                        [&]() SR_REQUIRES(mutex_) { return has_room() || pages_ != before; }))
+      continue;
     give_up();
   }
   --waiting_;
@@ -174,8 +179,9 @@ void Store::Snapshot::keep_pace(Pace& pace) {
   if (has_writers && sum.wall_nanoseconds - sum.wall_nanoseconds / 16 > sum.cpu_nanoseconds) {
     const double room = 1.0 - std::min(1.0, static_cast<double>(side_bytes_) / static_cast<double>(image_budget_));
     const auto pause = static_cast<std::int64_t>(room * static_cast<double>(kPause * sum.cpu_nanoseconds));
-    std::unique_lock lock(mutex_);
-    moved_.wait_for(lock, std::chrono::nanoseconds(pause), [this] { return is_over_ || waiting_ > 0; });
+    const MutexLock lock(mutex_);
+    moved_.wait_for(mutex_, std::chrono::nanoseconds(pause),
+                    [this]() SR_REQUIRES(mutex_) { return is_over_ || waiting_ > 0; });
   }
   pace = {.slice = LockTimer(), .sum = {}, .batches = batches};
 }
@@ -216,7 +222,7 @@ Result<SnapshotPage> Store::Snapshot::whole_table(Dump& dump, std::uint64_t max_
 }
 
 void Store::Snapshot::note_progress() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++pages_;
   moved_.notify_all();
 }

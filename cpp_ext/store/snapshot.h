@@ -16,11 +16,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -31,6 +29,7 @@
 #include "store/store.h"
 #include "store/store_impl.h"
 #include "store/table/lock_timer.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -164,11 +163,11 @@ class Store::Snapshot {
   std::atomic<std::uint64_t> writes_stalled_{0};
   std::atomic<std::uint64_t> batches_{0};  // written since the cut
   std::atomic<bool> is_given_up_{false};
-  std::mutex mutex_;  // leaf
-  std::condition_variable moved_;
-  std::uint64_t pages_ = 0;  // slots handed out; guarded by mutex_
-  int waiting_ = 0;          // writers, for room; guarded by mutex_
-  bool is_over_ = false;     // guarded by mutex_
+  Mutex mutex_;  // leaf
+  CondVar moved_;
+  std::uint64_t pages_ SR_GUARDED_BY(mutex_) = 0;  // slots handed out
+  int waiting_ SR_GUARDED_BY(mutex_) = 0;          // writers, for room
+  bool is_over_ SR_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace sparserow

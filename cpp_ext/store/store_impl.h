@@ -19,6 +19,7 @@
 #include "store/table/table.h"
 #include "store/table/table_map.h"
 #include "util/fair_mutex.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -43,12 +44,12 @@ class Store::Impl {
     ReadLocks(const Impl& store, const BatchOrder& order, std::uint32_t first, std::uint32_t last)
         : store_(store), order_(order), first_(first), last_(last) {
       each([](FairMutex& mutex) { __builtin_prefetch(&mutex); });
-      each([](FairMutex& mutex) { mutex.lock_shared(); });
+      each([](FairMutex& mutex) { std::invoke(&FairMutex::lock_shared, mutex); });  // clang cannot follow an array
     }
     ReadLocks(const ReadLocks&) = delete;
     ReadLocks& operator=(const ReadLocks&) = delete;
     ~ReadLocks() {
-      each([](FairMutex& mutex) { mutex.unlock_shared(); });
+      each([](FairMutex& mutex) { std::invoke(&FairMutex::unlock_shared, mutex); });
     }
 
    private:
@@ -133,8 +134,8 @@ class Store::Impl {
   }
 
   std::atomic<bool> has_snapshot{false};
-  std::mutex snapshot_mutex;         // leaf
-  std::weak_ptr<Snapshot> snapshot;  // guarded by snapshot_mutex
+  Mutex snapshot_mutex;  // leaf
+  std::weak_ptr<Snapshot> snapshot SR_GUARDED_BY(snapshot_mutex);
   // Before a batch of writes, with no lock held: while a save has no room for images of rows that change.
   void wait_for_snapshot();
   // Rows of `store`, which this is the private part of, whose weights and more are set by fill(row, index).

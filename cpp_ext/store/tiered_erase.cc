@@ -33,7 +33,7 @@ bool Store::Tiering::is_spared(const Table& table, std::uint32_t stripe, std::ui
 Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::uint64_t> keys,
                                             std::span<const std::uint64_t> if_versions) {
   SR_RETURN_IF_ERROR(table.failure());
-  const std::lock_guard lock(evicting_);  // nothing is written meanwhile that was read before
+  const MutexLock lock(evicting_);  // nothing is written meanwhile that was read before
   if (table.is_dropped) return unknown_table(table.schema.id);
   SsdBatch batch;
   std::vector<SsdKey> asked;
@@ -93,7 +93,7 @@ Result<std::uint64_t> Store::Tiering::erase(Table& table, std::span<const std::u
 }
 
 Status Store::Tiering::drop(std::uint32_t table_id) {
-  const std::lock_guard lock(evicting_);
+  const MutexLock lock(evicting_);
   const std::shared_ptr<Table> dropped = store_.tables.find(table_id);
   if (dropped == nullptr) return unknown_table(table_id);
   SR_RETURN_IF_ERROR(ssd_->erase_table(table_id, store_.options.slot_count));

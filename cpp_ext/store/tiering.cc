@@ -20,7 +20,7 @@ Store::Tiering::Tiering(Impl& store, std::unique_ptr<SsdTier> ssd)
 
 Store::Tiering::~Tiering() {
   {
-    const std::lock_guard lock(background_mutex_);
+    const MutexLock lock(background_mutex_);
     is_ending_ = true;
   }
   ahead_asked_.notify_all();
@@ -128,9 +128,9 @@ Store::Tiering::Claims::Claims(Tiering& tiering, const Table& table, std::vector
                                std::vector<Miss>& theirs)
     : tiering_(tiering) {
   mine_.reserve(misses.size());
-  const std::lock_guard lock(tiering_.claims_mutex_);
+  const MutexLock lock(tiering_.claims_mutex_);
   try {
-    std::erase_if(misses, [&](const Miss& miss) {
+    std::erase_if(misses, [&](const Miss& miss) SR_REQUIRES(tiering_.claims_mutex_) {
       const std::uint64_t hash = row_hash(table.schema.id, miss.key);
       if (tiering_.claims_.insert(hash)) {
         mine_.push_back(hash);
@@ -148,7 +148,7 @@ Store::Tiering::Claims::Claims(Tiering& tiering, const Table& table, std::vector
 
 Store::Tiering::Claims::~Claims() {
   {
-    const std::lock_guard lock(tiering_.claims_mutex_);
+    const MutexLock lock(tiering_.claims_mutex_);
     for (const std::uint64_t hash : mine_) tiering_.claims_.erase(hash);
   }
   tiering_.claims_changed_.notify_all();
@@ -156,10 +156,11 @@ Store::Tiering::Claims::~Claims() {
 
 Status Store::Tiering::wait_for(const Table& table, const std::vector<Miss>& misses) {
   const auto deadline = std::chrono::steady_clock::now() + kLongestRead;
-  std::unique_lock lock(claims_mutex_);
+  MutexLock lock(claims_mutex_);
   for (const Miss& miss : misses) {
     const std::uint64_t hash = row_hash(table.schema.id, miss.key);
-    if (!claims_changed_.wait_until(lock, deadline, [&] { return !claims_.contains(hash); })) {
+    if (!claims_changed_.wait_until(claims_mutex_, deadline,
+                                    [&]() SR_REQUIRES(claims_mutex_) { return !claims_.contains(hash); })) {
       return {Code::kUnavailable, "table " + table.schema.name + ": the SSD did not answer in " +
                                       std::to_string(kLongestRead.count()) + " s"};
     }

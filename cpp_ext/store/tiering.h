@@ -21,10 +21,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 #include <thread>
@@ -34,6 +32,7 @@
 #include "store/ssd/ssd_tier.h"
 #include "store/store_impl.h"
 #include "util/hash_set.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -181,18 +180,19 @@ class Store::Tiering {
   void run_background_evict();
   Status background_evict(std::uint32_t table_id);
   Status make_room_and(Table& table, const Counts& rows, bool waits, const std::function<bool()>& take);
-  Status evict_until(Table& table, const Counts& rows, const std::function<bool()>& take);
+  Status evict_until(Table& table, const Counts& rows, const std::function<bool()>& take) SR_REQUIRES(evicting_);
   [[nodiscard]] std::uint64_t excess(const Table& table, const Counts& rows) const;
-  [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows);
+  [[nodiscard]] bool is_colder_elsewhere(const Table& table, const Counts& rows) SR_REQUIRES(evicting_);
   [[nodiscard]] Counts missing_places(const Table& table, const Counts& rows) const;
-  Status evict_own(Table& table, const Counts& missing, std::uint64_t& progress);
-  void collect_more(Table& table, const Counts& collected, Eviction& out);
-  Status evict_for(Table& table, const Counts& rows, std::uint64_t& progress);
-  Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress);
+  Status evict_own(Table& table, const Counts& missing, std::uint64_t& progress) SR_REQUIRES(evicting_);
+  void collect_more(Table& table, const Counts& collected, Eviction& out) SR_REQUIRES(evicting_);
+  Status evict_for(Table& table, const Counts& rows, std::uint64_t& progress) SR_REQUIRES(evicting_);
+  Status shrink(std::uint64_t bytes, const Table& table, const Counts& rows, std::uint64_t& progress)
+      SR_REQUIRES(evicting_);
   [[nodiscard]] std::uint64_t excess_of_share(const Table& table, std::uint64_t more) const;
-  [[nodiscard]] Place coldest_place(const Table& wanting, bool own_only = false);
-  [[nodiscard]] Place coldest_of(const std::vector<std::shared_ptr<Table>>& tables);
-  [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe);
+  [[nodiscard]] Place coldest_place(const Table& wanting, bool own_only = false) SR_REQUIRES(evicting_);
+  [[nodiscard]] Place coldest_of(const std::vector<std::shared_ptr<Table>>& tables) SR_REQUIRES(evicting_);
+  [[nodiscard]] double heat_of(const Table& table, std::uint32_t stripe) SR_REQUIRES(evicting_);
   [[nodiscard]] bool is_back_soon(const Table& table, const Miss& miss, const RowImage& image) const noexcept;
   [[nodiscard]] std::uint64_t updates_since(std::uint32_t stripe, std::uint64_t suffix,
                                             std::uint64_t version) const noexcept;
@@ -204,15 +204,15 @@ class Store::Tiering {
                                      std::uint64_t beyond, std::uint64_t most, std::uint64_t most_waiting);
   void end_stay(const Table& table, std::uint32_t stripe, SegmentRows& segment, std::uint64_t most) const;
   void add_victims(const Table& table, std::uint32_t stripe, const SegmentRows& segment, Eviction& out) const;
-  void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out);
+  void collect(Table& table, std::uint32_t stripe, std::uint64_t want, Eviction& out) SR_REQUIRES(evicting_);
   [[nodiscard]] float worth_of(std::uint32_t stripe, std::uint64_t suffix, RowRef row) const noexcept;
   Status write_to_ssd(SsdBatch& batch);
-  Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed);
+  Status carry_out(Table& table, Eviction& eviction, std::uint64_t& removed) SR_REQUIRES(evicting_);
   void compact(Table& table, std::uint32_t stripe, std::uint64_t spare_rows);
   template <class Move>
   void empty_arenas(ArenaPool& pool, const Move& move);
   void close_holes();
-  [[nodiscard]] std::uint64_t next_random() noexcept;
+  [[nodiscard]] std::uint64_t next_random() noexcept SR_REQUIRES(evicting_);
 
   Impl& store_;
   const std::unique_ptr<SsdTier> ssd_;
@@ -221,20 +221,20 @@ class Store::Tiering {
   std::atomic<std::uint64_t> background_evicted_{0};
   LongestLock longest_lock_;
 
-  std::mutex evicting_;
-  std::atomic<int> wanting_{0};    // requests that wait for evicting_, to make room
-  std::uint64_t random_ = 0x5eed;  // guarded by evicting_
+  Mutex evicting_;
+  std::atomic<int> wanting_{0};  // requests that wait for evicting_, to make room
+  std::uint64_t random_ SR_GUARDED_BY(evicting_) = 0x5eed;
 
-  std::mutex claims_mutex_;
-  std::condition_variable claims_changed_;
-  HashSet claims_;  // row hashes that are being looked up; guarded by claims_mutex_
+  Mutex claims_mutex_;
+  CondVar claims_changed_;
+  HashSet claims_ SR_GUARDED_BY(claims_mutex_);  // row hashes that are being looked up
 
-  mutable std::mutex background_mutex_;
-  std::condition_variable ahead_asked_;
-  std::set<std::uint32_t> background_tables_;  // tables that rows came to; guarded by background_mutex_
-  bool is_leaving_ahead_ = false;              // guarded by background_mutex_
-  bool is_ending_ = false;                     // guarded by background_mutex_
-  std::thread ahead_;                          // the last: it uses all of the above
+  mutable Mutex background_mutex_;
+  CondVar ahead_asked_;
+  std::set<std::uint32_t> background_tables_ SR_GUARDED_BY(background_mutex_);  // tables that rows came to
+  bool is_leaving_ahead_ SR_GUARDED_BY(background_mutex_) = false;
+  bool is_ending_ SR_GUARDED_BY(background_mutex_) = false;
+  std::thread ahead_;  // the last: it uses all of the above
 };
 
 }  // namespace sparserow

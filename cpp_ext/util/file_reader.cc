@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "util/hash.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 namespace {
@@ -118,8 +118,8 @@ class FileReader::Memory {
 
 struct FileReader::Spare {
   static constexpr std::size_t kMost = 4;
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Memory>> free;  // guarded by mutex
+  Mutex mutex;
+  std::vector<std::unique_ptr<Memory>> free SR_GUARDED_BY(mutex);
 };
 
 FileReader::FileReader() : spare_(std::make_shared<Spare>()) {}
@@ -128,7 +128,7 @@ FileReader::FileReader() : spare_(std::make_shared<Spare>()) {}
 std::shared_ptr<FileReader::Memory> FileReader::take(std::size_t bytes) {
   std::unique_ptr<Memory> memory;
   {
-    const std::lock_guard lock(spare_->mutex);
+    const MutexLock lock(spare_->mutex);
     if (!spare_->free.empty()) {
       memory = std::move(spare_->free.back());
       spare_->free.pop_back();
@@ -138,7 +138,7 @@ std::shared_ptr<FileReader::Memory> FileReader::take(std::size_t bytes) {
   if (memory->at() == nullptr) return nullptr;
   return {memory.release(), [spare = spare_](Memory* used) {
             std::unique_ptr<Memory> owned(used);
-            const std::lock_guard lock(spare->mutex);
+            const MutexLock lock(spare->mutex);
             if (spare->free.size() < Spare::kMost) spare->free.push_back(std::move(owned));
           }};
 }

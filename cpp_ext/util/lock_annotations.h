@@ -14,4 +14,5 @@
 #define SR_ACQUIRE_SHARED(...) SR_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
 #define SR_RELEASE(...) SR_ANNOTATION(release_capability(__VA_ARGS__))
 #define SR_RELEASE_SHARED(...) SR_ANNOTATION(release_shared_capability(__VA_ARGS__))
+#define SR_ASSERT(...) SR_ANNOTATION(assert_capability(__VA_ARGS__))
 #define SR_TRY_ACQUIRE(...) SR_ANNOTATION(try_acquire_capability(__VA_ARGS__))

@@ -21,6 +21,9 @@ class SR_CAPABILITY("mutex") Mutex {
   bool try_lock() SR_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
   void unlock() SR_RELEASE() { mutex_.unlock(); }
 
+  // Does nothing. It says to clang, in a callback whose caller has the mutex, what clang cannot see.
+  void assume_locked() const noexcept SR_ASSERT(this) {}
+
  private:
   friend class CondVar;
   std::mutex mutex_;
@@ -42,6 +45,18 @@ class SR_SCOPED_CAPABILITY MutexLock {
   std::unique_lock<Mutex> lock_;
 };
 
+// Gives the caller's mutex back until its scope ends, also when the scope ends by an exception.
+class SR_SCOPED_CAPABILITY MutexUnlock {
+ public:
+  explicit MutexUnlock(Mutex& mutex) SR_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+  MutexUnlock(const MutexUnlock&) = delete;
+  MutexUnlock& operator=(const MutexUnlock&) = delete;
+  ~MutexUnlock() SR_RELEASE() { mutex_.lock(); }
+
+ private:
+  Mutex& mutex_;
+};
+
 // Waits with the caller's mutex, which is free meanwhile. A predicate runs under it, so it is written
 // [&]() SR_REQUIRES(mutex) { ... }.
 class CondVar {
@@ -49,16 +64,38 @@ class CondVar {
   void notify_one() noexcept { condition_.notify_one(); }
   void notify_all() noexcept { condition_.notify_all(); }
 
+  // Until it is notified, or sooner.
+  void wait(Mutex& mutex) SR_REQUIRES(mutex) {
+    Borrowed lock(mutex);
+    condition_.wait(lock.lock);
+  }
   template <class Predicate>
   void wait(Mutex& mutex, Predicate predicate) SR_REQUIRES(mutex) {
     Borrowed lock(mutex);
     condition_.wait(lock.lock, std::move(predicate));
+  }
+  // Until it is notified, or sooner, at most until the deadline.
+  template <class Clock, class Duration>
+  void wait_until(Mutex& mutex, const std::chrono::time_point<Clock, Duration>& deadline) SR_REQUIRES(mutex) {
+    Borrowed lock(mutex);
+    condition_.wait_until(lock.lock, deadline);
   }
   template <class Clock, class Duration, class Predicate>
   bool wait_until(Mutex& mutex, const std::chrono::time_point<Clock, Duration>& deadline, Predicate predicate)
       SR_REQUIRES(mutex) {
     Borrowed lock(mutex);
     return condition_.wait_until(lock.lock, deadline, std::move(predicate));
+  }
+  // Until it is notified, or sooner, at most so long.
+  template <class Rep, class Period>
+  void wait_for(Mutex& mutex, const std::chrono::duration<Rep, Period>& most) SR_REQUIRES(mutex) {
+    Borrowed lock(mutex);
+    condition_.wait_for(lock.lock, most);
+  }
+  template <class Rep, class Period, class Predicate>
+  bool wait_for(Mutex& mutex, const std::chrono::duration<Rep, Period>& most, Predicate predicate) SR_REQUIRES(mutex) {
+    Borrowed lock(mutex);
+    return condition_.wait_for(lock.lock, most, std::move(predicate));
   }
 
  private:

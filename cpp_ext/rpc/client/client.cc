@@ -49,7 +49,7 @@ Status Client::Impl::run(Call& call) {
   if (::getpid() != pid_) {
     return Status(Code::kFailedPrecondition, "this client was made before fork; connect anew in this process");
   }
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!over_.is_ok()) return over_;
   bool wake = false;
   for (Outgoing& out : call.requests) {
@@ -61,11 +61,11 @@ Status Client::Impl::run(Call& call) {
   const auto place = calls_.insert(calls_.end(), &call);
   while (call.open > 0 && is_in_time(call)) {
     if (leading_) {
-      call.wake.wait_until(lock, call.deadline);
+      call.wake.wait_until(mutex_, call.deadline);
       continue;
     }
     leading_ = true;
-    lead(lock, call);
+    lead(call);
     leading_ = false;
   }
   calls_.erase(place);
@@ -108,7 +108,7 @@ void Client::Impl::buffer_for_replay(const Call& call, bool decided) {
     BufferedCommit& copy = copies.emplace_back(out.request.header, out.request.body);
     copy.decided = decided;
   }
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   auto copy = copies.begin();
   for (const Outgoing& out : call.requests) channels_[out.request.shard].replay_buffer().add(std::move(*copy++));
 }
@@ -125,7 +125,7 @@ Status Client::Impl::touch(std::chrono::milliseconds deadline) {
 Status Client::Impl::move(std::uint32_t shard, Endpoint endpoint) {
   if (shard >= shards()) return Status(Code::kInvalidArgument, "shard " + std::to_string(shard) + ": there is none");
   {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     channels_[shard].move(std::move(endpoint));
   }
   wake_leader();
@@ -134,7 +134,7 @@ Status Client::Impl::move(std::uint32_t shard, Endpoint endpoint) {
 
 void Client::Impl::show(std::shared_ptr<const TlsContext> tls, std::string token) {
   {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     options_.tls = std::move(tls);
     options_.token = std::move(token);
     for (Channel& channel : channels_) channel.renew("its secrets have changed");
@@ -143,7 +143,7 @@ void Client::Impl::show(std::shared_ptr<const TlsContext> tls, std::string token
 }
 
 void Client::Impl::end(std::string reason) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (over_.is_ok()) over_ = Status(Code::kUnavailable, std::move(reason));
   for (Call* call : calls_) call->wake.notify_one();
   wake_leader();
@@ -160,7 +160,7 @@ void Client::Impl::notify_finished() {
   }
 }
 
-void Client::Impl::lead(Lock& lock, Call& call) {
+void Client::Impl::lead(Call& call) {
   while (call.open > 0) {
     auto now = Clock::now();
     if (now >= call.deadline || !over_.is_ok()) return;
@@ -176,9 +176,11 @@ void Client::Impl::lead(Lock& lock, Call& call) {
     const auto left = until > now ? until - now : Clock::duration::zero();  // `until` may be the least there is
     const auto left_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
     const timespec timeout{left_ns / 1'000'000'000, left_ns % 1'000'000'000};
-    lock.unlock();
-    const int ready = ::ppoll(polled_.data(), polled_.size(), &timeout, nullptr);
-    lock.lock();
+    int ready = 0;
+    {
+      const MutexUnlock unlocked(mutex_);
+      ready = ::ppoll(polled_.data(), polled_.size(), &timeout, nullptr);
+    }
     if (ready <= 0) continue;
     if (polled_[0].revents != 0) {
       std::uint64_t count;
@@ -198,7 +200,7 @@ Status Client::Impl::connect() {
 }
 
 ClientStats Client::Impl::stats() const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return stats_;
 }
 

@@ -7,15 +7,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <list>
-#include <mutex>
 #include <vector>
 
 #include "rpc/client/channel.h"
 #include "rpc/client/client.h"
 #include "rpc/client/hint_pace.h"
 #include "rpc/wire/trace_context.h"
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 
@@ -74,19 +73,17 @@ class Client::Impl {
   [[nodiscard]] Clock::time_point grace() const { return Clock::time_point(Clock::duration(grace_.load())); }
   [[nodiscard]] std::vector<std::uint64_t> acknowledged_commits() const;
   void forget_acknowledged() {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     std::ranges::fill(acknowledged_, 0);
   }
   template <class Change>
   void change_replay_buffers(Change change) {
-    const Lock lock(mutex_);
+    const MutexLock lock(mutex_);
     for (Channel& channel : channels_) change(channel.replay_buffer());
   }
   [[nodiscard]] const ClientOptions& options() const noexcept { return options_; }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
   // One caller waiting for its requests.
   struct Call {
     explicit Call(std::chrono::milliseconds allowed) : begun(Clock::now()), deadline(begun + allowed) {}
@@ -95,7 +92,7 @@ class Client::Impl {
     bool is_patient = true;  // waits longer while a shard is being restored
     std::list<Outgoing> requests;
     std::uint32_t open = 0;  // requests not done; guarded by mutex_
-    std::condition_variable wake;
+    CondVar wake;
   };
 
   void add_keys(Outgoing& out, const TablePull& table, std::uint32_t shard) const;
@@ -123,10 +120,10 @@ class Client::Impl {
   void drop_held(std::uint64_t sequence) {
     change_replay_buffers([sequence](ReplayBuffer& buffer) { buffer.drop(sequence); });
   }
-  [[nodiscard]] bool is_in_time(Call& call) const;
-  void lead(Lock& lock, Call& call);
+  [[nodiscard]] bool is_in_time(Call& call) const SR_REQUIRES(mutex_);
+  void lead(Call& call) SR_REQUIRES(mutex_);
   void wake_leader();
-  void notify_finished();
+  void notify_finished() SR_REQUIRES(mutex_);
   [[nodiscard]] std::uint32_t shards() const noexcept { return static_cast<std::uint32_t>(options_.shards.size()); }
 
   ClientOptions options_;  // fixed, but for `tls` and `token`, which mutex_ guards
@@ -134,15 +131,15 @@ class Client::Impl {
   const FileHandle wake_;
   std::atomic<Clock::rep> grace_{0};
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::vector<Channel> channels_;
-  std::vector<HintPace> hint_paces_;         // by shard
-  std::vector<std::uint64_t> acknowledged_;  // by shard: commits and writes of this clock
-  std::list<Call*> calls_;
-  bool leading_ = false;
-  Status over_;  // why no call can succeed any more; Ok: calls may
-  ClientStats stats_;
-  std::vector<pollfd> polled_;  // the leader's
+  mutable Mutex mutex_;
+  std::vector<Channel> channels_ SR_GUARDED_BY(mutex_);
+  std::vector<HintPace> hint_paces_ SR_GUARDED_BY(mutex_);         // by shard
+  std::vector<std::uint64_t> acknowledged_ SR_GUARDED_BY(mutex_);  // by shard: commits and writes of this clock
+  std::list<Call*> calls_ SR_GUARDED_BY(mutex_);
+  bool leading_ SR_GUARDED_BY(mutex_) = false;
+  Status over_ SR_GUARDED_BY(mutex_);  // why no call can succeed any more; Ok: calls may
+  ClientStats stats_ SR_GUARDED_BY(mutex_);
+  std::vector<pollfd> polled_;  // the leader's, also while it waits without mutex_
 };
 
 }  // namespace sparserow::rpc

@@ -240,14 +240,14 @@ Status Client::Impl::push(FrameType type, std::span<const TablePush> tables, con
 }
 
 void Client::Impl::count_acknowledged(const Call& call) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Outgoing& out : call.requests) {
     if (out.request.done && out.request.status.is_ok()) ++acknowledged_[out.request.shard];
   }
 }
 
 std::vector<std::uint64_t> Client::Impl::acknowledged_commits() const {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return acknowledged_;
 }
 
@@ -265,7 +265,7 @@ void Client::Impl::report_outcome(const Call& call, const Status& status, const 
 // A shard that refused a commit of one phase has nothing of it, and its caller may send it under another sequence.
 // Where the outcome is unknown the copy stays: a process in the shard's place gets it.
 void Client::Impl::drop_refused(const Call& call) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Outgoing& out : call.requests) {
     const ShardRequest& request = out.request;
     const bool is_refused = (!request.done || !request.status.is_ok()) && !request.may_be_taken;
@@ -320,7 +320,7 @@ std::uint64_t Client::Impl::hint(std::span<const TablePull> tables, std::chrono:
   if (call.requests.empty()) return 0;
   static_cast<void>(run(call).is_ok());
   std::uint64_t taken = 0;
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Outgoing& out : call.requests) {
     std::uint64_t by_shard = 0;
     if (out.request.done && out.request.status.is_ok()) {
@@ -333,7 +333,7 @@ std::uint64_t Client::Impl::hint(std::span<const TablePull> tables, std::chrono:
 }
 
 bool Client::Impl::takes_hint(std::uint32_t shard) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return hint_paces_[shard].take_turn();
 }
 

@@ -1,9 +1,9 @@
 // PullHandler's part for pulls that wait for the clock of their job.
 #include <cstring>
-#include <mutex>
 
 #include "rpc/server/pull_handler.h"
 #include "util/caught.h"
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -18,14 +18,15 @@ constexpr std::uint64_t kParkedBytes = 1024;  // that a parked pull takes beside
 // Asks the clock. A pull that must wait keeps its keys and gives its in-flight bytes back.
 Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pull, Body& body) {
   struct Wait {
-    std::mutex mutex;
-    bool answered = false;
-    bool is_parked = false;
-    Status status;
-    std::shared_ptr<PullRequest> pull;  // null once its request is refused: the clock answers it no more
+    explicit Wait(std::shared_ptr<PullRequest> asked) : pull(std::move(asked)) {}
+    Mutex mutex;
+    bool answered SR_GUARDED_BY(mutex) = false;
+    bool is_parked SR_GUARDED_BY(mutex) = false;
+    Status status SR_GUARDED_BY(mutex);
+    // Null once its request is refused: the clock answers it no more.
+    std::shared_ptr<PullRequest> pull SR_GUARDED_BY(mutex);
   };
-  const auto wait = std::make_shared<Wait>();
-  wait->pull = pull;
+  const auto wait = std::make_shared<Wait>(pull);
   const FrameHeader& header = pull->header;
   const Status room = charge_parked(*pull, body.bytes.size() + kParkedBytes + pull->parts.size() * sizeof(PullPart));
   // Without room a pull that must wait is not kept.
@@ -33,7 +34,7 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
   core_.commits.when_readable(
       header.job_id, header.worker_id, header.worker_epoch, header.step, until,
       [this, wait, weak = connection_](Status status) {
-        const std::lock_guard lock(wait->mutex);
+        const MutexLock lock(wait->mutex);
         wait->answered = true;
         wait->status = std::move(status);
         if (!wait->is_parked) return;
@@ -42,7 +43,7 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
       this);
   has_parked_ = true;
   {
-    const std::lock_guard lock(wait->mutex);
+    const MutexLock lock(wait->mutex);
     if (wait->answered) {
       pull->parked.reset();
       const bool must_wait = wait->status.code() == Code::kDeadlineExceeded;
@@ -52,12 +53,12 @@ Outcome PullHandler::park_until_readable(const std::shared_ptr<PullRequest>& pul
   try {
     keep_keys(*pull, body);
   } catch (...) {  // the log knows the pull until its deadline; what it has goes now
-    const std::lock_guard lock(wait->mutex);
+    const MutexLock lock(wait->mutex);
     wait->pull.reset();
     pull->parked.reset();
     throw;
   }
-  const std::lock_guard lock(wait->mutex);
+  const MutexLock lock(wait->mutex);
   if (wait->answered) return Outcome::of(wait->status);
   wait->is_parked = true;
   ++parked_;

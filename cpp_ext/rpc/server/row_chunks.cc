@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "rpc/transport/event_loop.h"
 #include "util/caught.h"
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -105,19 +104,20 @@ struct RowChunks::Shared {
   }
 
   // Gathers one more chunk, when one may be gathered; the mutex is free meanwhile.
-  bool gather_next(std::unique_lock<std::mutex>& lock) {
+  bool gather_next() SR_REQUIRES(mutex) {
     const std::size_t limit = std::min(chunks.size(), written + kChunkBuffers);
     if (ended || !status.is_ok() || next_to_gather >= limit) return false;
     const std::size_t index = next_to_gather++;
     ++gathering;
-    lock.unlock();
     Status outcome;
-    try {
-      outcome = gather(index);
-    } catch (...) {  // the other thread waits for this chunk
-      outcome = caught_status("a part of the reply");
+    {
+      const MutexUnlock unlocked(mutex);
+      try {
+        outcome = gather(index);
+      } catch (...) {  // the other thread waits for this chunk
+        outcome = caught_status("a part of the reply");
+      }
     }
-    lock.lock();
     --gathering;
     ready[index % kChunkBuffers] = index + 1;
     if (!outcome.is_ok() && status.is_ok()) status = std::move(outcome);
@@ -180,15 +180,16 @@ struct RowChunks::Shared {
   std::vector<std::vector<std::uint8_t>> found;
   std::array<Buffer, kChunkBuffers> buffers;  // chunk i lies in buffer i % kChunkBuffers
 
-  std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
-  std::array<std::size_t, kChunkBuffers> ready{};  // 1 + index of the chunk that is complete in each buffer
-  std::size_t next_to_gather = 0;
-  std::size_t written = 0;  // chunks whose buffers may be used again
-  std::size_t gathering = 0;
-  bool helped = false;  // a helper is under way
-  bool ended = false;
-  Status status;
+  Mutex mutex;
+  CondVar changed;
+  // 1 + index of the chunk that is complete in each buffer.
+  std::array<std::size_t, kChunkBuffers> ready SR_GUARDED_BY(mutex){};
+  std::size_t next_to_gather SR_GUARDED_BY(mutex) = 0;
+  std::size_t written SR_GUARDED_BY(mutex) = 0;  // chunks whose buffers may be used again
+  std::size_t gathering SR_GUARDED_BY(mutex) = 0;
+  bool helped SR_GUARDED_BY(mutex) = false;  // a helper is under way
+  bool ended SR_GUARDED_BY(mutex) = false;
+  Status status SR_GUARDED_BY(mutex);
 
   // The consumer's own: the chunks it has, and the next tail of the last one.
   std::size_t given = 0;
@@ -208,9 +209,9 @@ std::uint64_t RowChunks::memory_bytes(std::span<const PullPart> parts) noexcept 
 }
 
 RowChunks::~RowChunks() {
-  std::unique_lock lock(shared_->mutex);
+  const MutexLock lock(shared_->mutex);
   shared_->ended = true;
-  shared_->changed.wait(lock, [&] { return shared_->gathering == 0; });
+  shared_->changed.wait(shared_->mutex, [&]() SR_REQUIRES(shared_->mutex) { return shared_->gathering == 0; });
 }
 
 Result<std::span<const std::byte>> RowChunks::next() {
@@ -219,7 +220,7 @@ Result<std::span<const std::byte>> RowChunks::next() {
     const Chunk& last = shared.chunks[shared.given - 1];
     return shared.bytes_of_tail(last.tails[shared.tail++], last.slices.back().part);
   }
-  std::unique_lock lock(shared.mutex);
+  const MutexLock lock(shared.mutex);
   shared.written = shared.given;
   const std::size_t index = shared.given;
   if (index == shared.chunks.size()) return std::span<const std::byte>();
@@ -227,14 +228,14 @@ Result<std::span<const std::byte>> RowChunks::next() {
   if (more && !shared.helped && shared.core.options.io_threads > 1) {
     shared.helped = true;
     asio::post(shared.core.io, [state = shared_] {
-      std::unique_lock helper_lock(state->mutex);
-      while (state->gather_next(helper_lock)) {
+      const MutexLock helper_lock(state->mutex);
+      while (state->gather_next()) {
       }
       state->helped = false;
     });
   }
   while (shared.ready[index % kChunkBuffers] != index + 1 && shared.status.is_ok()) {
-    if (!shared.gather_next(lock)) shared.changed.wait(lock);
+    if (!shared.gather_next()) shared.changed.wait(shared.mutex);
   }
   if (!shared.status.is_ok()) return shared.status;
   ++shared.given;

@@ -14,6 +14,7 @@
 #include "rpc/server/server_core.h"
 #include "rpc/transport/stream.h"
 #include "store/snapshot.h"
+#include "util/mutex.h"
 #include "util/not_allowed.h"
 #include "util/partition.h"
 
@@ -109,10 +110,10 @@ class Server::Impl {
   Clock::time_point next_stall_check_ = Clock::now() + kStallCheck;  // of the tick loop alone
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_{false};
-  std::mutex connections_mutex_;
-  std::list<std::weak_ptr<Connection>> connections_;  // guarded by connections_mutex_
-  std::list<std::weak_ptr<Connection>> greeting_;     // guarded by connections_mutex_; some have said HELLO since
-  std::map<std::string, std::weak_ptr<Peer>> peers_;  // guarded by connections_mutex_
+  Mutex connections_mutex_;
+  std::list<std::weak_ptr<Connection>> connections_ SR_GUARDED_BY(connections_mutex_);
+  std::list<std::weak_ptr<Connection>> greeting_ SR_GUARDED_BY(connections_mutex_);  // some have said HELLO since
+  std::map<std::string, std::weak_ptr<Peer>> peers_ SR_GUARDED_BY(connections_mutex_);
 };
 
 asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& listener) {
@@ -154,7 +155,7 @@ void Server::Impl::admit(int fd) {
   if (!make_room_to_greet(*peer)) return;
   const auto connection = std::make_shared<Connection>(core_, std::move(stream), std::move(peer));
   {
-    const std::lock_guard lock(connections_mutex_);
+    const MutexLock lock(connections_mutex_);
     connections_.push_back(connection);
     greeting_.push_back(connection);
   }
@@ -177,7 +178,7 @@ bool Server::Impl::make_room_to_greet(const Peer& peer) {
   if (core_.counters.connections_greeting < limit) return true;
   std::map<const Peer*, std::vector<std::shared_ptr<Connection>>> greeting;
   {
-    const std::lock_guard lock(connections_mutex_);
+    const MutexLock lock(connections_mutex_);
     for (auto& connection : kept(greeting_, [](const Connection& each) { return each.is_greeting(); })) {
       greeting[&connection->peer()].push_back(std::move(connection));
     }
@@ -196,7 +197,7 @@ bool Server::Impl::make_room_to_greet(const Peer& peer) {
 // Connections of one address share a Peer, as long as one of them lives. Unix sockets are not bounded.
 std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
   if (address.empty()) return std::make_shared<Peer>(address, 0);
-  const std::lock_guard lock(connections_mutex_);
+  const MutexLock lock(connections_mutex_);
   if (auto known = peers_[address].lock()) return known;
   std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
   const std::uint64_t limit = core_.options.client_inflight_bytes;
@@ -206,7 +207,7 @@ std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
 }
 
 std::vector<std::shared_ptr<Connection>> Server::Impl::connections() {
-  const std::lock_guard lock(connections_mutex_);
+  const MutexLock lock(connections_mutex_);
   static_cast<void>(kept(greeting_, [](const Connection& each) { return each.is_greeting(); }));
   return kept(connections_, [](const Connection&) { return true; });
 }

@@ -4,6 +4,7 @@
 #include <exception>
 #include <random>
 
+#include "util/mutex.h"
 #include "util/step_back.h"
 
 namespace sparserow::rpc {
@@ -19,10 +20,10 @@ struct ParallelWork {
   std::atomic<std::uint32_t> next{0};
   std::uint32_t parts = 0;
   const std::function<void(std::uint32_t)>* work = nullptr;
-  std::mutex mutex;
-  std::condition_variable finished;
-  std::uint32_t done = 0;    // guarded by mutex
-  std::exception_ptr error;  // guarded by mutex: the first that a part threw
+  Mutex mutex;
+  CondVar finished;
+  std::uint32_t done SR_GUARDED_BY(mutex) = 0;
+  std::exception_ptr error SR_GUARDED_BY(mutex);  // the first that a part threw
 
   // False when no part is left.
   bool run_one() {
@@ -34,7 +35,7 @@ struct ParallelWork {
     } catch (...) {
       thrown = std::current_exception();
     }
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     if (thrown && !error) error = thrown;
     if (++done == parts) finished.notify_all();
     return true;
@@ -85,34 +86,34 @@ void ServerCore::parallel_for(std::uint32_t parts, const std::function<void(std:
   for (std::uint32_t i = 0; i < helpers; ++i) help(io, shared);
   while (shared->run_one()) {
   }
-  std::unique_lock lock(shared->mutex);
-  shared->finished.wait(lock, [&] { return shared->done == parts; });
+  const MutexLock lock(shared->mutex);
+  shared->finished.wait(shared->mutex, [&]() SR_REQUIRES(shared->mutex) { return shared->done == parts; });
   if (shared->error) std::rethrow_exception(shared->error);
 }
 
 std::shared_ptr<const Route> ServerCore::route() const {
-  const std::lock_guard lock(route_mutex_);
+  const MutexLock lock(route_mutex_);
   return route_;
 }
 
 void ServerCore::set_route(std::uint32_t epoch, std::vector<std::uint16_t> slot_owner) {
-  const std::lock_guard lock(route_mutex_);
+  const MutexLock lock(route_mutex_);
   route_ = std::make_shared<const Route>(Route{epoch, std::move(slot_owner), route_->refusal, route_->refused_tables});
 }
 
 void ServerCore::set_refusal(const Status& refusal, std::vector<std::uint32_t> tables) {
   std::sort(tables.begin(), tables.end());
-  const std::lock_guard lock(route_mutex_);
+  const MutexLock lock(route_mutex_);
   route_ = std::make_shared<const Route>(Route{route_->epoch, route_->slot_owner, refusal, std::move(tables)});
 }
 
 std::shared_ptr<const TlsContext> ServerCore::tls() const {
-  const std::lock_guard lock(route_mutex_);
+  const MutexLock lock(route_mutex_);
   return tls_;
 }
 
 void ServerCore::set_tls(std::shared_ptr<const TlsContext> tls) {
-  const std::lock_guard lock(route_mutex_);
+  const MutexLock lock(route_mutex_);
   if (tls != nullptr && handshakes == nullptr) {
     handshakes = std::make_unique<asio::thread_pool>(1);
     asio::post(*handshakes, [] { step_back(kNiceOfHandshakes); });

@@ -4,11 +4,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -23,6 +21,7 @@
 #include "rpc/server/server.h"
 #include "rpc/transport/event_loop.h"
 #include "store/store.h"
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 
@@ -111,9 +110,9 @@ struct ServerCore {
   std::unique_ptr<asio::thread_pool> handshakes;  // of TLS; null before the first set_tls()
 
  private:
-  mutable std::mutex route_mutex_;  // and of tls_
-  std::shared_ptr<const Route> route_;
-  std::shared_ptr<const TlsContext> tls_;
+  mutable Mutex route_mutex_;
+  std::shared_ptr<const Route> route_ SR_GUARDED_BY(route_mutex_);
+  std::shared_ptr<const TlsContext> tls_ SR_GUARDED_BY(route_mutex_);
 };
 
 }  // namespace sparserow::rpc

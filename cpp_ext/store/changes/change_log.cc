@@ -66,7 +66,7 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
   }
   std::sort(tables.begin(), tables.end());
   tables.erase(std::unique(tables.begin(), tables.end()), tables.end());
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   if (cursors_.empty()) SR_RETURN_IF_ERROR(start_rings());
   Cursor cursor{.versions = {versions.begin(), versions.end()},
                 .is_read_pass = std::vector<std::uint8_t>(slot_count),
@@ -104,13 +104,13 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
 }
 
 void ChangeLog::close(const std::string& name) {
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   if (const auto found = cursors_.find(name); found != cursors_.end()) drop(found);
 }
 
 void ChangeLog::close_idle() {
   const auto now = Clock::now();
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   for (auto at = cursors_.begin(); at != cursors_.end();) {
     const auto cursor = at++;
     const auto limit = cursor->second.idle_limit;
@@ -119,7 +119,7 @@ void ChangeLog::close_idle() {
 }
 
 bool ChangeLog::is_open(const std::string& name) const {
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   return cursors_.contains(name);
 }
 
@@ -215,7 +215,7 @@ std::vector<std::uint64_t> ChangeLog::touched_versions() const {
 
 Result<ChangeLog::Behind> ChangeLog::behind(const std::string& name, std::uint32_t begin) {
   const std::vector<std::uint64_t> now = touched_versions();
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
   if (begin == 0) cursor->parts.reset();  // they bring their slot to an older version than that of now
@@ -292,7 +292,7 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
 }
 
 Result<std::uint64_t> ChangeLog::sent(const std::string& name, const SlotChanges& changes) {
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
   cursor->parts = {.slot = changes.slot,
@@ -305,7 +305,7 @@ Result<std::uint64_t> ChangeLog::sent(const std::string& name, const SlotChanges
 Status ChangeLog::ack(const std::string& name, std::span<const std::uint32_t> slots,
                       std::span<const std::uint64_t> versions, std::uint64_t part) {
   const std::vector<std::uint64_t> now = this->versions();
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
   for (const std::uint32_t slot : slots) {
@@ -333,7 +333,7 @@ Status ChangeLog::ack(const std::string& name, std::span<const std::uint32_t> sl
 }
 
 Status ChangeLog::passed(const std::string& name, std::span<const SlotChanges> slots) {
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   Cursor* cursor = find(name);
   if (cursor == nullptr) return no_cursor(name);
   std::vector<std::uint32_t> moved;
@@ -355,7 +355,7 @@ Status ChangeLog::passed(const std::string& name, std::span<const SlotChanges> s
 
 ChangeLogStats ChangeLog::stats() const {
   const ChangeBudget& budget = store_->impl_->versions.change_budget;
-  const std::lock_guard lock(cursors_mutex_);
+  const MutexLock lock(cursors_mutex_);
   std::uint64_t waiting_rows = 0;
   for (const auto& [name, cursor] : cursors_)
     waiting_rows += cursor.threshold != nullptr ? cursor.threshold->rows() : 0;

@@ -33,7 +33,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -43,6 +42,7 @@
 #include "store/changes/send_threshold.h"
 #include "store/store.h"
 #include "store/table/row.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -220,17 +220,17 @@ class ChangeLog {
   };
 
   [[nodiscard]] std::vector<std::uint64_t> touched_versions() const;
-  Cursor* find(const std::string& name);
-  void drop(std::map<std::string, Cursor>::iterator cursor);
-  Status start_rings();
-  void end_rings();
-  void pass_all();
-  void pass(std::span<const std::uint32_t> slots);
+  Cursor* find(const std::string& name) SR_REQUIRES(cursors_mutex_);
+  void drop(std::map<std::string, Cursor>::iterator cursor) SR_REQUIRES(cursors_mutex_);
+  Status start_rings() SR_REQUIRES(cursors_mutex_);
+  void end_rings() SR_REQUIRES(cursors_mutex_);
+  void pass_all() SR_REQUIRES(cursors_mutex_);
+  void pass(std::span<const std::uint32_t> slots) SR_REQUIRES(cursors_mutex_);
 
   Store* store_;
-  mutable std::mutex cursors_mutex_;
-  std::map<std::string, Cursor> cursors_;  // guarded by cursors_mutex_
-  std::uint64_t ring_bytes_ = 0;           // guarded by cursors_mutex_; of all rings while they are empty
+  mutable Mutex cursors_mutex_;
+  std::map<std::string, Cursor> cursors_ SR_GUARDED_BY(cursors_mutex_);
+  std::uint64_t ring_bytes_ SR_GUARDED_BY(cursors_mutex_) = 0;  // of all rings while they are empty
   std::atomic<std::uint64_t> scans_{0};
   std::atomic<std::uint64_t> snapshots_{0};
 };

@@ -16,9 +16,9 @@ bool is_older(std::uint32_t a, std::uint32_t b) noexcept { return static_cast<st
 }  // namespace
 
 void SendThreshold::begin(SlotChanges& changes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Slot& slot = slots_[changes.slot];
-  if (!slot.pass || changes.from == SlotPlace()) slot.pass.emplace();
+  if (!slot.pass || changes.from == SlotPlace()) slot.pass.emplace(Pending{});  // clang cannot make it in place
   slot.pass->is_snapshot = changes.kind == SlotChanges::Kind::kSnapshot;
   slot.pass->position = changes.until;
   if (slot.pass->is_snapshot) return;  // names every row
@@ -50,7 +50,7 @@ std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std:
                                                 std::span<const std::uint8_t> found) {
   const Clock::time_point now = Clock::now();
   std::vector<std::uint8_t> goes(names.size());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Slot& slot = slots_[changes.slot];
   Pending& pass = *slot.pass;
   for (std::size_t i = 0; i < goes.size(); ++i) {
@@ -84,7 +84,7 @@ std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std:
 }
 
 SendThreshold::PassEnd SendThreshold::end(const SlotChanges& changes, bool is_sent) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Pending& pass = *slots_[changes.slot].pass;
   PassEnd out{.safe = safe_of(pass.waiting, changes.until), .oldest_at_ms = pass.oldest_at_ms};
   if (!pass.gone.empty() || pass.is_snapshot) out.oldest_at_ms = changes.oldest_at_ms;
@@ -93,7 +93,7 @@ SendThreshold::PassEnd SendThreshold::end(const SlotChanges& changes, bool is_se
 }
 
 bool SendThreshold::commit(std::uint32_t slot, std::uint64_t position) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return commit_locked(slot, position);
 }
 
@@ -158,7 +158,7 @@ std::uint64_t SendThreshold::safe_of(const std::map<RowName, WaitingRow>& waitin
 }
 
 std::uint64_t SendThreshold::safe(std::uint32_t slot, std::uint64_t position) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = slots_.find(slot);
   return found == slots_.end() ? position : safe_of(found->second.waiting, position);
 }
@@ -166,7 +166,7 @@ std::uint64_t SendThreshold::safe(std::uint32_t slot, std::uint64_t position) co
 std::unordered_set<std::uint32_t> SendThreshold::due() const {
   const Clock::time_point now = Clock::now();
   std::unordered_set<std::uint32_t> out;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [number, slot] : slots_) {
     if (std::any_of(slot.waiting.begin(), slot.waiting.end(),
                     [now](const auto& each) { return each.second.until <= now; })) {
@@ -178,7 +178,7 @@ std::unordered_set<std::uint32_t> SendThreshold::due() const {
 
 std::uint64_t SendThreshold::rows() const {
   std::uint64_t rows = 0;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [number, slot] : slots_) rows += slot.waiting.size();
   return rows;
 }

@@ -19,7 +19,6 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -27,6 +26,8 @@
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -98,19 +99,19 @@ class SendThreshold {
 
   [[nodiscard]] bool has_moved(const Slot& slot, const RowName& name, std::span<const float> row) const;
   [[nodiscard]] static std::uint64_t bytes_of(const std::vector<float>& row) noexcept;
-  void forget_sent(Slot& slot, const RowName& name);
-  void keep_sent(std::uint32_t number, Slot& slot);
-  void empty_another(std::uint32_t number);
-  bool commit_locked(std::uint32_t number, std::uint64_t position);
+  void forget_sent(Slot& slot, const RowName& name) SR_REQUIRES(mutex_);
+  void keep_sent(std::uint32_t number, Slot& slot) SR_REQUIRES(mutex_);
+  void empty_another(std::uint32_t number) SR_REQUIRES(mutex_);
+  bool commit_locked(std::uint32_t number, std::uint64_t position) SR_REQUIRES(mutex_);
   [[nodiscard]] static std::uint64_t safe_of(const std::map<RowName, WaitingRow>& waiting,
                                              std::uint64_t position) noexcept;
 
   const ThresholdOptions options_;
-  mutable std::mutex mutex_;
-  std::map<std::uint32_t, Slot> slots_;  // guarded by mutex_
-  std::uint64_t sent_bytes_ = 0;         // guarded by mutex_
-  std::uint64_t refused_bytes_ = 0;      // guarded by mutex_; of copies that had no room, since a slot gave up its own
-  std::uint32_t emptied_ = 0;            // guarded by mutex_; the slot whose copies made room last
+  mutable Mutex mutex_;
+  std::map<std::uint32_t, Slot> slots_ SR_GUARDED_BY(mutex_);
+  std::uint64_t sent_bytes_ SR_GUARDED_BY(mutex_) = 0;
+  std::uint64_t refused_bytes_ SR_GUARDED_BY(mutex_) = 0;  // of copies that had no room, since a slot gave up its own
+  std::uint32_t emptied_ SR_GUARDED_BY(mutex_) = 0;        // the slot whose copies made room last
 };
 
 }  // namespace sparserow

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 
 #include "store/ssd/ssd_tier.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -15,23 +15,23 @@ namespace sparserow {
 class RecentWaits {
  public:
   void note(std::uint64_t rows, std::uint64_t waited) noexcept {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     rows_ += rows;
     waited_ += waited;
     for (; rows_ > kRecent; rows_ /= 2) waited_ /= 2;
   }
   // 1 while too few rows were read to know.
   [[nodiscard]] double share() const noexcept {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return rows_ < kFew ? 1.0 : static_cast<double>(waited_) / static_cast<double>(rows_);
   }
 
  private:
   static constexpr std::uint64_t kRecent = 8192;
   static constexpr std::uint64_t kFew = 64;
-  mutable std::mutex mutex_;
-  std::uint64_t rows_ = 0;    // guarded by mutex_
-  std::uint64_t waited_ = 0;  // of them; guarded by mutex_
+  mutable Mutex mutex_;
+  std::uint64_t rows_ SR_GUARDED_BY(mutex_) = 0;
+  std::uint64_t waited_ SR_GUARDED_BY(mutex_) = 0;  // of them
 };
 
 class SsdCounters {

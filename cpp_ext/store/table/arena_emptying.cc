@@ -24,7 +24,7 @@ constexpr std::uint64_t wanted_arenas(std::uint64_t used) noexcept {
 bool ArenaPool::has_holes() const noexcept { return opened_arenas() > most_arenas(used_bytes()); }
 
 ArenaPool::Emptying::Emptying(ArenaPool& pool) : pool_(pool) {
-  const std::lock_guard lock(pool.mutex_);
+  const MutexLock lock(pool.mutex_);
   std::vector<Arena*> emptiest;
   std::uint64_t free_granules = 0;
   for (const std::vector<Arena*>& bin : pool.bins_) {
@@ -55,7 +55,7 @@ ArenaPool::Emptying::Emptying(ArenaPool& pool) : pool_(pool) {
 }
 
 ArenaPool::Emptying::~Emptying() {
-  const std::lock_guard lock(pool_.mutex_);
+  const MutexLock lock(pool_.mutex_);
   for (Arena* const arena : arenas_) {
     if (!arena->is_emptied) continue;  // it was given back
     arena->is_emptied = false;

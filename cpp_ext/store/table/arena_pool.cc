@@ -51,14 +51,14 @@ std::size_t ArenaPool::bin_of(std::uint32_t run) noexcept { return static_cast<s
 
 std::byte* ArenaPool::allocate(std::size_t bytes) {
   const auto granules = static_cast<std::uint32_t>(round_up(bytes) / kGranuleBytes);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Arena* arena = find_arena(granules);
   if (arena == nullptr) arena = open_arena();
   return arena == nullptr ? nullptr : cut(*arena, granules);
 }
 
 void ArenaPool::set_reserve(ArenaReserve* reserve) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   reserve_ = reserve;
 }
 
@@ -66,7 +66,7 @@ ArenaPool::Run ArenaPool::allocate_units(const Units& units, std::uint32_t most,
   const auto granules_of = [&units](std::uint32_t count) {
     return static_cast<std::uint32_t>(round_up(units.bytes(count)) / kGranuleBytes);
   };
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::uint32_t count = most;
   Arena* arena = find_arena(granules_of(most));
   if (arena == nullptr) {
@@ -80,7 +80,7 @@ ArenaPool::Run ArenaPool::allocate_units(const Units& units, std::uint32_t most,
 }
 
 void ArenaPool::expect(std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   expected_bytes_.store(bytes, std::memory_order_relaxed);
   if (reserve_ != nullptr && bytes >= kArenaBytes) reserve_->wake();
 }
@@ -110,7 +110,7 @@ void ArenaPool::use(Arena& arena, std::uint32_t end) noexcept {
 
 void ArenaPool::free(std::byte* run, std::size_t bytes) {
   const auto granules = static_cast<std::uint32_t>(round_up(bytes) / kGranuleBytes);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Arena* arena = arena_of(run);
   const auto first = static_cast<std::uint32_t>((run - arena->base) / kGranuleBytes);
   mark(*arena, first, granules, false);
@@ -164,7 +164,7 @@ void ArenaPool::drop_pages(Arena* arena) {
 ArenaPool::Warmed ArenaPool::warm_one() {
   Arena* arena = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     arena = take_unopened();
   }
   if (arena == nullptr) return Warmed::kNo;
@@ -173,7 +173,7 @@ ArenaPool::Warmed ArenaPool::warm_one() {
     ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
     error = ::madvise(arena->base, kArenaBytes, kPopulateWrite) == 0 ? 0 : errno;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   arena->is_huge = true;
   if (error == 0) {
     warm_.push_back(arena);
@@ -185,7 +185,7 @@ ArenaPool::Warmed ArenaPool::warm_one() {
 }
 
 bool ArenaPool::cool_one() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (warm_.empty()) return false;
   Arena* arena = warm_.back();
   warm_.pop_back();
@@ -200,7 +200,7 @@ void ArenaPool::collapse_huge_pages() {
   while (has_full_.load(std::memory_order_relaxed)) {
     Arena* arena = nullptr;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (full_.empty()) return;
       arena = full_.back();
       full_.pop_back();
@@ -210,7 +210,7 @@ void ArenaPool::collapse_huge_pages() {
     }
     ::madvise(arena->base, kArenaBytes, MADV_HUGEPAGE);
     const bool cannot = ::madvise(arena->base, kArenaBytes, kCollapse) != 0 && errno == EINVAL;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     arena->is_tended = false;
     if (cannot) can_collapse_ = false;
     if (arena->taken_granules == 0) close(arena);

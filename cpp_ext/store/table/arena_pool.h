@@ -19,8 +19,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -140,22 +141,22 @@ class ArenaPool {
   };
 
   [[nodiscard]] static std::size_t bin_of(std::uint32_t run) noexcept;
-  bool add_region();
-  [[nodiscard]] Arena* find_arena(std::uint32_t granules);
-  [[nodiscard]] Arena* find_rest(std::uint32_t granules);
-  [[nodiscard]] std::byte* cut(Arena& arena, std::uint32_t granules);
-  [[nodiscard]] Arena* open_arena();
-  [[nodiscard]] Arena* open_warm();
-  [[nodiscard]] Arena* take_unopened();
-  void use(Arena& arena, std::uint32_t end) noexcept;
-  void drop_pages(Arena* arena);
-  void close(Arena* arena);
-  [[nodiscard]] Region& region_of(const std::byte* run) noexcept;
-  [[nodiscard]] Arena* arena_of(const std::byte* run) noexcept;
-  void give_back(Arena* arena);
-  void put_in_bin(Arena* arena);
-  void take_from_bin(Arena* arena);
-  void set_longest_free(Arena& arena, std::uint32_t granules);
+  bool add_region() SR_REQUIRES(mutex_);
+  [[nodiscard]] Arena* find_arena(std::uint32_t granules) SR_REQUIRES(mutex_);
+  [[nodiscard]] Arena* find_rest(std::uint32_t granules) SR_REQUIRES(mutex_);
+  [[nodiscard]] std::byte* cut(Arena& arena, std::uint32_t granules) SR_REQUIRES(mutex_);
+  [[nodiscard]] Arena* open_arena() SR_REQUIRES(mutex_);
+  [[nodiscard]] Arena* open_warm() SR_REQUIRES(mutex_);
+  [[nodiscard]] Arena* take_unopened() SR_REQUIRES(mutex_);
+  void use(Arena& arena, std::uint32_t end) noexcept SR_REQUIRES(mutex_);
+  void drop_pages(Arena* arena) SR_REQUIRES(mutex_);
+  void close(Arena* arena) SR_REQUIRES(mutex_);
+  [[nodiscard]] Region& region_of(const std::byte* run) noexcept SR_REQUIRES(mutex_);
+  [[nodiscard]] Arena* arena_of(const std::byte* run) noexcept SR_REQUIRES(mutex_);
+  void give_back(Arena* arena) SR_REQUIRES(mutex_);
+  void put_in_bin(Arena* arena) SR_REQUIRES(mutex_);
+  void take_from_bin(Arena* arena) SR_REQUIRES(mutex_);
+  void set_longest_free(Arena& arena, std::uint32_t granules) SR_REQUIRES(mutex_);
   static FreeRun find_run(const Arena& arena, std::uint32_t granules) noexcept;
   static std::uint32_t longest_free_run(const Arena& arena) noexcept;
   static void mark(Arena& arena, std::uint32_t first, std::uint32_t count, bool taken) noexcept;
@@ -167,17 +168,16 @@ class ArenaPool {
   std::atomic<std::uint64_t> expected_bytes_{0};  // written under mutex_
   std::atomic<std::uint64_t> rest_bytes_{0};
   std::atomic<bool> has_full_{false};  // full_ is not empty
-  std::mutex mutex_;
-  // Guarded by mutex_:
-  ArenaReserve* reserve_ = nullptr;
-  bool can_collapse_ = true;     // until the system says that it cannot
-  std::vector<Region> regions_;  // sorted by base
-  std::byte* newest_region_ = nullptr;
-  std::size_t unmade_arenas_ = 0;                // of it: the last ones
-  std::vector<Arena*> unopened_;                 // no pages
-  std::vector<Arena*> warm_;                     // pages, and no run
-  std::vector<Arena*> full_;                     // nearly so, of small pages, to be made huge
-  std::array<std::vector<Arena*>, kBins> bins_;  // opened arenas
+  Mutex mutex_;
+  ArenaReserve* reserve_ SR_GUARDED_BY(mutex_) = nullptr;
+  bool can_collapse_ SR_GUARDED_BY(mutex_) = true;     // until the system says that it cannot
+  std::vector<Region> regions_ SR_GUARDED_BY(mutex_);  // sorted by base
+  std::byte* newest_region_ SR_GUARDED_BY(mutex_) = nullptr;
+  std::size_t unmade_arenas_ SR_GUARDED_BY(mutex_) = 0;                // of it: the last ones
+  std::vector<Arena*> unopened_ SR_GUARDED_BY(mutex_);                 // no pages
+  std::vector<Arena*> warm_ SR_GUARDED_BY(mutex_);                     // pages, and no run
+  std::vector<Arena*> full_ SR_GUARDED_BY(mutex_);                     // nearly so, of small pages, to be made huge
+  std::array<std::vector<Arena*>, kBins> bins_ SR_GUARDED_BY(mutex_);  // opened arenas
 };
 
 // The emptiest arenas, a few at a time, of a pool that has holes. Nothing is allocated in them: the pool's users move

@@ -19,7 +19,7 @@ ArenaReserve::~ArenaReserve() {
   }
   for (ArenaPool* pool : pools_) pool->set_reserve(nullptr);
   {
-    const std::lock_guard lock(wake_mutex_);
+    const MutexLock lock(wake_mutex_);
     is_ending_ = true;
   }
   woken_->notify_all();
@@ -28,7 +28,7 @@ ArenaReserve::~ArenaReserve() {
 
 void ArenaReserve::wake() noexcept {
   {
-    const std::lock_guard lock(wake_mutex_);
+    const MutexLock lock(wake_mutex_);
     if (is_asked_) return;
     is_asked_ = true;
   }
@@ -36,12 +36,12 @@ void ArenaReserve::wake() noexcept {
 }
 
 void ArenaReserve::run() {
-  std::unique_lock lock(wake_mutex_);
+  MutexLock lock(wake_mutex_);
   const auto is_woken = [this] { return is_asked_ || is_ending_; };
   for (;;) {
     if (!is_in_use()) {
-      woken_->wait(lock, is_woken);
-    } else if (!woken_->wait_for(lock, options_.linger, is_woken)) {
+      woken_->wait(wake_mutex_, is_woken);
+    } else if (!woken_->wait_for(wake_mutex_, options_.linger, is_woken)) {
       lock.unlock();
       give_all_back();
       lock.lock();
@@ -82,7 +82,7 @@ std::uint64_t ArenaReserve::wanted_arenas(const ArenaPool& pool) const noexcept 
 }
 
 bool ArenaReserve::fill_one() {
-  const std::lock_guard lock(filling_);
+  const MutexLock lock(filling_);
   if (is_refused_) return false;
   for (ArenaPool* pool : pools_) {
     if (pool->warm_arenas() >= wanted_arenas(*pool)) continue;
@@ -98,14 +98,14 @@ bool ArenaReserve::fill_one() {
 
 // The bound shrinks with the pools.
 void ArenaReserve::trim() {
-  const std::lock_guard lock(filling_);
+  const MutexLock lock(filling_);
   for (ArenaPool* pool : pools_) {
     while (budget_.reserved() > most_bytes() && pool->cool_one()) uncharge();
   }
 }
 
 void ArenaReserve::give_all_back() {
-  const std::lock_guard lock(filling_);
+  const MutexLock lock(filling_);
   for (ArenaPool* pool : pools_) {
     pool->forget_opened();
     while (pool->cool_one()) uncharge();
@@ -114,7 +114,7 @@ void ArenaReserve::give_all_back() {
 
 void ArenaReserve::shrink_to_budget() {
   if (budget_.excess_of_reserve() == 0) return;
-  const std::lock_guard lock(filling_);
+  const MutexLock lock(filling_);
   for (ArenaPool* pool : pools_) {
     while (budget_.excess_of_reserve() > 0 && pool->cool_one()) uncharge();
   }

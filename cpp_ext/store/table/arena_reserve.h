@@ -17,15 +17,14 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "store/table/arena_pool.h"
 #include "store/table/memory_budget.h"
 #include "store/table/table.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -71,13 +70,13 @@ class ArenaReserve {
   MemoryBudget& budget_;
   const ReserveOptions options_;
   const std::array<ArenaPool*, 2> pools_;
-  std::mutex filling_;  // an arena is being touched
+  Mutex filling_;  // an arena is being touched
   const pid_t process_ = ::getpid();
   std::atomic<bool> is_ending_{false};
   std::atomic<bool> is_refused_{false};  // the system does not touch pages ahead
 
-  std::mutex wake_mutex_;
-  std::unique_ptr<std::condition_variable> woken_ = std::make_unique<std::condition_variable>();
+  Mutex wake_mutex_;
+  std::unique_ptr<CondVar> woken_ = std::make_unique<CondVar>();
   std::atomic<bool> is_asked_{false};  // written under wake_mutex_, as is_awake_ is set
   std::atomic<bool> is_awake_{false};
   std::thread thread_;  // the last: it uses all of the above

@@ -4,8 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -13,7 +14,7 @@ class ExtraPins {
  public:
   // hash: of the row.
   void add(std::uint64_t hash) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++pins_[hash];
     count_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -21,7 +22,7 @@ class ExtraPins {
   // False when the row has none.
   bool take(std::uint64_t hash) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = pins_.find(hash);
     if (found == pins_.end()) return false;
     if (--found->second == 0) pins_.erase(found);
@@ -31,8 +32,8 @@ class ExtraPins {
 
  private:
   std::atomic<std::uint64_t> count_ = 0;
-  std::mutex mutex_;  // leaf
-  std::unordered_map<std::uint64_t, std::uint64_t> pins_;
+  Mutex mutex_;  // leaf
+  std::unordered_map<std::uint64_t, std::uint64_t> pins_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow

@@ -35,7 +35,7 @@ Status over_share(const std::string& table, const NamespaceMemory& memory, std::
 }  // namespace
 
 Status MemoryBudget::promise(const std::string& table, NamespaceMemory& memory, std::uint64_t bytes, bool by_share) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::uint64_t before = taken();
   if (bytes > 0 && before + bytes > limit_) return over_budget(table, limit_, before, bytes);
   if (by_share && bytes > 0 && before + bytes + shares_.most_parts() > limit_) {
@@ -52,7 +52,7 @@ Status MemoryBudget::exceeded_by(const std::string& table, std::uint64_t bytes) 
 }
 
 bool MemoryBudget::try_reserve(std::uint64_t bytes, std::uint64_t most) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (reserved() + bytes > most) return false;
   if (limit_ > 0 && taken() + reserved() + bytes > limit_ - limit_ / kFreeShare) return false;
   reserved_.fetch_add(bytes, std::memory_order_relaxed);

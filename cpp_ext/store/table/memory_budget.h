@@ -7,11 +7,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 #include "store/table/memory_shares.h"
 #include "store/table/table.h"
+#include "util/mutex.h"
 #include "util/status.h"
 
 namespace sparserow {
@@ -53,7 +53,7 @@ class MemoryBudget {
   MemoryShares shares_;
   std::atomic<std::uint64_t> promised_{0};
   std::atomic<std::uint64_t> reserved_{0};
-  std::mutex mutex_;
+  Mutex mutex_;
 };
 
 }  // namespace sparserow

@@ -5,7 +5,7 @@ namespace sparserow {
 // Steps that a job left out count when it comes back; one that is behind its own last step adds none.
 std::uint32_t Table::tick(std::uint64_t job, std::int64_t step) {
   if (step < 0) return steps();
-  const std::lock_guard lock(clock_mutex_);
+  const MutexLock lock(clock_mutex_);
   const auto [at, is_new] = job_steps_.try_emplace(job, step);
   if (is_new) forget_former(job_steps_, job);
   const std::int64_t passed = is_new ? 1 : std::max<std::int64_t>(step - at->second, 0);
@@ -14,7 +14,7 @@ std::uint32_t Table::tick(std::uint64_t job, std::int64_t step) {
 }
 
 void Table::catch_up(const ClockSteps& job_steps) {
-  const std::lock_guard lock(clock_mutex_);
+  const MutexLock lock(clock_mutex_);
   for (auto& [job, last] : job_steps_) {
     const auto at = job_steps.find(job);
     if (at == job_steps.end() || at->second <= last) continue;
@@ -24,12 +24,12 @@ void Table::catch_up(const ClockSteps& job_steps) {
 }
 
 void Table::forget_job(std::uint32_t job_id) {
-  const std::lock_guard lock(clock_mutex_);
+  const MutexLock lock(clock_mutex_);
   std::erase_if(job_steps_, [job_id](const auto& entry) { return job_of_clock(entry.first) == job_id; });
 }
 
 std::size_t Table::job_clocks() const {
-  const std::lock_guard lock(clock_mutex_);
+  const MutexLock lock(clock_mutex_);
   return job_steps_.size();
 }
 
@@ -122,12 +122,12 @@ std::uint64_t Table::compact(std::uint32_t stripe, std::uint64_t suffix) {
 
 Status Table::failure() const {
   if (!has_failed_.load(std::memory_order_acquire)) return Status::ok();
-  const std::lock_guard lock(failure_mutex_);
+  const MutexLock lock(failure_mutex_);
   return failure_;
 }
 
 void Table::fail(Status why) {
-  const std::lock_guard lock(failure_mutex_);
+  const MutexLock lock(failure_mutex_);
   if (failure_.is_ok()) failure_ = std::move(why);
   has_failed_.store(true, std::memory_order_release);
 }

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -26,6 +25,7 @@
 #include "store/table/row_slab.h"
 #include "store/table/sweep.h"
 #include "util/fetch_lines.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -210,11 +210,11 @@ class Table {
   StorePools* pools_;
   const std::uint32_t slot_bits_in_suffix_;
   std::atomic<std::uint32_t> steps_{0};
-  mutable std::mutex clock_mutex_;  // a leaf
-  ClockSteps job_steps_;            // of the jobs that push to it; guarded by clock_mutex_
+  mutable Mutex clock_mutex_;                         // a leaf
+  ClockSteps job_steps_ SR_GUARDED_BY(clock_mutex_);  // of the jobs that push to it
   std::atomic<bool> has_failed_{false};
-  mutable std::mutex failure_mutex_;
-  Status failure_;  // guarded by failure_mutex_
+  mutable Mutex failure_mutex_;
+  Status failure_ SR_GUARDED_BY(failure_mutex_);
 };
 
 // What a walk brings into cache for its visits. kRow: all of it, for a visit that adds absent rows.

@@ -22,46 +22,48 @@ constexpr std::chrono::milliseconds kTicketStep{2};
 
 void PageLog::run() {
   take_ssd_priority();
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   bool is_nothing_to_collect = false;
   for (;;) {
     reap();
     if (is_ending_ && (sealed_.empty() || !write_failure_.is_ok())) return;
     const bool is_urgent = !is_ending_ && garbage_share() > kMuchGarbage && !is_nothing_to_collect;
     if (!sealed_.empty() && !(is_urgent && wants_collection())) {
-      write_sealed(lock);
+      write_sealed();
       is_nothing_to_collect = false;
       continue;
     }
     if (!is_ending_ && wants_collection() && !is_nothing_to_collect) {
-      is_nothing_to_collect = !collect(lock, kMostLive);
+      is_nothing_to_collect = !collect(kMostLive);
       continue;
     }
-    const auto has_work = [&] {
+    const auto has_work = [&]() SR_REQUIRES(mutex_) {
       return is_ending_ || !sealed_.empty() || (wants_collection() && !is_nothing_to_collect);
     };
     if (is_nothing_to_collect && !failed_reads_.empty()) {
-      changed_.wait_for(lock, retired_.empty() ? kReadRetry : kTicketStep, has_work);
+      changed_.wait_for(mutex_, retired_.empty() ? kReadRetry : kTicketStep, has_work);
       is_nothing_to_collect = false;
     } else if (retired_.empty()) {
-      changed_.wait(lock, [&] { return has_work() || !retired_.empty(); });
+      changed_.wait(mutex_, [&]() SR_REQUIRES(mutex_) { return has_work() || !retired_.empty(); });
     } else {
-      changed_.wait_for(lock, kTicketStep, has_work);
+      changed_.wait_for(mutex_, kTicketStep, has_work);
     }
   }
 }
 
-void PageLog::write_sealed(Lock& lock) {
+void PageLog::write_sealed() {
   const std::uint32_t number = sealed_.front();
   Segment& written = segment(number);
   std::byte* const buffer = written.buffer.load(std::memory_order_relaxed);
-  lock.unlock();
-  const Status status = file_->write(number, std::span(buffer, kSegmentBytes));
-  lock.lock();
+  Status status;
+  {
+    const MutexUnlock unlocked(mutex_);
+    status = file_->write(number, std::span(buffer, kSegmentBytes));
+  }
   if (!status.is_ok()) {
     write_failure_ = disk_full(status);
     changed_.notify_all();
-    changed_.wait_for(lock, kWriteRetry, [this] { return is_ending_; });
+    changed_.wait_for(mutex_, kWriteRetry, [this]() SR_REQUIRES(mutex_) { return is_ending_; });
     return;
   }
   write_failure_ = Status::ok();
@@ -106,18 +108,19 @@ std::uint32_t PageLog::victim(double most_live) {
 }
 
 // Moves what is live in one segment and frees it. The lock is given back while the disk is asked, and between pages.
-bool PageLog::collect(Lock& lock, double most_live) {
+bool PageLog::collect(double most_live) {
   const std::uint32_t number = victim(most_live);
   if (number == 0) return false;
   Segment& collected = segment(number);
   collected.state = Segment::State::kCollecting;
   ++collecting_;
   std::byte* const buffer = take_buffer();
-  lock.unlock();
-  const PageFile::Got got = file_->read(number, 0, std::span(buffer, kSegmentBytes), PageFile::Wait::kYes);
-  lock.lock();
-  const bool is_read = got == PageFile::Got::kAll;
-  const bool has_room = is_read && move_live_records(lock, number, std::span(buffer, kSegmentBytes));
+  bool is_read = false;
+  {
+    const MutexUnlock unlocked(mutex_);
+    is_read = file_->read(number, 0, std::span(buffer, kSegmentBytes), PageFile::Wait::kYes) == PageFile::Got::kAll;
+  }
+  const bool has_room = is_read && move_live_records(number, std::span(buffer, kSegmentBytes));
   buffers_.push_back(buffer);
   --collecting_;
   if (collected.live_bytes == 0) {
@@ -131,7 +134,7 @@ bool PageLog::collect(Lock& lock, double most_live) {
 }
 
 // False when there is no room for what is kept.
-bool PageLog::move_live_records(Lock& lock, std::uint32_t number, std::span<const std::byte> bytes) {
+bool PageLog::move_live_records(std::uint32_t number, std::span<const std::byte> bytes) {
   for (std::uint32_t unit = 0; unit < kUnitsInSegment && segment(number).live_bytes > 0;) {
     PageHeader header;
     const std::span<const std::byte> page = bytes.subspan(unit * kUnitBytes);
@@ -139,8 +142,7 @@ bool PageLog::move_live_records(Lock& lock, std::uint32_t number, std::span<cons
     if (!is_whole(page, header)) break;
     if (!move_page(number, unit, page, header)) return false;
     unit += header.units;
-    lock.unlock();
-    lock.lock();
+    const MutexUnlock others_go_on(mutex_);
   }
   return true;
 }

@@ -63,7 +63,7 @@ PageLog::PageLog(const SsdOptions& options, std::unique_ptr<SsdFolder> folder, s
 
 PageLog::~PageLog() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_ending_ = true;
   }
   changed_.notify_all();
@@ -89,12 +89,12 @@ PageLog::Spot PageLog::spot_of(std::uint64_t row_hash) const noexcept {
 Status PageLog::write(SsdBatch& batch) {
   if (batch.writes().empty()) return Status::ok();
   const auto start = SsdCounters::Clock::now();
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (batch.has_puts()) {
     std::uint32_t segments = 0;
     SR_RETURN_IF_ERROR(prepare(batch, segments));
-    SR_RETURN_IF_ERROR(wait_for_writer(lock));
-    SR_RETURN_IF_ERROR(make_room(lock, segments));
+    SR_RETURN_IF_ERROR(wait_for_writer());
+    SR_RETURN_IF_ERROR(make_room(segments));
   }
   std::shared_ptr<TablePages> pages;
   const std::span<const SsdBatch::Write> writes = batch.writes();
@@ -158,9 +158,10 @@ std::size_t PageLog::rows_together(std::size_t image_bytes) const noexcept {
   return kPagesTogether * layout->rows;
 }
 
-Status PageLog::wait_for_writer(Lock& lock) {
-  const bool goes_on = changed_.wait_for(lock, kLongestWrite,
-                                         [this] { return sealed_.size() <= kMostSealed || !write_failure_.is_ok(); });
+Status PageLog::wait_for_writer() {
+  const bool goes_on = changed_.wait_for(mutex_, kLongestWrite, [this]() SR_REQUIRES(mutex_) {
+    return sealed_.size() <= kMostSealed || !write_failure_.is_ok();
+  });
   if (sealed_.size() <= kMostSealed) return Status::ok();
   if (goes_on) return write_failure_;
   return {Code::kUnavailable, "the SSD tier in " + options_.path + " did not write a segment in " +
@@ -174,7 +175,7 @@ void PageLog::note_full() noexcept {
 
 // Segments and buffers for so many more, and segments for collection beside them. Where a write has just waited for
 // room in vain, the next ones are refused at once.
-Status PageLog::make_room(Lock& lock, std::uint32_t segments) {
+Status PageLog::make_room(std::uint32_t segments) {
   const auto start = std::chrono::steady_clock::now();
   for (;;) {
     reap();
@@ -184,7 +185,7 @@ Status PageLog::make_room(Lock& lock, std::uint32_t segments) {
     }
     if (free_.size() >= segments + kSpareSegments) break;
     note_full();
-    if (collect(lock, kAlmostAll)) continue;
+    if (collect(kAlmostAll)) continue;
     const bool may_come = collecting_ > 0 || !sealed_.empty() || !retired_.empty();
     if (!may_come || !write_failure_.is_ok() || std::chrono::steady_clock::now() > start + kLongestWaitForRoom) {
       refusal_ = why;
@@ -192,7 +193,7 @@ Status PageLog::make_room(Lock& lock, std::uint32_t segments) {
       return why;
     }
     changed_.notify_all();
-    changed_.wait_for(lock, kRoomStep);
+    changed_.wait_for(mutex_, kRoomStep);
   }
   refusal_ = Status::ok();
   full_until_ = 0;
@@ -216,7 +217,10 @@ Status PageLog::find_former(const SsdBatch& batch) {
     prefetch(*pages, spots_, i);
     candidates_.clear();
     const PageIndex& index = pages->partitions[spots_[i].partition].index;
-    index.candidates(spots_[i].key, [this](Place place) { candidates_.push_back(place); });
+    index.candidates(spots_[i].key, [this](Place place) {
+      mutex_.assume_locked();
+      candidates_.push_back(place);
+    });
     if (candidates_.size() == 1 && writes[i].before == SsdBatch::Before::kImage) {
       former_[i] = candidates_.front();
     } else if (!candidates_.empty()) {
@@ -286,7 +290,7 @@ Status PageLog::find_row(const TablePages& pages, std::uint64_t hash, std::span<
 }
 
 Status PageLog::erase_table(std::uint32_t table_id, std::uint32_t /*slot_count*/) {
-  const Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   std::shared_ptr<TablePages> pages;
   {
     const std::unique_lock tables_lock(tables_mutex_);
@@ -298,7 +302,10 @@ Status PageLog::erase_table(std::uint32_t table_id, std::uint32_t /*slot_count*/
   for (const Stream stream : {kFresh, kKept}) close_page(*pages, stream);
   for (Partition& partition : pages->partitions) {
     const std::shared_lock partition_lock(partition.mutex);
-    partition.index.each([&](Place place) { lose(place, pages->layout.record_bytes); });
+    partition.index.each([&](Place place) {
+      mutex_.assume_locked();
+      lose(place, pages->layout.record_bytes);
+    });
     index_bytes_ -= partition.index.bytes();
   }
   refusal_ = Status::ok();
@@ -307,9 +314,9 @@ Status PageLog::erase_table(std::uint32_t table_id, std::uint32_t /*slot_count*/
 }
 
 Status PageLog::flush() {
-  Lock lock(mutex_);
-  const bool is_done =
-      changed_.wait_for(lock, kLongestWrite, [this] { return sealed_.empty() || !write_failure_.is_ok(); });
+  const MutexLock lock(mutex_);
+  const bool is_done = changed_.wait_for(
+      mutex_, kLongestWrite, [this]() SR_REQUIRES(mutex_) { return sealed_.empty() || !write_failure_.is_ok(); });
   if (!write_failure_.is_ok()) return write_failure_;
   if (!is_done) return {Code::kUnavailable, "the SSD tier in " + options_.path + " did not write what it has in time"};
   for (const Stream stream : {kFresh, kKept}) {
@@ -347,7 +354,7 @@ void PageLog::write_index_file() {
 }
 
 SsdStats PageLog::stats() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const bool is_busy = collecting_ > 0 || wants_collection();
   SsdStats stats{.file_bytes = (next_segment_ - 1 - holes_.size()) * kSegmentBytes,
                  .garbage_bytes = filled_bytes_ - live_bytes_,

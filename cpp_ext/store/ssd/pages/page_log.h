@@ -21,12 +21,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <shared_mutex>
@@ -44,6 +42,7 @@
 #include "store/ssd/ssd_readers.h"
 #include "store/ssd/ssd_tier.h"
 #include "util/fair_mutex.h"
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -135,7 +134,6 @@ class PageLog final : public SsdTier {
     std::uint32_t bytes = 0;
     std::byte* to = nullptr;
   };
-  using Lock = std::unique_lock<std::mutex>;
 
   // Segments have fixed addresses, since readers look them up without a lock.
   static constexpr std::uint32_t kChunk = 4096;
@@ -171,23 +169,23 @@ class PageLog final : public SsdTier {
   [[nodiscard]] std::vector<Sealed> sealed_until(std::uint64_t last) const;
   [[nodiscard]] std::vector<Sealed> sealed_since(Walk& walk, bool may_go_on);
   Status walk_sealed(Walk& walk, const Sealed& sealed);
-  void copy_open(Walk& walk);
+  void copy_open(Walk& walk) SR_REQUIRES(mutex_);
   [[nodiscard]] static bool is_wanted(const Walk& walk, const Segment& segment);
   Status walk_segment(Walk& walk, std::uint32_t number, std::span<const std::byte> bytes);
   Status walk_page(Walk& walk, Place page, std::span<const std::byte> bytes, std::uint32_t rows);
   [[nodiscard]] static const OldestStamps* stamps_in(const Segment& segment, std::uint32_t table_id) noexcept;
   static void note_stamps(Segment& segment, std::uint32_t table_id, SsdStamps stamps);
 
-  // page_log.cc; all with mutex_
-  Status prepare(const SsdBatch& batch, std::uint32_t& segments);
-  Status wait_for_writer(Lock& lock);
-  Status make_room(Lock& lock, std::uint32_t segments);
-  void note_full() noexcept;
-  Status find_former(const SsdBatch& batch);
-  [[nodiscard]] IndexEntry find_in_memory(TablePages& table, std::uint64_t key, const Spot& spot);
+  // page_log.cc
+  Status prepare(const SsdBatch& batch, std::uint32_t& segments) SR_REQUIRES(mutex_);
+  Status wait_for_writer() SR_REQUIRES(mutex_);
+  Status make_room(std::uint32_t segments) SR_REQUIRES(mutex_);
+  void note_full() noexcept SR_REQUIRES(mutex_);
+  Status find_former(const SsdBatch& batch) SR_REQUIRES(mutex_);
+  [[nodiscard]] IndexEntry find_in_memory(TablePages& table, std::uint64_t key, const Spot& spot) SR_REQUIRES(mutex_);
   void put(const std::shared_ptr<TablePages>& table, std::uint64_t key, const Spot& spot,
-           std::span<const std::byte> image, Place former, SsdStamps stamps);
-  void move(TablePages& table, const Spot& spot, IndexEntry entry, Place to);
+           std::span<const std::byte> image, Place former, SsdStamps stamps) SR_REQUIRES(mutex_);
+  void move(TablePages& table, const Spot& spot, IndexEntry entry, Place to) SR_REQUIRES(mutex_);
   // Fetches what the searches of later spots read: the line of one, and the part of the index of another behind it.
   [[gnu::always_inline]] static void prefetch(const TablePages& table, std::span<const Spot> spots,
                                               std::size_t at) noexcept {
@@ -201,37 +199,38 @@ class PageLog final : public SsdTier {
       table.partitions[spot.partition].index.prefetch(spot.key);
     }
   }
-  void erase(TablePages& table, const Spot& spot, Place former);
+  void erase(TablePages& table, const Spot& spot, Place former) SR_REQUIRES(mutex_);
   Status find_row(const TablePages& table, std::uint64_t row_hash, std::span<const Place> places, Place& found);
   void write_index_file();
 
-  // page_segments.cc; all with mutex_
-  [[nodiscard]] bool add_segment(Status& why);
+  // page_segments.cc
+  [[nodiscard]] bool add_segment(Status& why) SR_REQUIRES(mutex_);
   [[nodiscard]] Status disk_full(const Status& why) const;
   Place append(const std::shared_ptr<TablePages>& table, Stream stream, std::uint64_t key, std::uint32_t slot_of_key,
-               std::span<const std::byte> image, SsdStamps stamps);
-  [[nodiscard]] bool can_append(const TablePages& table, Stream stream) const noexcept;
-  void open_page(const std::shared_ptr<TablePages>& table, Stream stream);
-  void close_page(TablePages& table, Stream stream);
-  void leave_page(TablePages& table, Stream stream);
-  void write_header(const TablePages& table, Stream stream);
-  void finish_headers(Stream stream);
-  void seal(Stream stream);
-  void lose(Place place, std::uint32_t bytes);
-  void retire(std::uint32_t number);
-  void reap();
+               std::span<const std::byte> image, SsdStamps stamps) SR_REQUIRES(mutex_);
+  [[nodiscard]] bool can_append(const TablePages& table, Stream stream) const noexcept SR_REQUIRES(mutex_);
+  void open_page(const std::shared_ptr<TablePages>& table, Stream stream) SR_REQUIRES(mutex_);
+  void close_page(TablePages& table, Stream stream) SR_REQUIRES(mutex_);
+  void leave_page(TablePages& table, Stream stream) SR_REQUIRES(mutex_);
+  void write_header(const TablePages& table, Stream stream) SR_REQUIRES(mutex_);
+  void finish_headers(Stream stream) SR_REQUIRES(mutex_);
+  void seal(Stream stream) SR_REQUIRES(mutex_);
+  void lose(Place place, std::uint32_t bytes) SR_REQUIRES(mutex_);
+  void retire(std::uint32_t number) SR_REQUIRES(mutex_);
+  void reap() SR_REQUIRES(mutex_);
   [[nodiscard]] std::byte* make_buffer();
-  [[nodiscard]] std::byte* take_buffer();
+  [[nodiscard]] std::byte* take_buffer() SR_REQUIRES(mutex_);
 
   // page_collector.cc
   void run();
-  void write_sealed(Lock& lock);
-  [[nodiscard]] double garbage_share() const noexcept;
-  [[nodiscard]] bool wants_collection() const noexcept;
-  bool collect(Lock& lock, double most_live);
-  [[nodiscard]] std::uint32_t victim(double most_live);
-  bool move_live_records(Lock& lock, std::uint32_t number, std::span<const std::byte> bytes);
-  bool move_page(std::uint32_t number, std::uint32_t unit, std::span<const std::byte> page, const PageHeader& header);
+  void write_sealed() SR_REQUIRES(mutex_);
+  [[nodiscard]] double garbage_share() const noexcept SR_REQUIRES(mutex_);
+  [[nodiscard]] bool wants_collection() const noexcept SR_REQUIRES(mutex_);
+  bool collect(double most_live) SR_REQUIRES(mutex_);
+  [[nodiscard]] std::uint32_t victim(double most_live) SR_REQUIRES(mutex_);
+  bool move_live_records(std::uint32_t number, std::span<const std::byte> bytes) SR_REQUIRES(mutex_);
+  bool move_page(std::uint32_t number, std::uint32_t unit, std::span<const std::byte> page, const PageHeader& header)
+      SR_REQUIRES(mutex_);
 
   const SsdOptions options_;
   const std::uint32_t slot_bits_;
@@ -245,30 +244,32 @@ class PageLog final : public SsdTier {
   mutable FairMutex tables_mutex_;
   std::map<std::uint32_t, std::shared_ptr<TablePages>> tables_;  // guarded by tables_mutex_
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::array<OpenSegment, kStreams> open_;
-  std::deque<std::uint32_t> sealed_;
-  std::deque<Retired> retired_;
-  std::set<std::uint32_t> free_;   // with bytes on the disk
-  std::set<std::uint32_t> holes_;  // without
-  std::vector<std::byte*> buffers_;
-  std::uint32_t next_segment_ = 1;
-  std::uint32_t next_victim_ = 1;
-  std::uint64_t sequence_ = 0;
-  std::uint64_t seals_ = 0;  // segments that were sealed since the start
-  int walks_ = 0;
-  std::vector<Sealed> kept_;  // those of kept rows that were sealed while there are walks
-  std::uint64_t live_bytes_ = 0;
-  std::uint64_t filled_bytes_ = 0;  // of all segments that are in use
-  int collecting_ = 0;              // segments that are collected at the moment
-  bool is_ending_ = false;
-  Status refusal_;  // of the last write that found no room, until a segment is freed or rows are deleted
-  std::map<std::uint32_t, std::chrono::steady_clock::time_point> failed_reads_;  // of segments; collected later
-  std::vector<Place> candidates_;
-  std::vector<Place> former_;  // of the writes of a batch: where the log has their keys now
-  std::vector<Spot> spots_;    // of the same, or of a page that is collected
-  Status write_failure_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::array<OpenSegment, kStreams> open_ SR_GUARDED_BY(mutex_);
+  std::deque<std::uint32_t> sealed_ SR_GUARDED_BY(mutex_);
+  std::deque<Retired> retired_ SR_GUARDED_BY(mutex_);
+  std::set<std::uint32_t> free_ SR_GUARDED_BY(mutex_);   // with bytes on the disk
+  std::set<std::uint32_t> holes_ SR_GUARDED_BY(mutex_);  // without
+  std::vector<std::byte*> buffers_ SR_GUARDED_BY(mutex_);
+  std::uint32_t next_segment_ SR_GUARDED_BY(mutex_) = 1;
+  std::uint32_t next_victim_ SR_GUARDED_BY(mutex_) = 1;
+  std::uint64_t sequence_ SR_GUARDED_BY(mutex_) = 0;
+  std::uint64_t seals_ SR_GUARDED_BY(mutex_) = 0;  // segments that were sealed since the start
+  int walks_ SR_GUARDED_BY(mutex_) = 0;
+  std::vector<Sealed> kept_ SR_GUARDED_BY(mutex_);  // those of kept rows that were sealed while there are walks
+  std::uint64_t live_bytes_ SR_GUARDED_BY(mutex_) = 0;
+  std::uint64_t filled_bytes_ SR_GUARDED_BY(mutex_) = 0;  // of all segments that are in use
+  int collecting_ SR_GUARDED_BY(mutex_) = 0;              // segments that are collected at the moment
+  bool is_ending_ SR_GUARDED_BY(mutex_) = false;
+  // Of the last write that found no room, until a segment is freed or rows are deleted.
+  Status refusal_ SR_GUARDED_BY(mutex_);
+  // Of segments, which are collected later.
+  std::map<std::uint32_t, std::chrono::steady_clock::time_point> failed_reads_ SR_GUARDED_BY(mutex_);
+  std::vector<Place> candidates_ SR_GUARDED_BY(mutex_);
+  std::vector<Place> former_ SR_GUARDED_BY(mutex_);  // of the writes of a batch: where the log has their keys now
+  std::vector<Spot> spots_ SR_GUARDED_BY(mutex_);    // of the same, or of a page that is collected
+  Status write_failure_ SR_GUARDED_BY(mutex_);
 
   std::atomic<std::uint64_t> index_bytes_{0}, buffer_bytes_{0}, keys_read_{0}, rows_visited_{0};
   std::atomic<std::int64_t> full_until_{0};  // of the steady clock; past when there is room

@@ -56,7 +56,7 @@ std::vector<PageLog::Sealed> PageLog::sealed_until(std::uint64_t last) const {
   std::vector<Sealed> found;
   std::uint32_t number = 1;
   for (bool is_all = false; !is_all;) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::uint32_t end = std::min(next_segment_, number + kChunk);
     for (; number < end; ++number) {
       const Segment& each = segment(number);
@@ -71,7 +71,7 @@ std::vector<PageLog::Sealed> PageLog::sealed_until(std::uint64_t last) const {
 // What was sealed since the start of a walk, and is to be read. Where there is nothing, or the walk has gone on for
 // long, it is over, and has copies of the open segments under the same lock.
 std::vector<PageLog::Sealed> PageLog::sealed_since(Walk& walk, bool may_go_on) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Sealed> found;
   if (walk.open != 0 && walk.open != open_[kFresh].segment) {
     if (segment(walk.open).seal != 0) found.push_back({segment(walk.open).seal, walk.open});
@@ -102,14 +102,14 @@ Status PageLog::visit_table(std::uint32_t table_id, std::uint32_t /*slot_count*/
   if (walk.pages == nullptr) return Status::ok();
   std::uint64_t last = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++walks_;
     walk.open = open_[kFresh].segment;
     walk.kept = kept_.size();
     last = seals_;
   }
   const auto end = [this](const void*) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (--walks_ == 0) kept_ = {};
   };
   const std::unique_ptr<const void, decltype(end)> ended(this, end);
@@ -137,7 +137,7 @@ Status PageLog::walk_sealed(Walk& walk, const Sealed& sealed) {
     const ReadTickets::Ticket ticket(tickets_);
     const std::byte* buffer = nullptr;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       const Segment& each = segment(sealed.number);
       if (each.seal != sealed.seal || !is_wanted(walk, each)) return Status::ok();
       buffer = each.buffer.load(std::memory_order_relaxed);
@@ -152,7 +152,7 @@ Status PageLog::walk_sealed(Walk& walk, const Sealed& sealed) {
     }
   }
   SR_RETURN_IF_ERROR(walk_segment(walk, sealed.number, walk.bytes));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Segment& each = segment(sealed.number);
   const bool is_same = each.seal == sealed.seal && table(walk.pages->id) == walk.pages;  // else others have come
   if (!is_same || !walk.is_whole || !walk.goes_on) return Status::ok();

@@ -5,8 +5,9 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <set>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -25,28 +26,28 @@ class ReadTickets {
   };
 
   [[nodiscard]] std::uint64_t stamp() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return next_;
   }
   [[nodiscard]] bool is_free(std::uint64_t stamp) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return taken_.empty() || *taken_.begin() >= stamp;
   }
 
  private:
   std::uint64_t take() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     taken_.insert(taken_.end(), next_);
     return next_++;
   }
   void give_back(std::uint64_t number) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     taken_.erase(number);
   }
 
-  mutable std::mutex mutex_;
-  std::uint64_t next_ = 0;
-  std::set<std::uint64_t> taken_;
+  mutable Mutex mutex_;
+  std::uint64_t next_ SR_GUARDED_BY(mutex_) = 0;
+  std::set<std::uint64_t> taken_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow

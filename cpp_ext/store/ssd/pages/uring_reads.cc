@@ -129,20 +129,18 @@ class UringReads::Ring {
   unsigned pending_ = 0;  // entries that the kernel has not taken yet
 };
 
-UringReads::UringReads() = default;
+UringReads::UringReads(std::unique_ptr<Ring> first) { idle_.push_back(std::move(first)); }
 UringReads::~UringReads() = default;
 
 std::unique_ptr<UringReads> UringReads::open() {
   auto ring = Ring::make();
   if (ring == nullptr) return nullptr;
-  std::unique_ptr<UringReads> reads(new UringReads());
-  reads->idle_.push_back(std::move(ring));
-  return reads;
+  return std::unique_ptr<UringReads>(new UringReads(std::move(ring)));
 }
 
 std::unique_ptr<UringReads::Ring> UringReads::take() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!idle_.empty()) {
       auto ring = std::move(idle_.back());
       idle_.pop_back();
@@ -156,7 +154,7 @@ bool UringReads::run(int file, std::span<FileRead> reads) {
   auto ring = take();
   if (ring == nullptr) return false;
   ring->run(file, reads);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   idle_.push_back(std::move(ring));
   return true;
 }

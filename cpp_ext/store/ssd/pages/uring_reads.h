@@ -6,9 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace sparserow {
 
@@ -32,11 +33,11 @@ class UringReads {
  private:
   class Ring;
 
-  UringReads();
+  explicit UringReads(std::unique_ptr<Ring> first);
   std::unique_ptr<Ring> take();
 
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Ring>> idle_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Ring>> idle_ SR_GUARDED_BY(mutex_);
 };
 
 }  // namespace sparserow
