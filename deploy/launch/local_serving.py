@@ -43,7 +43,7 @@ def local_serving(
     shards: int = 1,
     replicas: int = 1,
     sync_interval: str | None = None,
-    poll: str = "500ms",
+    poll: str | None = None,
     unix_path: str | None = None,
     log_level: str = "warning",
     deadline_sec: float = 60.0,
@@ -61,7 +61,7 @@ def local_serving(
         shards: the number of parts into which the slots are split.
         replicas: the number of processes that serve each part.
         sync_interval: the time between rounds of live sync, as in ``sparserow serve``; None: 100 ms.
-        poll: the time between checks of the aliases, as in ``sparserow serve``.
+        poll: the time between checks of the aliases; None: 500 ms for a folder, 5 s for a URL.
         unix_path: the path of a Unix socket of the data plane, for a single process; None makes none.
         log_level: the lowest severity that the processes write to stderr.
         deadline_sec: the time in which all processes must be ready, in seconds.
@@ -79,9 +79,9 @@ def local_serving(
     if unix_path is not None and shards * replicas > 1:
         raise InvalidArgument("local_serving: unix_path is for one process; leave it out, or shards and replicas")
     options = {"root": root, "follow": follow, "namespace": namespace, "unix-path": unix_path}
-    options["sync-interval"] = sync_interval
+    options.update({"sync-interval": sync_interval, "poll": poll})
     named = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    named += [f"--model={model}", f"--poll={poll}", f"--log-level={log_level}"]
+    named += [f"--model={model}", f"--log-level={log_level}"]
     processes: list[subprocess.Popen[str]] = []
     places = [(shard, replica) for shard in range(shards) for replica in range(replicas)]
     try:

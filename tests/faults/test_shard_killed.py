@@ -17,7 +17,6 @@ import pytest
 import sparserow as sr
 from sparserow.proto import serving_pb2, serving_pb2_grpc
 from sparserow.proto.control import ControlClient
-from sparserow.worker.session.table import KeyedRows
 from sparserow_process import free_port, wait_until
 
 pytestmark = pytest.mark.started
@@ -27,7 +26,7 @@ KEYS = np.arange(600, dtype=np.uint64)
 ALL = np.arange(1200, dtype=np.uint64)
 
 
-def make_table(session: sr.Session) -> KeyedRows:
+def make_table(session: sr.Session) -> sr.TableRows:
     return session.create_table("user", dim=DIM, optimizer=sr.optim.Adagrad(lr=0.1), init=sr.Uniform(-1, 1), seed=5)
 
 
@@ -41,7 +40,7 @@ def kill_shard(cluster: sr.LocalCluster, index: int) -> None:
     wait_until(lambda: pid() != before, "another process of the shard")
 
 
-def equals(client: sr.ServingClient, table: KeyedRows) -> bool:
+def equals(client: sr.ServingClient, table: sr.TableRows) -> bool:
     served = client.lookup("user", ALL, deadline_ms=5000)
     there = {int(key) for keys, _ in table.scan() for key in keys}
     wanted = np.array([int(key) in there for key in ALL])

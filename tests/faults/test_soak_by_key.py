@@ -18,7 +18,6 @@ import sparserow as sr
 from long_form import FULL
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import SparserowError
-from sparserow.worker.session.table import KeyedRows
 from sparserow_process import wait_until
 
 pytestmark = pytest.mark.started
@@ -33,7 +32,7 @@ ONES = np.ones((len(KEYS), DIM), np.float32)
 class Pusher:
     """Pushes ones until it is told to stop, and counts how each push ended. Thread-safe."""
 
-    def __init__(self, table: KeyedRows) -> None:
+    def __init__(self, table: sr.TableRows) -> None:
         self.acknowledged = self.in_doubt = 0
         self.refused: list[str] = []
         self._table = table
