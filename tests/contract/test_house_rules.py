@@ -14,6 +14,7 @@ from rooms import (
     MAY_IMPORT,
     PYTHON_ROOMS,
     ROOT,
+    circles_of,
     cpp_includes,
     imported_rooms,
     imports_of,
@@ -120,6 +121,12 @@ def test_cpp_rooms_of_one_layer_have_no_circle() -> None:
             wrong.append(f"cpp_ext/{path}:{line} includes {target}; {room} may include {sorted(allowed)}")
     wrong += [f"{each} is an exception that is no longer needed" for each in sorted(CPP_EXCEPTIONS - named)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_files_of_the_core_have_no_circle() -> None:
+    arrows = {(path.as_posix(), target) for path, _, target in cpp_includes()}
+    assert len(arrows) > 500
+    assert circles_of({file for arrow in arrows for file in arrow}, arrows) == []
 
 
 def test_python_rooms_of_one_folder_have_no_circle() -> None:
