@@ -6,7 +6,7 @@ with fdatasync. They are read back after their pages were dropped (posix_fadvise
 is restored. A restore is compared with the slowest of that, the first touch of as much memory, and 1 GB/s.
 
 The latency of commits is that of an open loop. Pushes are due at fixed times, at half of the rate that a closed loop
-reaches. Two times of each are told apart: that of the push itself (service), and that from when it was due, in which it
+reaches. Each has two times: that of the push itself (service), and that from when it was due, in which it
 may have waited for earlier pushes.
 """
 

@@ -29,7 +29,7 @@ _ROUNDS = 6  # the first is a warm-up
 
 
 def cores_of_machine(topology: Path = Path("/sys/devices/system/cpu")) -> list[int]:
-    """Returns one CPU of each core that this process may use; every CPU where the system tells no cores."""
+    """Returns one CPU of each core that this process may use; every CPU where the system names no cores."""
     found: dict[str, int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         path = topology / f"cpu{cpu}" / "topology" / "thread_siblings_list"

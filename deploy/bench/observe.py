@@ -141,13 +141,13 @@ def _cluster(*shard_options: str, collector: str | None = None) -> Iterator[_Ben
         leases = (f"--worker-lease={_LEASE_SEC:.0f}s", f"--shard-lease={_LEASE_SEC:.0f}s")
         coordinator = stack.enter_context(_process(environment, "coordinator", "--shards=1", "--port=0", *leases))
         deadline = time.monotonic() + _START_SEC
-        told = re.search(r"coordinator at (\S+),", first_line(coordinator, deadline, "bench observe: the coordinator"))
-        if told is None:
+        found = re.search(r"coordinator at (\S+),", first_line(coordinator, deadline, "bench observe: the coordinator"))
+        if found is None:
             raise Internal("bench observe: the coordinator did not start; its messages are on stderr")
-        options = ("--shard=0", "--port=0", f"--coordinator={told[1]}", *shard_options)
+        options = ("--shard=0", "--port=0", f"--coordinator={found[1]}", *shard_options)
         shard = stack.enter_context(_process(environment, "ps", *options))
-        wait_until_ready(told[1], _START_SEC)
-        yield _BenchCluster(told[1], shard.pid)
+        wait_until_ready(found[1], _START_SEC)
+        yield _BenchCluster(found[1], shard.pid)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def interpreters(paths: Sequence[str]) -> list[Interpreter]:
         paths: the values of ``--python``: paths, or names of programs.
 
     Raises:
-        InvalidArgument: a program of ``--python`` does not tell a version of Python 3.
+        InvalidArgument: a program of ``--python`` does not name a version of Python 3.
     """
     found = [Interpreter(sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}")]
     for path in paths:
@@ -72,7 +72,7 @@ def interpreters(paths: Sequence[str]) -> list[Interpreter]:
             version = ""
         if not version.startswith("3."):
             raise InvalidArgument(
-                f"--python {path}: does not tell its version; give the path of a Python 3 interpreter"
+                f"--python {path}: does not name its version; give the path of a Python 3 interpreter"
             )
         found.append(Interpreter(program, version))
     return found
@@ -135,7 +135,7 @@ def _is_complete(place: Path, stamp: str) -> bool:
 def _locked(path: Path, name: str) -> Iterator[None]:
     """Holds the lock of a file for the block; the kernel releases that of a process that has ended."""
     deadline = time.monotonic() + _LOCK_SEC
-    is_told = False
+    is_shown = False
     with path.open("a") as file:
         while True:
             try:
@@ -144,8 +144,8 @@ def _locked(path: Path, name: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise PeerError(f"another run has made {name} for {_LOCK_SEC / 60:.0f} minutes") from None
-            if not is_told:
+            if not is_shown:
                 print(f"{name}: another run makes this environment; waiting for it", file=sys.stderr, flush=True)
-                is_told = True
+                is_shown = True
             time.sleep(0.1)
         yield

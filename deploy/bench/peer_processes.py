@@ -52,7 +52,7 @@ def run_to_end(
     with log.open("ab") as errors:
         errors.write(f"$ {' '.join(command)}\n".encode())
         errors.flush()
-        began = errors.tell()
+        began = log.stat().st_size
         try:
             child = subprocess.Popen(
                 command,
@@ -100,9 +100,9 @@ def _reason(log: Path, began: int, status: int) -> str:
     with log.open("rb") as file:
         file.seek(began)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("ERROR: ")][::-1] or lines
+    causes = [line for line in lines if line.startswith("ERROR: ")][::-1] or lines
     ended = f"ended with status {status}" if status >= 0 else f"was ended by signal {-status}"
-    return f"{ended}: {told[-1][:_LAST_CHARACTERS]}" if told else ended
+    return f"{ended}: {causes[-1][:_LAST_CHARACTERS]}" if causes else ended
 
 
 def isolated() -> dict[str, str]:

@@ -117,8 +117,8 @@ def _rows_of_work(report: PeersReport, contest: Contest, kind: str, work: str, d
         seconds = {dim: result.seconds for dim, result in results.items()}
         ratios = ", ".join(_ratio(report, result) for result in results.values())
         beside = " ".join(text for key in ("", kind) if (text := peer.beside.get(key)))
-        told = " ".join(part for part in (_p99(kind, seconds), beside) if part)
-        yield f"| | {peer.title} | {peer.rows} | {rates(seconds)} | {ratios} | {_cell(told)} |"
+        notes = " ".join(part for part in (_p99(kind, seconds), beside) if part)
+        yield f"| | {peer.title} | {peer.rows} | {rates(seconds)} | {ratios} | {_cell(notes)} |"
 
 
 def _goal(report: PeersReport, result: PeerResult) -> float | None:
@@ -145,8 +145,8 @@ def _p99_ms(seconds: Sequence[float]) -> float:
 def _version_lines(report: PeersReport) -> Iterator[str]:
     for peer in PEERS:
         if peer.name in report.versions:
-            told = ", ".join(f"{name} {value}" for name, value in report.versions[peer.name].items())
-            yield f"| {peer.title} | {told} | {peer.origin} |"
+            versions = ", ".join(f"{name} {value}" for name, value in report.versions[peer.name].items())
+            yield f"| {peer.title} | {versions} | {peer.origin} |"
 
 
 def _works(report: PeersReport) -> Iterator[tuple[Contest, str, int]]:

@@ -175,7 +175,7 @@ def machine() -> dict[str, str]:
     return {
         "processor": machine_line().split(", load", 1)[0],
         "kernel": platform.release(),
-        "governor": governor.read_text().strip() if governor.exists() else "not told by the kernel",
+        "governor": governor.read_text().strip() if governor.exists() else "not named by the kernel",
         "python": platform.python_version(),
         "torch": version("torch"),
         "sparserow": version("sparserow"),
@@ -227,7 +227,7 @@ def left_of(suite: Suite, names: Sequence[str], rounds: int) -> list[tuple[str, 
 
 
 def expected(suite: Suite, left: Sequence[tuple[str, int]]) -> str:
-    """Returns a line about the time that the runs will take, as far as earlier runs tell."""
+    """Returns a line about the time that the runs will take, as far as earlier runs show."""
     minutes = [suite.minutes_of(name) for name, _ in left]
     known = sum(each for each in minutes if each is not None)
     unknown = sorted({name for (name, _), each in zip(left, minutes, strict=True) if each is None})
@@ -264,10 +264,10 @@ def run_process(name: str, quick: bool) -> BenchmarkRun:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         words = [sys.executable, "-m", "sparserow.deploy.cli", "bench", name, "--json", str(path)]
-        code, told = _ended([*words, *(["--quick"] if quick else [])])
+        code, stderr = _ended([*words, *(["--quick"] if quick else [])])
         minutes = (time.monotonic() - began) / 60
         if code != 0:
-            lines = [line.strip() for line in told.splitlines() if line.strip()]
+            lines = [line.strip() for line in stderr.splitlines() if line.strip()]
             return BenchmarkRun(name, 0, minutes, [], " | ".join(lines[-_LAST_LINES:]) or f"exit status {code}")
         return BenchmarkRun(name, 0, minutes, json.loads(path.read_text()))
 
@@ -283,14 +283,14 @@ def _ended(words: Sequence[str]) -> tuple[int, str]:
         env={**os.environ, "NO_COLOR": "1"},
     ) as process:
         try:
-            _, told = process.communicate()
+            _, stderr = process.communicate()
         except BaseException:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_SEC)
             process.kill()
             raise
-        return process.returncode, told
+        return process.returncode, stderr
 
 
 def show_summary(title: str, summary: Sequence[Summary], console: Console) -> None:

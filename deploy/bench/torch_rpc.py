@@ -2,7 +2,7 @@
 
 Rows are read by ``index_select``, and written by an Adagrad of indexed tensor operations. So there is no hashing, no
 admission of new keys and no exactly-once. TensorPipe moves tensors between processes of one machine through shared
-memory unless it is told to use TCP.
+memory unless it is set to use TCP.
 """
 
 from __future__ import annotations

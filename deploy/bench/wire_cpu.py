@@ -143,7 +143,7 @@ def _store_cpu(size: CpuSize, table: BenchTable) -> dict[str, float]:
 
 
 def _move(orders: Connection, port: int, table: BenchTable, size: CpuSize, job: int) -> None:
-    """Is a client: moves some batches whenever it is told what to do with them."""
+    """Is a client: moves some batches whenever an order says what to do with them."""
     client = bench_client(port, job=job)
     number, sequences = table_id(table), count(1)
     next_keys = cycle([keys.astype(np.int64) for keys in _batches(size, job)]).__next__

@@ -98,8 +98,8 @@ def doctor(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     colors = {"ok": "green", "warning": "yellow", "wrong": "red"}
     for each in findings:
-        told = each.text + (f"\n-> {each.remedy}" if each.remedy else "")
-        table.add_row(each.area, f"[{colors[each.level]}]{each.level}[/]", told)
+        text = each.text + (f"\n-> {each.remedy}" if each.remedy else "")
+        table.add_row(each.area, f"[{colors[each.level]}]{each.level}[/]", text)
     tables_console().print(table)
     write_result(json_file, {"findings": [asdict(each) for each in findings]})
     wrong = sum(each.level == "wrong" for each in findings)

@@ -33,10 +33,12 @@ def row(
 
     if model is not None and serving is None:
         raise InvalidArgument("--model: has no effect without --serving, whose model it names")
-    told = explain_row(coordinator, table, key_of_text(key, hashed=hashed, modulo=modulo), serving=serving, model=model)
-    typer.echo(f"training: {told.training_line}")
-    if told.serving_line is not None:
-        typer.echo(f"serving:  {told.serving_line}")
+    explained = explain_row(
+        coordinator, table, key_of_text(key, hashed=hashed, modulo=modulo), serving=serving, model=model
+    )
+    typer.echo(f"training: {explained.training_line}")
+    if explained.serving_line is not None:
+        typer.echo(f"serving:  {explained.serving_line}")
     if explain:
-        for name, value in told.facts.items():
+        for name, value in explained.facts.items():
             typer.echo(f"{name}: {value}")

@@ -23,19 +23,19 @@ def serve(*, config: ServeConfig, log: LogConfig, die_with_parent: options.DieWi
     from ...serving.versions import ServedModels
 
     check_host(config.host, insecure=config.insecure)
-    told = advertised(config.advertise, config.host, config.follow)
+    public = advertised(config.advertise, config.host, config.follow)
     for option, port in (("--port", config.port), ("--data-port", config.data_port), ("--http-port", config.http_port)):
         check_port_free(config.host, port or 0, option=option)
     start_log(f"serving {config.shard}.{config.replica}", log)
 
     def say_ready(models: ServedModels, control: ControlServer, address: Address, http: int | None) -> None:
         named = ", ".join(f"{name}@{which}" for name, which in sorted(models.book().aliases))
-        places = f"gRPC {Advertised(told.host).address(control.port)}, data plane {told.address(address.port)}"
+        places = f"gRPC {Advertised(public.host).address(control.port)}, data plane {public.address(address.port)}"
         places += f", {address.unix_path}" if address.unix_path else ""
-        places += f", HTTP {Advertised(told.host).address(http)}" if http is not None else ""
+        places += f", HTTP {Advertised(public.host).address(http)}" if http is not None else ""
         print(f"sparserow: serving {named} ready at {places}", flush=True)
 
     async def run() -> None:
-        await run_serve(config, told, StopRequest(), say_ready)
+        await run_serve(config, public, StopRequest(), say_ready)
 
     run_server(run())

@@ -205,7 +205,7 @@ def parts_of(table: str) -> tuple[str, str]:
 def lone_session(coordinator: str, namespace: str) -> Iterator[Session]:
     """Yields a session in a job of its own, so that no worker waits for another.
 
-    An error that ends the command is told at the shell alone: the cluster lists faults of workers.
+    An error that ends the command is shown at the shell alone: the cluster lists faults of workers.
     """
     from ...worker.api.connect import connect
 

@@ -64,14 +64,18 @@ def make_app(model: ServedModel) -> FastAPI:
     @app.post("/predict")
     def predict(body: dict[str, Any]) -> dict[str, Any]:
         try:
-            told = model.predict(*_tensors(model, body.get("arguments")))
+            prediction = model.predict(*_tensors(model, body.get("arguments")))
         except (InvalidArgument, NotFound) as error:
             raise HTTPException(400, str(error)) from error
         except SparserowError as error:
             raise HTTPException(
                 503 if error.retryable or error.code == "DeadlineExceeded" else 500, str(error)
             ) from error
-        return {"version": told.version, "dense_version": told.dense_version, "output": told.output.tolist()}
+        return {
+            "version": prediction.version,
+            "dense_version": prediction.dense_version,
+            "output": prediction.output.tolist(),
+        }
 
     return app
 

@@ -102,7 +102,7 @@ def explain_row(
 
 
 def _cluster_of(serving: str, model: str, version: int) -> int | None:
-    """Returns the id of the cluster that trained a served version; None when no process tells it any more."""
+    """Returns the id of the cluster that trained a served version; None when no process names it any more."""
     replies, _ = describe_all(split_addresses(serving), _CALL_DEADLINE_SEC)
     ids = (
         int(served.cluster_id)

@@ -94,13 +94,13 @@ def inspect_folder(path: Path, *, table: str | None = None, key: int | None = No
     lines = ended.stdout.splitlines()
     if not lines:
         raise Internal(f"{path}: the reader ended with {ended.returncode}: {ended.stderr.strip()[-500:]}")
-    told = json.loads(lines[-1])
-    if "error" in told:
-        raise next(each for each in _ERRORS if each.code == told["error"])(told["message"])
+    answer = json.loads(lines[-1])
+    if "error" in answer:
+        raise next(each for each in _ERRORS if each.code == answer["error"])(answer["message"])
     return SsdContents(
-        told["manifest"],
-        [TableOnSsd(**each) for each in told["tables"]],
-        [StoredRow(**each) for each in told["rows"]],
+        answer["manifest"],
+        [TableOnSsd(**each) for each in answer["tables"]],
+        [StoredRow(**each) for each in answer["rows"]],
     )
 
 
@@ -252,12 +252,12 @@ def _read(path: Path, table: str, key: str) -> SsdContents:
 
 
 def _main(path: str, table: str, key: str) -> None:
-    told: dict[str, Any]
+    answer: dict[str, Any]
     try:
-        told = asdict(_read(Path(path), table, key))
+        answer = asdict(_read(Path(path), table, key))
     except SparserowError as error:
-        told = {"error": error.code, "message": str(error)}
-    print(json.dumps(told), flush=True)
+        answer = {"error": error.code, "message": str(error)}
+    print(json.dumps(answer), flush=True)
     os._exit(0)  # the normal end of the process fails in rocksdb-py
 
 

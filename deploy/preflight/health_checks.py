@@ -241,11 +241,11 @@ def check_disk(folder: Path, need_bytes: int) -> Iterator[Finding]:
         )
         return
     typical, worst = statistics.median(seconds), max(seconds)
-    told = f"{folder}: a written block reaches the disk in {typical * 1e3:.2f} ms, {worst * 1e3:.1f} ms at most"
+    text = f"{folder}: a written block reaches the disk in {typical * 1e3:.2f} ms, {worst * 1e3:.1f} ms at most"
     if typical > _SLOW_SYNC_SEC:
-        yield Finding("disk", "warning", told, "use an SSD: saves and rows beyond the memory budget wait for it")
+        yield Finding("disk", "warning", text, "use an SSD: saves and rows beyond the memory budget wait for it")
     else:
-        yield Finding("disk", "ok", told)
+        yield Finding("disk", "ok", text)
 
 
 def sync_times(folder: Path) -> list[float]:

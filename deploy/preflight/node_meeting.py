@@ -182,9 +182,9 @@ class NodeMeeting:
 
     @contextlib.contextmanager
     def pulse(self) -> Iterator[None]:
-        """Tells the nodes that were left out, for the duration of the block, that the job runs, and that it ended well.
+        """Shows the nodes that were left out, for the duration of the block, that the job runs, and that it ended well.
 
-        The job does not end when it cannot tell them.
+        The job does not end when it cannot reach them.
         """
         if self._place.local_rank != 0:
             yield

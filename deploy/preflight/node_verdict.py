@@ -90,7 +90,7 @@ class NodeResult:
     Attributes:
         index: the index of the node.
         name: its name, for people.
-        state: "ok", "slow", "broken", or "unproven" while another ring may tell more.
+        state: "ok", "slow", "broken", or "unproven" while another ring may show more.
         reasons: why it is not "ok", as sentences without a full stop.
         seconds: the time of each part in seconds; None for a part that failed.
     """
@@ -124,8 +124,8 @@ class Verdict:
 
     def sentence(self) -> str:
         """Returns one line that names each bad node and why it is bad; "" when there is none."""
-        told = [f"{node.name} is {node.state}: {', and '.join(node.reasons)}" for node in self.nodes if node.reasons]
-        return "; ".join(told)
+        clauses = [f"{node.name} is {node.state}: {', and '.join(node.reasons)}" for node in self.nodes if node.reasons]
+        return "; ".join(clauses)
 
 
 def add_report(reports: dict[int, NodeReport], index: int, values: Mapping[str, Any] | None) -> None:
@@ -209,7 +209,7 @@ def next_ring(verdict: Verdict, tried: int) -> list[int] | None:
         tried: the number of rings so far.
 
     Returns:
-        The indexes of the nodes in the order of the new ring. None when no other ring can tell more.
+        The indexes of the nodes in the order of the new ring. None when no other ring can show more.
     """
     unproven = verdict.with_state("unproven")
     if not unproven or tried >= _MOST_RINGS:
@@ -222,8 +222,8 @@ def next_ring(verdict: Verdict, tried: int) -> list[int] | None:
             ring += [index, *([good[at]] if at < len(good) else [])]
         return ring + good[len(unproven) :]
     is_smaller = bool(verdict.with_state("broken"))
-    tells_more = len(left) >= 2 if is_smaller else len(left) >= 4 and tried == 1  # three nodes have met all others
-    return left[0::2] + left[1::2] if tells_more else None
+    shows_more = len(left) >= 2 if is_smaller else len(left) >= 4 and tried == 1  # three nodes have met all others
+    return left[0::2] + left[1::2] if shows_more else None
 
 
 def final(verdict: Verdict) -> Verdict:

@@ -26,10 +26,10 @@ def least_nodes(command: Sequence[str], environment: Mapping[str, str]) -> int |
     arguments = list(command[start:])
     is_given = any(word.split("=")[0].startswith("--nn") for word in arguments)
     try:
-        told = get_args_parser().parse_known_args(arguments)[0].nnodes
+        nnodes = get_args_parser().parse_known_args(arguments)[0].nnodes
         if not is_given and "PET_NNODES" in environment:
-            told = environment["PET_NNODES"]
-        least, _ = parse_min_max_nnodes(told)
+            nnodes = environment["PET_NNODES"]
+        least, _ = parse_min_max_nnodes(nnodes)
     except (Exception, SystemExit):  # a command line that this torch does not read
         return None
     return int(least)

@@ -93,11 +93,11 @@ def check_ray_nodes(settings: CheckSettings, *, cpus: float = 1.0) -> CheckedRay
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= max(cpus, 1e-9)]
     if not nodes:
         raise FailedPrecondition(f"node check: no node of the Ray cluster has {cpus:g} CPUs")
-    told = {**asdict(settings), "folder": None if settings.folder is None else str(settings.folder)}
+    values = {**asdict(settings), "folder": None if settings.folder is None else str(settings.folder)}
     probes = []
     for node in nodes:
         where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        probes.append(ray.remote(NodeProbe).options(num_cpus=0, scheduling_strategy=where).remote(told))
+        probes.append(ray.remote(NodeProbe).options(num_cpus=0, scheduling_strategy=where).remote(values))
     try:
         verdict = _check(probes, [f"node {node['NodeID'][:8]}" for node in nodes], settings)
     finally:
@@ -159,10 +159,10 @@ def nodes_to_avoid(job: JobConfig, cpus_per_worker: float) -> list[str]:
         return []
     good = [size for index, size in enumerate(found.cpus) if index not in bad]
     room = sum(int(size / cpus_per_worker) if cpus_per_worker else job.train.workers for size in good)
-    told = f"node check: {found.verdict.sentence()}"
+    summary = f"node check: {found.verdict.sentence()}"
     if room < job.train.workers:
         raise FailedPrecondition(
-            f"{told}; the other nodes have room for {room} workers, and train.workers is {job.train.workers}"
+            f"{summary}; the other nodes have room for {room} workers, and train.workers is {job.train.workers}"
         )
-    print(f"sparserow: {told}; the job runs without it", flush=True)
+    print(f"sparserow: {summary}; the job runs without it", flush=True)
     return found.bad_ids

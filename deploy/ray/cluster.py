@@ -249,8 +249,8 @@ def _wait(running: RayCluster, names: list[str], deadline_sec: float) -> None:
         if not missing:
             return
         if time.monotonic() > deadline:
-            told = "; ".join(f"{state.name}: {state.last_words or 'not started yet'}" for state in missing)
-            raise DeadlineExceeded(f"the cluster on Ray was not ready in time: {told}")
+            reasons = "; ".join(f"{state.name}: {state.last_words or 'not started yet'}" for state in missing)
+            raise DeadlineExceeded(f"the cluster on Ray was not ready in time: {reasons}")
         time.sleep(_POLL_SEC)
 
 

@@ -126,7 +126,7 @@ class _Replacements:
 
     Args:
         team: the workers of the job; a new worker takes the place of the one that ended.
-        give_order: tells a worker what to do, and where to begin (``--resume``).
+        give_order: sends a worker its order, and where to begin (``--resume``).
         left: the number of workers that may still be started.
     """
 

@@ -42,7 +42,7 @@ class RunLog:
         self._observer = observer
         self._file = _opened(job.metrics.file)
         self._board = _board(job.metrics.tensorboard)
-        self._told = 0.0
+        self._last_progress = 0.0
         self._before = 0  # samples of the epochs before
         self._write("run", job=job.name, epochs=job.train.epochs, seed=job.train.seed)
 
@@ -66,16 +66,16 @@ class RunLog:
     def batch(self, *, epoch: int, done: float | None, samples: int, loss: float, auc: float) -> None:
         """Writes the progress, every two seconds; see :class:`Observer`."""
         now = time.monotonic()
-        if now - self._told >= _EVERY_SEC:
-            self._told = now
+        if now - self._last_progress >= _EVERY_SEC:
+            self._last_progress = now
             self._write("progress", epoch=epoch, samples=samples, loss=loss, auc=auc)
             self._scalars("train", {"loss": loss, "auc": auc}, self._before + samples)
         self._observer.batch(epoch=epoch, done=done, samples=samples, loss=loss, auc=auc)
 
     def window(self, epoch: int, samples: int, metrics: Mapping[str, float], times: TimeRange | None = None) -> None:
         """Writes the metrics of a window; see :class:`Observer`."""
-        told = {} if times is None else {"times": [_iso(each) for each in times]}
-        self._write("window", epoch=epoch, samples=samples, metrics=dict(metrics), **told)
+        extra = {} if times is None else {"times": [_iso(each) for each in times]}
+        self._write("window", epoch=epoch, samples=samples, metrics=dict(metrics), **extra)
         self._scalars("progressive", metrics, self._before + samples)
         self._observer.window(epoch, samples, metrics, times)
 

@@ -103,7 +103,7 @@ def _before(former: list[dict[str, Any]], first: dict[str, Any]) -> list[dict[st
     """Returns what came before the place where a process goes on, by the first entry that it wrote.
 
     Only entries of former processes are removed, because progress is an estimate, which may lie before a window that
-    was told. An evaluation that is made again leaves the windows at its place, which are not told again.
+    was written. An evaluation that is made again leaves the windows at its place, which are not written again.
     """
     place, again = (first["epoch"], first["samples"]), first["kind"] == "epoch"
 

@@ -170,7 +170,7 @@ class Folder:
         return {name: self.size(name) if size is None else int(size) for name, size in sizes.items()}
 
     def fingerprint(self) -> str:
-        """Returns a text that differs after a file was added, removed or written anew, as far as a listing tells so."""
+        """Returns a text that differs after a file was added, removed or written anew, as far as a listing shows."""
         with typed(self.url):
             self._file_system.invalidate_cache()
             try:

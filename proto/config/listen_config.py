@@ -1,4 +1,4 @@
-"""Where the servers of a process listen, and what others are told."""
+"""Where the servers of a process listen, and what they advertise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the address that a server tells other processes when it listens on every address."""
+"""Chooses the address that a server sends other processes when it listens on every address."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse_advertise(text: str) -> Advertised:
 
 
 def advertised(given: str | None, listens_on: str, coordinator: str | None) -> Advertised:
-    """Returns the address to tell other processes.
+    """Returns the address to send other processes.
 
     Args:
         given: the value of ``--advertise``. None chooses ``listens_on``, unless it is a wildcard. Then it chooses the

@@ -138,10 +138,10 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
     async def _probed(self, method: str, parser: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
-        """As :meth:`_received` for health: who shows no token is told of the whole process, and nothing is read.
+        """As :meth:`_received` for health: without a token the call is of the whole process, and nothing is read.
 
         Raises:
-            PermissionDenied: such a peer wants to be told of changes too, for which a call would stay.
+            PermissionDenied: such a peer watches for changes too, for which a call would stay.
         """
         try:
             process_security().grant_of(bearer_token(context.invocation_metadata()))

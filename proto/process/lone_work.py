@@ -22,17 +22,17 @@ class LoneWork:
         with self._lock:
             return f"{self._names[-1]}{': ' if self._progress else ''}{self._progress}" if self._names else ""
 
-    def watch(self, tell: Callable[[bool], None]) -> None:
-        """Calls ``tell`` with True when lone work begins, and with False when it has ended; at once if it is on."""
+    def watch(self, notify: Callable[[bool], None]) -> None:
+        """Calls ``notify`` with True when lone work begins, and with False when it has ended; at once if it is on."""
         with self._lock:
-            self._watches.append(tell)
+            self._watches.append(notify)
             if self._names:
-                tell(True)
+                notify(True)
 
-    def forget(self, tell: Callable[[bool], None]) -> None:
-        """Calls ``tell`` no more."""
+    def forget(self, notify: Callable[[bool], None]) -> None:
+        """Calls ``notify`` no more."""
         with self._lock:
-            self._watches.remove(tell)
+            self._watches.remove(notify)
 
     @contextlib.contextmanager
     def doing(self, name: str) -> Iterator[None]:
@@ -41,8 +41,8 @@ class LoneWork:
             self._names.append(name)
             self._progress = ""
             if len(self._names) == 1:
-                for tell in self._watches:
-                    tell(True)
+                for notify in self._watches:
+                    notify(True)
         try:
             yield
         finally:
@@ -50,8 +50,8 @@ class LoneWork:
                 self._names.pop()
                 self._progress = ""
                 if not self._names:
-                    for tell in self._watches:
-                        tell(False)
+                    for notify in self._watches:
+                        notify(False)
 
     def progress(self, text: str) -> None:
         """Says how far the work is, such as ``1,200,000 samples``; without effect when there is none."""

@@ -25,7 +25,7 @@ _AT_ONCE = 4  # number of pages that are made or sent at once
 
 
 class SecurityMetrics(Collector):
-    """Collects what each process with a page tells of its security files."""
+    """Collects what each process with a page reports of its security files."""
 
     def collect(self) -> Iterator[Metric]:
         """Yields the values at this moment."""

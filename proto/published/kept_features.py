@@ -18,7 +18,7 @@ _DIGEST_BYTES = 64
 def keep_features(folder: Folder, files: Mapping[str, bytes], program: bytes) -> None:
     """Writes the features of a program, before the program itself is written.
 
-    ``features.json`` is written last: a folder that has it is whole, and the digest tells whether the program is there.
+    ``features.json`` is written last: a folder that has it is whole, and the digest shows whether the program exists.
 
     Args:
         folder: the folder, which is made where there are features.

@@ -23,7 +23,7 @@ def read_program(folder: Folder, manifest: ModelManifest, security: Security, *,
         folder: the folder of the version.
         manifest: its manifest, as ``ModelRegistry.trusted_manifest`` returned it for ``security``.
         security: names the keys of trusted publishers.
-        is_operator: tells whether torch has an operator of a given namespace, name and overload.
+        is_operator: says whether torch has an operator of a given namespace, name and overload.
 
     Raises:
         NotFound: the version has rows alone.

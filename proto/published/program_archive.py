@@ -43,7 +43,7 @@ def confined(data: bytes, where: str, *, is_signed: bool, is_operator: IsOperato
         data: the archive as it was published.
         where: the name of the archive, which begins an error message.
         is_signed: whether a trusted publisher signed the program, which may then use operators of other libraries.
-        is_operator: tells whether torch has an operator of a given namespace, name and overload.
+        is_operator: says whether torch has an operator of a given namespace, name and overload.
 
     Raises:
         DataLoss: the bytes are no such archive, or an entry has something that torch would unpickle or run; the text

@@ -52,7 +52,7 @@ def check_code(model: Any, where: str, *, is_signed: bool, is_operator: IsOperat
         model: the program's JSON.
         where: the name of the program, which begins an error message.
         is_signed: whether a trusted publisher signed the program, which may then use operators of its own libraries.
-        is_operator: tells whether torch has an operator of a given namespace, name and overload.
+        is_operator: says whether torch has an operator of a given namespace, name and overload.
 
     Raises:
         DataLoss: the program has something that is not allowed; the text names it.

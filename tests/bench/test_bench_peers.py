@@ -176,7 +176,7 @@ def test_an_environment_needs_a_python_that_its_packages_exist_for() -> None:
         fitting(PinnedEnvironment("old", ("3.1", "3.2"), ()), known)
     with pytest.raises(InvalidArgument, match=r"--python /nowhere/python: is no program"):
         interpreters(["/nowhere/python"])
-    with pytest.raises(InvalidArgument, match=r"--python true: does not tell its version"):
+    with pytest.raises(InvalidArgument, match=r"--python true: does not name its version"):
         interpreters(["true"])
     with pytest.raises(InvalidArgument, match=r"--only: 'nothing' is no peer; allowed: torch_rpc_memory, "):
         chosen("redis,nothing")

@@ -33,8 +33,10 @@ def serve(asked: dict[str, Any], tools: Tools) -> None:
 
 def measure(asked: dict[str, Any], tools: Tools) -> None:
     """Fills and measures a server for each dim, one after the other."""
-    told = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, timeout=_START_SEC, check=True)
-    tools.versions["redis-server"] = told.stdout.split("v=")[1].split()[0]
+    ended = subprocess.run(
+        ["redis-server", "--version"], capture_output=True, text=True, timeout=_START_SEC, check=True
+    )
+    tools.versions["redis-server"] = ended.stdout.split("v=")[1].split()[0]
     for dim in tools.dims():
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]

@@ -132,7 +132,7 @@ class Tools:
         return line
 
     def ready(self, line: object) -> None:
-        """Tells the process that started this one that it can go on."""
+        """Lets the process that started this one go on."""
         self._output.write(f"{line}\n")
         self._output.flush()
 
