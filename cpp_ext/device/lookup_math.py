@@ -6,6 +6,7 @@ Needs torch alone; triton is imported where its kernels run.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,7 @@ class Bags:
         """How many bags there are."""
         return self.begins.shape[0] - 1
 
+    @functools.cached_property
     def bag_of_ids(self) -> Tensor:
         """(size) int64: the bag of each id; an id in front of the first bag counts to it."""
         places = torch.arange(self.size, device=self.begins.device)
@@ -108,7 +110,7 @@ def pool(
     """
     if runs_kernels(rows.device):
         return _pool_by_kernels(rows, positions, bags, mode, weights, padding)
-    values, bag_of = rows.index_select(0, positions), bags.bag_of_ids()
+    values, bag_of = rows.index_select(0, positions), bags.bag_of_ids
     if mode != MAX and weights is None and padding < 0 and bags.length is not None:  # each id counts
         out = values.new_zeros(bags.count, rows.shape[1]).index_add_(0, bag_of, values)
         return (out.div_(float(bags.length)) if mode == MEAN else out), None
@@ -238,8 +240,8 @@ def entries_of_bags(
     """
     if weights is None and padding < 0 and bags.length is not None:  # each id counts
         mean = torch.full((bags.size,), 1.0 / bags.length, device=grads.device) if mode == MEAN else None
-        return Entries(grads, positions, bags.bag_of_ids(), mean)
-    counts, bag_of = (positions != padding) & _is_within(bags), bags.bag_of_ids()
+        return Entries(grads, positions, bags.bag_of_ids, mean)
+    counts, bag_of = (positions != padding) & _is_within(bags), bags.bag_of_ids
     kept = torch.where(counts, positions, rows)
     scales = None if weights is None else weights.float()
     if mode == MEAN:
@@ -322,7 +324,7 @@ def weights_gradient(grads: Tensor, rows: Tensor, positions: Tensor, bags: Bags,
     Returns:
         (n) float32.
     """
-    products = (grads.index_select(0, bags.bag_of_ids()) * rows.index_select(0, positions)).sum(1)
+    products = (grads.index_select(0, bags.bag_of_ids) * rows.index_select(0, positions)).sum(1)
     return torch.where((positions != padding) & _is_within(bags), products, 0.0)
 
 

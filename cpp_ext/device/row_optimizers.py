@@ -39,6 +39,8 @@ Kernel: TypeAlias = Callable[[RowsToUpdate, Mapping[str, Any], float], tuple[Ten
 
 def _decayed(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
     """Returns the gradients and the weights after weight decay."""
+    if p["weight_decay"] == 0:
+        return rows.grads, rows.weights
     if p["decoupled"]:
         return rows.grads, rows.weights * (1.0 - lr * p["weight_decay"])
     return rows.grads + p["weight_decay"] * rows.weights, rows.weights
@@ -66,15 +68,20 @@ def _sgd(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, T
     return weights - lr * ahead, moved
 
 
+def _kept(rows: RowsToUpdate, p: Mapping[str, Any]) -> Tensor:
+    """Returns what is left of Adagrad's sums."""
+    return rows.state if p["accumulator_decay"] == 1 else p["accumulator_decay"] * rows.state
+
+
 def _adagrad(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
     grads, weights = _decayed(rows, p, lr)
-    sums = p["accumulator_decay"] * rows.state + grads * grads
+    sums = _kept(rows, p) + grads * grads
     return weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
 
 
 def _rowwise_adagrad(rows: RowsToUpdate, p: Mapping[str, Any], lr: float) -> tuple[Tensor, Tensor]:
     grads, weights = _decayed(rows, p, lr)
-    sums = p["accumulator_decay"] * rows.state + (grads * grads).mean(1, keepdim=True)
+    sums = _kept(rows, p) + (grads * grads).mean(1, keepdim=True)
     return weights - lr * (grads / (sums.sqrt() + p["eps"])), sums
 
 
@@ -157,14 +164,14 @@ def sum_blocks(blocks: Sequence[tuple[Tensor, Tensor]], scale: float) -> tuple[T
     """
     if len(blocks) == 1:  # nothing to look for, and no wait for the device
         ((rows, only),) = blocks
-        return rows, (only.to(torch.float64) * scale).float()
+        return rows, only if scale == 1 else (only.to(torch.float64) * scale).float()
     rows, inverse = torch.unique(torch.cat([rows for rows, _ in blocks]), return_inverse=True)
     grads = torch.cat([grads for _, grads in blocks]).to(torch.float64) * scale
     sums = torch.zeros(rows.shape[0], grads.shape[1], dtype=torch.float64, device=grads.device)
     return rows, sums.index_add_(0, inverse, grads).float()
 
 
-def seal_rows(grads: Tensor, scale: float, clip_row_norm: float) -> tuple[Tensor, Tensor, Tensor]:
+def seal_rows(grads: Tensor, scale: float, clip_row_norm: float) -> tuple[Tensor, Tensor, Tensor | None]:
     """Multiplies gradients by ``scale`` and shortens rows to an L2 norm of ``clip_row_norm``.
 
     Args:
@@ -173,12 +180,14 @@ def seal_rows(grads: Tensor, scale: float, clip_row_norm: float) -> tuple[Tensor
         clip_row_norm: the limit; infinity: none.
 
     Returns:
-        The gradients, (n, dim) float32; (n) bool: whether a row has NaN or Inf; (n) bool: whether it was shortened.
+        The gradients, (n, dim) float32; (n) bool: whether a row has NaN or Inf; (n) bool: whether it was shortened,
+        None without a limit.
     """
-    grads = grads * scale
-    is_bad = ~torch.isfinite(grads).all(dim=1)
+    grads = grads if scale == 1 else grads * scale
+    is_bad = (grads * 0.0).sum(dim=1) != 0  # only NaN and Inf times 0 are not 0
+    if clip_row_norm == float("inf"):
+        return grads, is_bad, None
     norms = grads.to(torch.float64).square().sum(dim=1).sqrt()
     is_long = (norms > clip_row_norm) & ~is_bad
-    shrink = torch.where(is_long, clip_row_norm / norms, 1.0).unsqueeze(1) if clip_row_norm < float("inf") else None
-    shortened = grads if shrink is None else (grads.to(torch.float64) * shrink).float()
-    return shortened, is_bad, is_long
+    shrink = torch.where(is_long, clip_row_norm / norms, 1.0).unsqueeze(1)
+    return (grads.to(torch.float64) * shrink).float(), is_bad, is_long

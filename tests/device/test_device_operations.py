@@ -15,6 +15,7 @@ from sparserow.cpp_ext.device import lookup_math
 
 ROWS, BATCH, STEPS = 50, 8, 5
 LEAST_TABLES, MOST_TABLES = 26, 104
+MOST_THERE = 78  # the goal is 60
 
 
 class Tables(nn.Module):
@@ -95,26 +96,35 @@ def test_three_widths_cost_three_times_the_operations_at_most(mode: str | None) 
     assert three.total() - dense <= 3 * (one.total() - dense)
 
 
+def operations_there(tables: int, mode: str | None) -> tuple[Counter[str], int]:
+    """Returns the operations and the waits of the last step of tables that are on the device."""
+    shape = (tables, BATCH) if mode is None else (tables, BATCH, 3)
+    made, waits = Counter[str](), 0
+    with sr.InProcessCluster().connect(f"there {tables} {mode}") as session:
+        model = session.distribute(
+            Tables([4] * tables, mode).to(device()),
+            optimizer=sr.optim.Adagrad(lr=0.1),
+            min_rows=1,
+            tables={"*": sr.Table(placement="device")},
+        )
+        dense = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            ids = torch.randint(0, ROWS, shape).to(device())
+            COUNTS.reset()
+            model(ids).square().mean().backward()
+            session.step(dense)
+            made, waits = Counter(COUNTS.operations), COUNTS.waits
+    return made, waits
+
+
 @pytest.mark.parametrize("mode", [None, "sum", "mean"])
-def test_a_step_of_tables_on_a_device_waits_as_often_for_many_as_for_few(mode: str | None) -> None:
-    """Bags of one length reach each of their keys, so that none is searched for."""
-    waits = {}
-    for tables in (2, 8):
-        shape = (tables, BATCH) if mode is None else (tables, BATCH, 3)
-        with sr.InProcessCluster().connect(f"there {tables} {mode}") as session:
-            model = session.distribute(
-                Tables([4] * tables, mode).to(device()),
-                optimizer=sr.optim.Adagrad(lr=0.1),
-                min_rows=1,
-                tables={"*": sr.Table(placement="device")},
-            )
-            for _ in range(STEPS):
-                ids = torch.randint(0, ROWS, shape).to(device())
-                COUNTS.reset()
-                model(ids).square().mean().backward()
-                session.step()
-            waits[tables] = COUNTS.waits
-    assert waits[2] == waits[8], COUNTS.log
+def test_operations_of_tables_on_a_device_do_not_grow_with_the_tables(mode: str | None) -> None:
+    """Tables of one width and optimizer are one matrix: one search for keys, one operation a direction, one update."""
+    (few, waits), (many, more_waits) = (operations_there(tables, mode) for tables in (LEAST_TABLES, MOST_TABLES))
+    assert few == many
+    assert waits == more_waits
+    lookups = few - dense_part(4 * LEAST_TABLES)
+    assert lookups.total() <= MOST_THERE, lookups
 
 
 class Twice(nn.Module):

@@ -207,14 +207,14 @@ def failures(rank: int, address: str, folder: Path) -> None:
             session.step()
         unchanged()
 
-        table = session.core.device_tables.table("adam")
+        matrix = session.core.device_tables.table("adam").matrix
         if rank:  # the memory of this rank's device is not enough for the step
-            table.step = lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("5 bytes"))
+            matrix.step = lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("5 bytes"))
         model(*inputs).sum().backward()
         wrong = "table 'adam': the memory of cpu was not enough" if rank else "another rank's commit was refused"
         with pytest.raises(sr.errors.FailedPrecondition, match=wrong):
             session.step()
-        vars(table).pop("step", None)
+        vars(matrix).pop("step", None)
         unchanged()
 
         late = model.sgd(inputs[0])

@@ -46,10 +46,15 @@ def _part_of(rows: RankRows) -> Part:
         "ranks": rows.share.world,
         "dim": rows.schema.dim,
         "optimizer": _facts_of(rows.schema.optimizer),
-        "weights": rows.weights,
-        "state": rows.state,
-        "update_counts": rows.update_counts,
+        "weights": _on_host(rows.weights),
+        "state": _on_host(rows.state),
+        "update_counts": _on_host(rows.update_counts),
     }
+
+
+def _on_host(part: Tensor) -> Tensor:
+    """Returns a part of a matrix with memory of its own, because torch saves a view with all of the matrix."""
+    return part.clone() if part.device.type == "cpu" else part.cpu()
 
 
 def _facts_of(optimizer: RowOptimizer) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from ...proto.schema import TableSchema
 from ..session.device_side import SealedRows
 from ..session.session_parts import Placement
 from .exchange import END_OF_STEP, RankExchange
-from .rank_rows import Block, RankRows, StepOfRows, bytes_of_rows
+from .rank_rows import RankRows
 from .read_rows import read_rows, read_rows_together
+from .row_matrix import Block, RowMatrix, StepOfRows, bytes_of_rows, kind_of
 from .share import Share, by_owner
-from .staged import KeySums, StagedLookup, seal, sum_lookups
+from .staged import KeySums, StagedLookup, seal, sum_tables
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,12 @@ class DeviceTables:
         self._tables: dict[str, RankRows] = {}  # by name within the namespace
         self._order: list[str] = []
         self._staged: dict[str, list[StagedLookup]] = {}
-        self._sealed: dict[str, KeySums] = {}
-        self._received: dict[str, tuple[list[Block], float]] = {}
-        self._ready: dict[str, StepOfRows] = {}
+        self._matrices: list[RowMatrix] = []
+        # By matrix: what this rank's backwards have brought, what all ranks have, with the rate of each table, and the
+        # prepared changes.
+        self._sealed: list[KeySums] = []
+        self._received: list[tuple[list[Block], list[float]]] = []
+        self._ready: list[tuple[RowMatrix, StepOfRows]] = []
         self._generation = 0  # of steps, so that a backward after its step is noticed
         self._counts = {"nonfinite_rows": 0, "clipped_rows": 0}
         self.exchanges = RankExchange(
@@ -75,7 +79,7 @@ class DeviceTables:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the tables, in the order in which every rank made them."""
+        """The names of the tables, matrix by matrix, in the same order on every rank."""
         return self._order
 
     @property
@@ -98,9 +102,7 @@ class DeviceTables:
         problem: SparserowError | None = None
         try:
             self._check_fit(new)
-            for each in new:
-                share = Share(each.schema.id, each.num_rows, self._placement.world_size)
-                made.append(RankRows(each.schema, share, self._placement.rank, self.device, zeros=each.zeros))
+            made = self._made(new)
         except SparserowError as error:
             problem = error
         except torch.OutOfMemoryError as error:
@@ -108,14 +110,31 @@ class DeviceTables:
         self.exchanges.check_all(problem)
         for rows in made:
             self._tables[rows.schema.name] = rows
-            self._order.append(rows.schema.name)
             _registered[rows.schema.full_name] = self
+            if rows.matrix not in self._matrices:
+                self._matrices.append(rows.matrix)
+        self._order = [name for matrix in self._matrices for name in matrix.names]
+
+    def _made(self, new: Sequence[NewTable]) -> list[RankRows]:
+        """Returns this rank's rows of new tables, in a matrix for each width and optimizer."""
+        rank, world = self._placement.rank, self._placement.world_size
+        kinds: dict[tuple[object, ...], list[tuple[NewTable, Share]]] = {}
+        for each in new:
+            share = Share(each.schema.id, each.num_rows, world)
+            kinds.setdefault(kind_of(each.schema), []).append((each, share))
+        made: list[RankRows] = []
+        for group in kinds.values():
+            names, sizes = [each.schema.name for each, _ in group], [share.size(rank) for _, share in group]
+            matrix = RowMatrix(group[0][0].schema, names, sizes, self.device)
+            made += [RankRows(each.schema, share, rank, matrix, zeros=each.zeros) for each, share in group]
+        return made
 
     def remove(self, names: Sequence[str]) -> None:
-        """Removes tables and their rows."""
+        """Removes tables that were added together, and their rows."""
         for name in names:
-            self._order.remove(name)
             _registered.pop(self._tables.pop(name).schema.full_name, None)
+        self._matrices = [each for each in self._matrices if not set(each.names) <= {*names}]
+        self._order = [name for matrix in self._matrices for name in matrix.names]
 
     def _check_fit(self, new: Sequence[NewTable]) -> None:
         """Compares what the tables need on this rank's device with what is free there."""
@@ -145,6 +164,20 @@ class DeviceTables:
             SparserowError: see :meth:`RankExchange.integers`.
         """
         return read_rows(self.exchanges, self._tables[name], self._order.index(name), keys)
+
+    def rows_at(self, name: str, rows: Tensor) -> Tensor:
+        """Returns rows of this rank's matrix that has a table, (n, dim) float32."""
+        return self._tables[name].matrix.weights.index_select(0, rows)
+
+    def place_of(self, name: str) -> tuple[RowMatrix, int]:
+        """Returns the matrix that has a table, and the table's place in it."""
+        matrix = self._tables[name].matrix
+        return matrix, matrix.names.index(name)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank has all rows."""
+        return self._placement.world_size == 1
 
     def read_together(self, wanted: Sequence[tuple[str, Tensor]], digest: int) -> list[Tensor] | None:
         """Returns what :meth:`read` does for several lookups, by one exchange.
@@ -180,18 +213,19 @@ class DeviceTables:
     def seal(self, scale: float, clip_row_norm: float) -> SealedRows:
         """Ends the gathering of gradients; see :class:`DeviceSide`."""
         report = SealedRows()
-        schemas = [self._tables[name].schema for name in self._order]
         given = [
-            sum_lookups(self._staged.get(name, ()), schema.dim, self.device)
-            for name, schema in zip(self._order, schemas, strict=True)
+            sum_tables([self._staged.get(name, ()) for name in matrix.names], matrix.dim, self.device)
+            for matrix in self._matrices
         ]
-        sealed = seal(given, scale=scale, clip_row_norm=clip_row_norm)
-        for name, schema, sums in zip(self._order, schemas, sealed, strict=True):
-            self._sealed[name] = sums
+        self._sealed = seal(given, scale=scale, clip_row_norm=clip_row_norm)
+        for matrix, sums in zip(self._matrices, self._sealed, strict=True):
             self._counts["nonfinite_rows"] += sums.nonfinite_rows
             self._counts["clipped_rows"] += sums.clipped_rows
             if sums.nonfinite_rows:
-                table, key = (report.table, report.key) if report.rows else (schema.full_name, sums.nonfinite_key)
+                table, key = report.table, report.key
+                if not report.rows:
+                    name = matrix.names[sums.table_at(sums.nonfinite_place)]
+                    table, key = self._tables[name].schema.full_name, int(sums.keys[sums.nonfinite_place])
                 report = SealedRows(report.rows + sums.nonfinite_rows, table, key)
         return report
 
@@ -203,20 +237,46 @@ class DeviceTables:
         """
         if not self._order:
             return
+        if self.is_alone:
+            for matrix, sums in zip(self._matrices, self._sealed, strict=True):
+                rows = self._rows_of(matrix, sums.keys, sums.sizes) if sums.rows is None else sums.rows
+                of_tables = [_rate_of(_bits_of(rates[name])) for name in matrix.names]
+                self._received.append(([Block(rows, sums.grads, sums.sizes)], of_tables))
+            return
         integers, floats = self._messages(rates)
         received = self.exchanges.integers(END_OF_STEP, integers)
         dims = [self._tables[name].schema.dim for name in self._order]
         heads = numbers_of(torch.stack([each[: 2 * len(dims)] for each in received]))
         sizes = [sum(n * dim for n, dim in zip(head[::2], dims, strict=True)) for head in heads]
         grads = self.exchanges.floats(floats, sizes)
-        blocks = [
-            _blocks_of(rows[2 * len(dims) :], values, head[::2], dims)
+        # As on a shard, the rate is that of the lowest rank that has a gradient here.
+        lowest = [next((rank for rank, head in enumerate(heads) if head[2 * at]), 0) for at in range(len(dims))]
+        of_rates = [_rate_of(heads[rank][2 * at + 1]) for at, rank in enumerate(lowest)]
+        of_ranks = [
+            self._blocks_of(rows[2 * len(dims) :], values, head[::2])
             for rows, values, head in zip(received, grads, heads, strict=True)
         ]
-        for index, name in enumerate(self._order):
-            # As on a shard, the rate is that of the lowest rank that has a gradient here.
-            first = next((rank for rank, head in enumerate(heads) if head[2 * index]), 0)
-            self._received[name] = ([of_rank[index] for of_rank in blocks], _rate_of(heads[first][2 * index + 1]))
+        for at, matrix in enumerate(self._matrices):
+            first = self._order.index(matrix.names[0])
+            self._received.append(([of_rank[at] for of_rank in of_ranks], of_rates[first : first + len(matrix.names)]))
+
+    def _rows_of(self, matrix: RowMatrix, keys: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Returns the row in a matrix of each of this rank's keys, (n) int64, which come table by table."""
+        shares = [self._tables[name].share for name in matrix.names]
+        parts = zip(keys.split(list(sizes)), shares, matrix.firsts, strict=True)
+        return torch.cat([share.rows(part) + first for part, share, first in parts])
+
+    def _blocks_of(self, rows: Tensor, grads: Tensor, counts: Sequence[int]) -> list[Block]:
+        """Returns the block of each matrix from one rank's message, whose rows and gradients follow table by table."""
+        blocks, row, at, table = [], 0, 0, 0
+        for matrix in self._matrices:
+            sizes = list(counts[table : table + len(matrix.names)])
+            total = sum(sizes)
+            mine = rows[row : row + total].split(sizes)
+            shifted = torch.cat([part + first for part, first in zip(mine, matrix.firsts, strict=True)])
+            blocks.append(Block(shifted, grads[at : at + total * matrix.dim].view(-1, matrix.dim), sizes))
+            row, at, table = row + total, at + total * matrix.dim, table + len(matrix.names)
+        return blocks
 
     def _messages(self, rates: Mapping[str, float]) -> tuple[list[Tensor], list[Tensor]]:
         """Returns what each rank gets from this one: the integers and the gradients."""
@@ -224,14 +284,16 @@ class DeviceTables:
         heads: list[list[int]] = [[] for _ in range(world)]
         rows: list[list[Tensor]] = [[] for _ in range(world)]
         floats: list[list[Tensor]] = [[] for _ in range(world)]
-        divided = by_owner([(self._tables[name].share, self._sealed[name].keys) for name in self._order])
-        for name, parts, order in zip(self._order, *divided, strict=True):
-            share, sums = self._tables[name].share, self._sealed[name]
-            grads = sums.grads.index_select(0, order).split([len(part) for part in parts])
-            for rank, (keys, values) in enumerate(zip(parts, grads, strict=True)):
-                heads[rank] += [len(keys), _bits_of(rates[name])]
-                rows[rank].append(share.rows(keys))
-                floats[rank].append(values.reshape(-1))
+        keys = [part for sums in self._sealed for part in sums.keys.split(list(sums.sizes))]
+        grads = [part for sums in self._sealed for part in sums.grads.split(list(sums.sizes))]
+        shares = [self._tables[name].share for name in self._order]
+        divided = by_owner(list(zip(shares, keys, strict=True)))
+        for name, share, values, parts, order in zip(self._order, shares, grads, *divided, strict=True):
+            of_ranks = values.index_select(0, order).split([len(part) for part in parts])
+            for rank, (part, its) in enumerate(zip(parts, of_ranks, strict=True)):
+                heads[rank] += [len(part), _bits_of(rates[name])]
+                rows[rank].append(share.rows(part))
+                floats[rank].append(its.reshape(-1))
         integers = [
             torch.cat([torch.tensor(head).to(self.device), *mine]) for head, mine in zip(heads, rows, strict=True)
         ]
@@ -239,24 +301,30 @@ class DeviceTables:
 
     def prepare(self) -> None:
         """Computes what the step changes, where that takes memory; see :class:`DeviceSide`."""
-        for name, (blocks, lr) in self._received.items():
+        for matrix, (blocks, rates) in zip(self._matrices, self._received, strict=True):
+            of_rates: dict[float, list[int]] = {}
+            for table, rate in enumerate(rates):
+                of_rates.setdefault(rate, []).append(table)
             try:
-                self._ready[name] = self._tables[name].step(blocks, grad_sum=self._sums, lr=lr)
+                for lr, tables in of_rates.items():
+                    mine = blocks if len(of_rates) == 1 else [each.of_tables(tables) for each in blocks]
+                    self._ready.append((matrix, matrix.step(mine, grad_sum=self._sums, lr=lr)))
             except torch.OutOfMemoryError as error:
+                more = f" and {len(matrix.names) - 1} more of its width" if len(matrix.names) > 1 else ""
                 raise FailedPrecondition(
-                    f"table {name!r}: the memory of {self.device} was not enough to end the step, and nothing was "
-                    f"applied; allowed: a smaller batch, more ranks, or placement 'servers': {error}"
+                    f"table {matrix.names[0]!r}{more}: the memory of {self.device} was not enough to end the step, and "
+                    f"nothing was applied; allowed: a smaller batch, more ranks, or placement 'servers': {error}"
                 ) from error
 
     def apply(self) -> None:
         """Applies what was prepared; see :class:`DeviceSide`."""
-        for name, step in self._ready.items():
-            self._tables[name].apply(step, grad_sum=self._sums)
+        for matrix, step in self._ready:
+            matrix.apply(step, grad_sum=self._sums)
 
     def forget(self) -> None:
         """Ends the step: its gradients and what was prepared are dropped."""
         self._generation += 1
-        self._staged, self._sealed, self._received, self._ready = {}, {}, {}, {}
+        self._staged, self._sealed, self._received, self._ready = {}, [], [], []
 
     def drop_gradients(self) -> None:
         """Forgets the gradients that backward has brought."""
@@ -329,14 +397,6 @@ def spread_rows(tables: DeviceTables, name: str, chunks: Iterable[tuple[Tensor, 
         on_device = rows.to(tables.device, copy=True)
         tables.exchanges.spread(on_device)
         tables.table(name).set_weights(keys, on_device.cpu())
-
-
-def _blocks_of(rows: Tensor, grads: Tensor, counts: Sequence[int], dims: Sequence[int]) -> list[Block]:
-    """Returns the block of each table from one rank's message, whose rows and gradients follow table by table."""
-    parts = grads.split([count * dim for count, dim in zip(counts, dims, strict=True)])
-    return [
-        Block(mine, part.view(-1, dim)) for mine, part, dim in zip(rows.split(list(counts)), parts, dims, strict=True)
-    ]
 
 
 def _bits_of(rate: float) -> int:

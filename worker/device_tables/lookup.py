@@ -15,7 +15,7 @@ from ...cpp_ext.device.link import numbers_of
 from ...cpp_ext.device_ops import bags_of
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, not_allowed
 from .device_tables import DeviceTables, tables_of
-from .staged import StagedLookup
+from .staged import JointKeys, StagedLookup
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class IdKeys:
         tables: the tables of the session.
         name: the name of the table.
         keys: (u) int64, sorted and unique.
-        positions: (n) int64: the key of each id.
+        positions: (n) int64: the key of each id, among those of ``joint`` where there is one.
         padding: the position of the padding id; -1: it is not among the ids, or there is none.
+        joint: the keys of the lookups of its matrix that are made with it; None: it is made alone.
+        place: of the lookup among those.
     """
 
     tables: DeviceTables
@@ -52,6 +54,13 @@ class IdKeys:
     keys: Tensor
     positions: Tensor
     padding: int
+    joint: JointKeys | None
+    place: int
+
+    @property
+    def begin(self) -> int:
+        """The place of the lookup's first key among those of ``joint``."""
+        return 0 if self.joint is None else sum(self.joint.sizes[: self.place])
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,13 @@ class ReadRows:
 
     Attributes:
         ids: the ids of the lookup.
-        rows: (u, dim) float32, a row for each key.
+        rows: (u, dim) float32, a row for each key, or for each of the joint keys.
+        out: the output without offsets and weights, float32; None: it is made when the layer is called.
     """
 
     ids: IdKeys
     rows: Tensor
+    out: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -88,21 +99,21 @@ class _Lookup(IdKeys):
                 f"table {self.name!r}: gradient for ids that were not looked up in this step: call backward before "
                 "session.step"
             )
+        reaches_all = self.padding < 0 and (self.bags is None or self.bags.length is not None)
+        joint, begin = self.joint if reaches_all and places is None else None, 0 if self.joint is None else self.begin
+        positions, padding = self.positions, self.padding
+        if joint is None and begin:  # entries that leave keys out count those of this lookup alone
+            positions, padding = positions - begin, padding - begin if padding >= 0 else -1
         count, grads = self.keys.shape[0], grads.float().contiguous()
         if self.bags is None:
-            flat = grads.reshape(self.positions.shape[0], -1)
-            entries = math.entries_of_rows(flat, self.positions, rows=count, padding=self.padding)
+            entries = math.entries_of_rows(
+                grads.reshape(positions.shape[0], -1), positions, rows=count, padding=padding
+            )  # fmt: skip
         elif places is not None:
-            entries = math.entries_of_max(grads, self.positions, places, rows=count)
+            entries = math.entries_of_max(grads, positions, places, rows=count)
         else:
             entries = math.entries_of_bags(
-                grads,
-                self.positions,
-                self.bags,
-                rows=count,
-                mode=self.mode,
-                weights=weights,
-                padding=self.padding,
+                grads, positions, self.bags, rows=count, mode=self.mode, weights=weights, padding=padding
             )
         self.tables.stage(
             self.name,
@@ -110,7 +121,9 @@ class _Lookup(IdKeys):
                 self.keys,
                 entries,
                 is_by_column=places is not None,
-                reaches_all=self.padding < 0 and (self.bags is None or self.bags.length is not None),
+                reaches_all=reaches_all,
+                joint=joint,
+                place=self.place,
             ),
         )
 
@@ -145,6 +158,8 @@ def look_up(
     """
     tables = tables_of(binding)
     tables.check_usable()
+    if made is not None and made.out is not None and (bags is None or bags.offsets is bags.weights is None):
+        return made.out
     try:
         if bags is not None:
             _check_bags(ids, bags)
@@ -157,7 +172,8 @@ def look_up(
     rows = tables.read(keys.name, keys.keys) if made is None else made.rows
     mode = -1 if bags is None else bags.mode
     lookup = _Lookup(
-        tables, keys.name, keys.keys, keys.positions, keys.padding, of_bags, mode, tables.generation
+        tables, keys.name, keys.keys, keys.positions, keys.padding, keys.joint, keys.place, of_bags, mode,
+        tables.generation,
     )  # fmt: skip
     weights = None if bags is None or bags.weights is None else bags.weights
     if anchor.requires_grad and torch.is_grad_enabled():
@@ -180,8 +196,25 @@ def read_together(lookups: Sequence[IdKeys], digest: int) -> list[ReadRows] | No
     Raises:
         SparserowError: see :func:`look_up`.
     """
-    rows = lookups[0].tables.read_together([(each.name, each.keys) for each in lookups], digest)
-    return None if rows is None else [ReadRows(*each) for each in zip(lookups, rows, strict=True)]
+    tables = lookups[0].tables
+    of_joint: dict[int, Tensor] = {}
+    if tables.is_alone:
+        for each in lookups:
+            if each.joint is not None and each.joint.rows is not None and id(each.joint) not in of_joint:
+                of_joint[id(each.joint)] = tables.rows_at(each.name, each.joint.rows)
+        if len(of_joint) > 0:
+            return [ReadRows(each, of_joint[id(each.joint)]) for each in lookups]
+    rows = tables.read_together([(each.name, each.keys) for each in lookups], digest)
+    if rows is None:
+        return None
+    parts: dict[int, list[tuple[int, Tensor]]] = {}
+    for each, its in zip(lookups, rows, strict=True):
+        if each.joint is not None:
+            parts.setdefault(id(each.joint), []).append((each.place, its))
+    of_joint = {
+        joint: torch.cat([its for _, its in sorted(of, key=lambda pair: pair[0])]) for joint, of in parts.items()
+    }
+    return [ReadRows(each, of_joint.get(id(each.joint), its)) for each, its in zip(lookups, rows, strict=True)]
 
 
 def keys_of(binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None) -> IdKeys:
@@ -199,7 +232,7 @@ def keys_of(binding: str, ids: Tensor, anchor: Tensor, *, padding: int | None) -
         for bad in (lowest, highest):
             if not 0 <= bad < rows:
                 raise InvalidArgument(f"table {binding!r}: id {bad} is not allowed; allowed: [0, {rows})")
-    return IdKeys(tables, name, keys, positions, place)
+    return IdKeys(tables, name, keys, positions, place, None, 0)
 
 
 @dataclass(frozen=True)
@@ -226,37 +259,68 @@ def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
     """
     named = [_table_of(each.binding, each.ids, each.anchor) for each in wanted]
     tables = named[0][0]
-    rows = [tables.table(name).share.num_rows for _, name in named]
+    places = [tables.place_of(name) for _, name in named]
+    # By matrix, and by table within each, because the sums of a step are in this order.
+    order = sorted(range(len(wanted)), key=lambda at: tables.names.index(named[at][1]))
+    wanted, places = [wanted[at] for at in order], [places[at] for at in order]
+    names = [named[at][1] for at in order]
+    rows = [tables.table(name).share.num_rows for name in names]
     lengths = [each.ids.numel() for each in wanted]
     bases = [0, *accumulate(rows)]
     if bases[-1] >= 2**63 or min(lengths) == 0:
-        return [keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted]
+        return _one_by_one(wanted, order)
     device, n, count = tables.device, sum(lengths), len(wanted)
-    # What the host knows crosses in one copy: bases and rows of tables, lengths, and the numbers of padding ids.
+    begins_of = [at for at in range(count) if at == 0 or places[at][0] is not places[at - 1][0]]  # of each matrix
+    heads = [max(first for first in begins_of if first <= at) for at in range(count)]
+    # What the host knows crosses in one copy: bases and rows of tables, lengths, the numbers of padding ids, the first
+    # lookup of each matrix, and how far a row in its matrix is from its number.
     paddings = [-1 if each.padding is None else base + each.padding for each, base in zip(wanted, bases, strict=False)]
-    facts = torch.tensor([*bases, *rows, *lengths, *paddings]).to(device)
-    base, limit, length, padding = facts.split([count + 1, count, count, count])
+    shifts = [matrix.firsts[table] - base for (matrix, table), base in zip(places, bases, strict=False)]
+    facts = torch.tensor([*bases, *rows, *lengths, *paddings, *heads, *shifts]).to(device)
+    base, limit, length, padding, head, shift = facts.split([count + 1, count, count, count, count, count])
     ids = _joined_ids([each.ids for each in wanted], device)
-    is_bad = (ids < 0) | (ids >= limit.repeat_interleave(length, output_size=n))
-    numbers, positions = torch.unique(
-        ids + base[:-1].repeat_interleave(length, output_size=n), return_inverse=True
-    )  # fmt: skip
-    begins, places = torch.searchsorted(numbers, base), torch.searchsorted(numbers, padding)
-    is_there = numbers.index_select(0, places.clamp(max=numbers.shape[0] - 1)) == padding
-    places = torch.where(is_there, places - begins[:-1], -1)
-    bad, *on_host = numbers_of(torch.cat([is_bad.sum().reshape(1), begins, places]))
+    of_id = torch.repeat_interleave(length, output_size=n)  # the lookup of each id
+    is_bad = (ids < 0) | (ids >= limit.index_select(0, of_id))
+    numbers, positions = torch.unique(ids + base.index_select(0, of_id), return_inverse=True)
+    begins = torch.searchsorted(numbers, base)
+    own = begins.index_select(0, head)  # where the keys of each lookup's matrix begin
+    counted = [is_bad.sum().reshape(1), begins]
+    if max(paddings) >= 0:
+        found = torch.searchsorted(numbers, padding)
+        is_there = numbers.index_select(0, found.clamp(max=numbers.shape[0] - 1)) == padding
+        counted.append(torch.where(is_there, found - own, -1))
+    bad, *on_host = numbers_of(torch.cat(counted))
     if bad:  # the lookup that has it says which
-        return [keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted]
+        return _one_by_one(wanted, order)
+    of_padding = on_host[count + 1 :] or [-1] * count
     uniques = [end - begin for begin, end in pairwise(on_host[: count + 1])]
-    sizes = begins[1:] - begins[:-1]
-    keys = numbers - base[:-1].repeat_interleave(sizes, output_size=numbers.shape[0])
-    positions = positions - begins[:-1].repeat_interleave(length, output_size=n)
-    return [
-        IdKeys(tables, name, mine, at, place)
-        for (_, name), mine, at, place in zip(
-            named, keys.split(uniques), positions.split(lengths), on_host[count + 1 :], strict=True
+    of_key = torch.repeat_interleave(begins[1:] - begins[:-1], output_size=numbers.shape[0])
+    keys = numbers - base.index_select(0, of_key)
+    in_matrix = numbers + shift.index_select(0, of_key) if tables.is_alone else None
+    if len(begins_of) > 1:
+        positions = positions - own.index_select(0, of_id)
+    joints: list[JointKeys] = []
+    for first, end in pairwise([*begins_of, count]):
+        mine = slice(on_host[first], on_host[end])
+        at_rows = None if in_matrix is None else in_matrix[mine]
+        joints.append(JointKeys(keys[mine], at_rows, [table for _, table in places[first:end]], uniques[first:end]))
+    of_wanted = [
+        IdKeys(tables, name, mine, at, place, joints[begins_of.index(first)], number - first)
+        for number, (name, mine, at, place, first) in enumerate(
+            zip(names, keys.split(uniques), positions.split(lengths), of_padding, heads, strict=True)
         )
-    ]  # fmt: skip
+    ]
+    return [of_wanted[at] for at in _inverse(order)]
+
+
+def _one_by_one(wanted: Sequence[WantedIds], order: Sequence[int]) -> list[IdKeys]:
+    """Returns the keys of each lookup, made alone, in the order before they were sorted."""
+    made = [keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted]
+    return [made[at] for at in _inverse(order)]
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=lambda at: order[at])
 
 
 def _joined_ids(ids: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -1,10 +1,10 @@
-"""The gradients that a step's backwards have brought for one table on devices, and their sums by key."""
+"""The gradients that a step's backwards have brought for tables on devices, and their sums by key."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,56 +16,123 @@ from ...cpp_ext.device.lookup_math import Entries
 
 
 @dataclass(frozen=True)
+class JointKeys:
+    """The unique keys of several lookups of tables of one matrix, lookup by lookup.
+
+    Attributes:
+        keys: (u) int64, sorted and unique within each lookup.
+        rows: (u) int64: the row of each in the matrix, where this rank has all of them; None: other ranks have some.
+        tables: the place of each lookup's table in the matrix, in ascending order.
+        sizes: the number of keys of each lookup.
+    """
+
+    keys: Tensor
+    rows: Tensor | None
+    tables: Sequence[int]
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
 class StagedLookup:
     """What the backward of one lookup has brought.
 
     Attributes:
         keys: the keys of the lookup, (u) int64, sorted and unique.
-        entries: what is added to the sums; a position counts the keys.
+        entries: what is added to the sums; a position counts the keys, or with ``joint`` those of all its lookups.
         is_by_column: whether the entries are of single columns, as those of pooling by max.
         reaches_all: whether each key surely has an entry.
+        joint: the keys of the lookups that were made together; None: it was made alone, or its entries leave keys out.
+        place: of the lookup among those.
+        part: the lookup's first and end gradient, and its first and end entry, where the entries are of several; None:
+            all are its own.
     """
 
     keys: Tensor
     entries: Entries
     is_by_column: bool
     reaches_all: bool = False
+    joint: JointKeys | None = None
+    place: int = 0
+    part: tuple[tuple[int, int], tuple[int, int]] | None = None
+
+    def alone(self) -> StagedLookup:
+        """Returns the same with entries of its own, whose positions count the keys of this lookup."""
+        if self.joint is None:
+            return self
+        all_of, begin = self.entries, sum(self.joint.sizes[: self.place])
+        if self.part is not None:
+            grads, ids = (slice(*each) for each in self.part)
+            sources = None if all_of.sources is None else all_of.sources[ids] - self.part[0][0]
+            scales = None if all_of.scales is None else all_of.scales[ids]
+            all_of = Entries(all_of.grads[grads], all_of.positions[ids], sources, scales)
+        own = replace(all_of, positions=all_of.positions - begin)
+        return StagedLookup(self.keys, own, is_by_column=self.is_by_column, reaches_all=self.reaches_all)
 
 
 @dataclass(frozen=True)
 class KeySums:
-    """The sums of one step by key.
+    """The sums of one step by key, of the tables of a matrix.
 
     Attributes:
-        keys: the keys that a gradient has reached, (n) int64, sorted.
+        keys: the keys that a gradient has reached, (n) int64, table by table, sorted within each.
         grads: their sums, (n, dim) float32.
+        sizes: the number of keys of each table.
+        rows: (n) int64: the row of each key in the matrix; None: other ranks have some, or it is not known yet.
         nonfinite_rows: how many sums have NaN or Inf.
-        nonfinite_key: the first key of such a sum; 0 where there is none.
+        nonfinite_place: the place of the first such sum; 0 where there is none.
         clipped_rows: how many sums were shortened.
     """
 
     keys: Tensor
     grads: Tensor
+    sizes: Sequence[int]
+    rows: Tensor | None = None
     nonfinite_rows: int = 0
-    nonfinite_key: int = 0
+    nonfinite_place: int = 0
     clipped_rows: int = 0
 
+    def table_at(self, place: int) -> int:
+        """Returns the table of the key at a place, by its place in the matrix."""
+        return next(table for table, end in enumerate(accumulate(self.sizes)) if place < end)
 
-def sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device) -> KeySums:
+
+def sum_tables(staged: Sequence[Sequence[StagedLookup]], dim: int, device: torch.device) -> KeySums:
     """Sums gradients by key, in the order of the backwards and of the ids within each.
 
+    Lookups that were made together, one of a table, are summed together.
+
     Args:
-        lookups: of one table; all of them are by column, or none is.
+        staged: the lookups of each table of a matrix; those of a table are all by column, or none is.
         dim: the number of columns.
-        device: the device of the table.
+        device: the device of the tables.
+    """
+    lookups = [each for of_table in staged for each in of_table]
+    joint = lookups[0].joint if lookups else None
+    tables = [table for table, of_table in enumerate(staged) if of_table]
+    is_joint = joint is not None and len(lookups) == len(tables) and all(each.joint is joint for each in lookups)
+    if joint is not None and is_joint and tables == list(joint.tables):
+        grads = torch.empty(joint.keys.shape[0], dim, device=device)
+        entries = list({id(each.entries): each.entries for each in lookups}.values())
+        lookup_math.sum_entries(entries, joint.keys.shape[0], grads)
+        sizes = dict(zip(joint.tables, joint.sizes, strict=True))
+        return KeySums(joint.keys, grads, [sizes.get(table, 0) for table in range(len(staged))], joint.rows)
+    sums = [_sum_lookups([each.alone() for each in of_table], dim, device) for of_table in staged]
+    keys, grads = (torch.cat(parts) for parts in zip(*sums, strict=True))
+    return KeySums(keys, grads, [len(of_table) for of_table, _ in sums])
+
+
+def _sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the keys and the sums of one table.
+
+    All of the lookups are by column, or none is.
     """
     if not lookups:
-        return KeySums(torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dim, device=device))
+        return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dim, device=device)
     if len(lookups) == 1 and lookups[0].reaches_all and not lookups[0].is_by_column:  # the usual case never waits
         (only,) = lookups
         sums = torch.empty(only.keys.shape[0], dim, device=device)
         lookup_math.sum_entries([only.entries], only.keys.shape[0], sums)
-        return KeySums(only.keys, sums)
+        return only.keys, sums
     keys = torch.unique(torch.cat([each.keys for each in lookups]))
     count = keys.shape[0]
     is_by_column = lookups[0].is_by_column
@@ -80,32 +147,40 @@ def sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device)
     sums = torch.empty(count, dim, device=device)
     lookup_math.sum_entries(entries, count * width, sums.view(count * width, dim // width))
     kept = torch.nonzero(seen[:count]).reshape(-1)
-    return KeySums(keys.index_select(0, kept), sums.index_select(0, kept))
+    return keys.index_select(0, kept), sums.index_select(0, kept)
 
 
-def seal(tables: Sequence[KeySums], *, scale: float, clip_row_norm: float) -> list[KeySums]:
+def seal(matrices: Sequence[KeySums], *, scale: float, clip_row_norm: float) -> list[KeySums]:
     """Multiplies sums by ``scale``, counts those with NaN or Inf, and shortens rows, as the native session does.
 
     Args:
-        tables: the sums of each table, on one device; the host waits for it once.
+        matrices: the sums of each matrix, on one device; the host waits for it once.
         scale: the factor.
         clip_row_norm: the largest norm of a row; Inf: none is shortened.
     """
-    made, counted = list(tables), []
-    for index, sums in enumerate(tables):
+    made, counted = list(matrices), []
+    for index, sums in enumerate(matrices):
         if sums.keys.shape[0] == 0:
             continue
         if sums.grads.device.type == "cpu":
             grads = sums.grads.contiguous()
             bad, first, clipped = _client.seal_rows(grads.numpy(), scale=scale, clip_row_norm=clip_row_norm)
-            made[index] = KeySums(sums.keys, grads, bad, int(sums.keys[first]) if bad else 0, clipped)
+            made[index] = replace(
+                sums, grads=grads, nonfinite_rows=bad, nonfinite_place=first if bad else 0, clipped_rows=clipped
+            )
             continue
         grads, is_bad, is_clipped = row_optimizers.seal_rows(sums.grads, scale, clip_row_norm)
-        first_bad = torch.where(is_bad, sums.keys, torch.iinfo(torch.int64).max).min()
-        counted.append((index, grads, torch.stack([is_bad.sum(), first_bad, is_clipped.sum()])))
+        first_bad = torch.argmax(is_bad.to(torch.int8))  # the first of the largest
+        numbers = [is_bad.sum(), first_bad, *([] if is_clipped is None else [is_clipped.sum()])]
+        counted.append((index, grads, torch.stack(numbers)))
     if counted:
         found = numbers_of(torch.stack([numbers for _, _, numbers in counted]))
-        for (index, grads, _), (bad, first, clipped) in zip(counted, found, strict=True):
-            shortened = clipped if clip_row_norm < math.inf else 0
-            made[index] = KeySums(tables[index].keys, grads, bad, first if bad else 0, shortened)
+        for (index, grads, _), (bad, first, *clipped) in zip(counted, found, strict=True):
+            made[index] = replace(
+                matrices[index],
+                grads=grads,
+                nonfinite_rows=bad,
+                nonfinite_place=first,
+                clipped_rows=sum(clipped),
+            )
     return made

@@ -18,7 +18,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import TableSchema
 from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows
 from ..device_tables.lookup import BagOptions, look_up
-from ..device_tables.rank_rows import check_optimizer
+from ..device_tables.row_matrix import check_optimizer
 from ..lookups.made_rows import take_joint
 from ..lookups.makers.device_tables import anchor_of
 from ..session.session import JobSession

@@ -9,6 +9,7 @@ from torch import Tensor
 from ....proto.errors import SparserowError
 from ...device_tables.device_tables import tables_of
 from ...device_tables.lookup import ReadRows, WantedIds, keys_of_all, read_together
+from ...device_tables.made_together import Call, with_outputs
 from ..planned_layer import PlannedLayer
 from .tensor_group import LookupCall
 
@@ -43,4 +44,12 @@ def look_all_up(lookups: Sequence[LookupCall], digest: int) -> list[ReadRows] | 
         )
     except (SparserowError, ValueError):
         return None
-    return read_together(keys, digest)
+    read = read_together(keys, digest)
+    if read is None:
+        return None
+    return with_outputs(
+        [
+            Call(rows, anchor_of(layer), lookup.arguments[0].shape, layer.mode_number)
+            for rows, layer, lookup in zip(read, layers, lookups, strict=True)
+        ]
+    )
