@@ -71,7 +71,7 @@ class LocalShards final : public Shards {
   std::uint64_t prepared_sequence_ SR_GUARDED_BY(mutex_) = 0;  // 0: nothing is prepared
   std::vector<std::unique_ptr<PreparedPush>> prepared_ SR_GUARDED_BY(mutex_);
   std::vector<Store::Reservation> reservations_ SR_GUARDED_BY(mutex_);
-  // Of a commit whose first tables were applied, and another one not: no later commit is.
+  // A commit whose first tables were applied, and another one not, has left it: no later commit is applied.
   Status half_applied_ SR_GUARDED_BY(mutex_);
 };
 

@@ -262,9 +262,9 @@ class PageLog final : public SsdTier {
   std::uint64_t filled_bytes_ SR_GUARDED_BY(mutex_) = 0;  // of all segments that are in use
   int collecting_ SR_GUARDED_BY(mutex_) = 0;              // segments that are collected at the moment
   bool is_ending_ SR_GUARDED_BY(mutex_) = false;
-  // Of the last write that found no room, until a segment is freed or rows are deleted.
+  // The last write found no room; this is its answer until a segment is freed or rows are deleted.
   Status refusal_ SR_GUARDED_BY(mutex_);
-  // Of segments, which are collected later.
+  // When a read of each segment failed, which is collected later for that.
   std::map<std::uint32_t, std::chrono::steady_clock::time_point> failed_reads_ SR_GUARDED_BY(mutex_);
   std::vector<Place> candidates_ SR_GUARDED_BY(mutex_);
   std::vector<Place> former_ SR_GUARDED_BY(mutex_);  // of the writes of a batch: where the log has their keys now
