@@ -27,7 +27,9 @@ MIRRORS: list[tuple[Callable[..., Any], type[StrictModel], set[str] | None, set[
 NEEDED: dict[type[StrictModel], dict[str, Any]] = {ServeConfig: {"model": ["m"], "root": "/models"}}
 
 
-@pytest.mark.parametrize(("function", "section", "left_out", "stands_for"), MIRRORS, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(
+    ("function", "section", "left_out", "stands_for"), MIRRORS, ids=[each[0].__name__ for each in MIRRORS]
+)
 def test_arguments_have_the_names_and_the_defaults_of_their_fields(
     function: Callable[..., Any], section: type[StrictModel], left_out: set[str] | None, stands_for: set[str]
 ) -> None:
