@@ -63,7 +63,7 @@ class DeviceTables:
         self.device = device
         self._native, self._placement = native, placement
         self._tables: dict[str, RankRows] = {}  # by name within the namespace
-        self._order: list[str] = []
+        self._order: dict[str, int] = {}  # the names, matrix by matrix, with the number of each
         self._staged: dict[str, list[StagedLookup]] = {}
         self._matrices: list[RowMatrix] = []
         # By matrix: what this rank's backwards have brought, what all ranks have, with the rate of each table, and the
@@ -80,7 +80,11 @@ class DeviceTables:
     @property
     def names(self) -> Sequence[str]:
         """The names of the tables, matrix by matrix, in the same order on every rank."""
-        return self._order
+        return list(self._order)
+
+    def number_of(self, name: str) -> int:
+        """Returns the place of a table among :attr:`names`."""
+        return self._order[name]
 
     @property
     def rows(self) -> int:
@@ -113,7 +117,7 @@ class DeviceTables:
             _registered[rows.schema.full_name] = self
             if rows.matrix not in self._matrices:
                 self._matrices.append(rows.matrix)
-        self._order = [name for matrix in self._matrices for name in matrix.names]
+        self._order = {name: at for at, name in enumerate(each for matrix in self._matrices for each in matrix.names)}
 
     def _made(self, new: Sequence[NewTable]) -> list[RankRows]:
         """Returns this rank's rows of new tables, in a matrix for each width and optimizer."""
@@ -134,7 +138,7 @@ class DeviceTables:
         for name in names:
             _registered.pop(self._tables.pop(name).schema.full_name, None)
         self._matrices = [each for each in self._matrices if not set(each.names) <= {*names}]
-        self._order = [name for matrix in self._matrices for name in matrix.names]
+        self._order = {name: at for at, name in enumerate(each for matrix in self._matrices for each in matrix.names)}
 
     def _check_fit(self, new: Sequence[NewTable]) -> None:
         """Compares what the tables need on this rank's device with what is free there."""
@@ -163,7 +167,7 @@ class DeviceTables:
         Raises:
             SparserowError: see :meth:`RankExchange.integers`.
         """
-        return read_rows(self.exchanges, self._tables[name], self._order.index(name), keys)
+        return read_rows(self.exchanges, self._tables[name], self._order[name], keys)
 
     def rows_at(self, name: str, rows: Tensor) -> Tensor:
         """Returns rows of this rank's matrix that has a table, (n, dim) float32."""
@@ -171,8 +175,8 @@ class DeviceTables:
 
     def place_of(self, name: str) -> tuple[RowMatrix, int]:
         """Returns the matrix that has a table, and the table's place in it."""
-        matrix = self._tables[name].matrix
-        return matrix, matrix.names.index(name)
+        rows = self._tables[name]
+        return rows.matrix, rows.place
 
     @property
     def is_alone(self) -> bool:
@@ -257,7 +261,7 @@ class DeviceTables:
             for rows, values, head in zip(received, grads, heads, strict=True)
         ]
         for at, matrix in enumerate(self._matrices):
-            first = self._order.index(matrix.names[0])
+            first = self._order[matrix.names[0]]
             self._received.append(([of_rank[at] for of_rank in of_ranks], of_rates[first : first + len(matrix.names)]))
 
     def _rows_of(self, matrix: RowMatrix, keys: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -351,7 +355,7 @@ class DeviceTables:
             return "session.step"
         if call < END_OF_STEP:
             return "the lookups of a forward"
-        return f"a lookup of table {self._order[call]!r}" if 0 <= call < len(self._order) else "another call"
+        return f"a lookup of table {self.names[call]!r}" if 0 <= call < len(self._order) else "another call"
 
 
 _registered: weakref.WeakValueDictionary[str, DeviceTables] = weakref.WeakValueDictionary()

@@ -261,7 +261,7 @@ def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
     tables = named[0][0]
     places = [tables.place_of(name) for _, name in named]
     # By matrix, and by table within each, because the sums of a step are in this order.
-    order = sorted(range(len(wanted)), key=lambda at: tables.names.index(named[at][1]))
+    order = sorted(range(len(wanted)), key=lambda at: tables.number_of(named[at][1]))
     wanted, places = [wanted[at] for at in order], [places[at] for at in order]
     names = [named[at][1] for at in order]
     rows = [tables.table(name).share.num_rows for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -41,12 +42,15 @@ def with_outputs(calls: Sequence[Call]) -> list[ReadRows]:
     These have the same keys, mode and length of bags, each a table of its own, and no padding id among the ids.
     """
     kinds: dict[tuple[int, int, int], list[int]] = {}
+    often: dict[int, Counter[int]] = {}  # how many lookups each table has, by joint keys
     for at, call in enumerate(calls):
         ids = call.read.ids
         is_bag = call.mode != ROWS
         fits = call.mode in (ROWS, math.SUM, math.MEAN) and (not is_bag or (len(call.shape) == 2 and call.shape[1] > 0))
-        is_first = ids.joint is not None and ids.joint.tables.count(ids.joint.tables[ids.place]) == 1
-        if fits and is_first and ids.padding < 0 and call.anchor.requires_grad and torch.is_grad_enabled():
+        if ids.joint is not None and id(ids.joint) not in often:
+            often[id(ids.joint)] = Counter(ids.joint.tables)
+        is_only = ids.joint is not None and often[id(ids.joint)][ids.joint.tables[ids.place]] == 1
+        if fits and is_only and ids.padding < 0 and call.anchor.requires_grad and torch.is_grad_enabled():
             kinds.setdefault((id(ids.joint), call.mode, call.shape[1] if is_bag else 0), []).append(at)
     made = [call.read for call in calls]
     for numbers in kinds.values():

@@ -25,6 +25,7 @@ class RankRows:
 
     Attributes:
         schema, share, rank, matrix: as given.
+        place: of the table among those of the matrix.
         first: the first row of the table in the matrix.
         weights: (rows, dim) float32, a view of the matrix, as are the others.
         state: (rows, floats of state) float32.
@@ -37,7 +38,8 @@ class RankRows:
         self.schema, self.share, self.rank, self.matrix = schema, share, rank, matrix
         self._native = native_rows(schema)
         rows = share.size(rank)
-        self.first = matrix.firsts[matrix.names.index(schema.name)]
+        self.place = matrix.names.index(schema.name)
+        self.first = matrix.firsts[self.place]
         mine = slice(self.first, self.first + rows)
         self.weights, self.state = matrix.weights[mine], matrix.state[mine]
         self.update_counts = matrix.update_counts[mine]
