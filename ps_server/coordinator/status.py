@@ -29,7 +29,8 @@ async def status_message(
         failure: why a shard cannot be recovered alone; empty when no recovery failed.
         damaged: the names of checkpoints that were found damaged.
     """
-    # Members and who leaves are of one instant before the shards' counts, because these have whoever left by then.
+    # Members and leaving workers are read together, before the shards are asked, because the counts of shards have each
+    # worker that has left by then.
     leaving = cluster.workers_leaving()
     jobs = [_job_status(job, now) for job in sorted(cluster.jobs.jobs.values(), key=lambda job: job.full_name)]
     steps: dict[int, int] = {}  # the highest step, by job id

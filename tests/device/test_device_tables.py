@@ -11,7 +11,7 @@ import sparserow as sr
 from counting_device import device
 from sparserow.cpp_ext.device.link import link_of
 from sparserow.worker.api.in_process import InProcessCluster
-from sparserow.worker.device_tables import lookup
+from sparserow.worker.device_tables import id_keys
 from sparserow.worker.device_tables.device_tables import whole_rows
 from sparserow.worker.lookups.makers import device_tables as device_maker
 
@@ -122,7 +122,7 @@ def test_lookups_with_keys_found_together_are_those_found_alone(monkeypatch: pyt
     for together in (True, False):
         if not together:
             alone = lambda wanted: [  # noqa: E731
-                lookup.keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted
+                id_keys.keys_of(each.binding, each.ids, each.anchor, padding=each.padding) for each in wanted
             ]
             monkeypatch.setattr(device_maker, "keys_of_all", alone)
         with InProcessCluster(shards=1).connect(f"together-{together}") as session:

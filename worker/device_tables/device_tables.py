@@ -209,6 +209,14 @@ class DeviceTables:
         if self._native.lookup_refusal:
             raise FailedPrecondition(self._native.lookup_refusal)
 
+    def check_generation(self, name: str, generation: int) -> None:
+        """Raises FailedPrecondition where a lookup of a table was made in another step than this one."""
+        if self._generation != generation:
+            raise FailedPrecondition(
+                f"table {name!r}: gradient for ids that were not looked up in this step: call backward before "
+                "session.step"
+            )
+
     def stage(self, name: str, staged: StagedLookup) -> None:
         """Keeps what a backward has brought until the step ends."""
         self._staged.setdefault(name, []).append(staged)
@@ -243,7 +251,9 @@ class DeviceTables:
             return
         if self.is_alone:
             for matrix, sums in zip(self._matrices, self._sealed, strict=True):
-                rows = self._rows_of(matrix, sums.keys, sums.sizes) if sums.rows is None else sums.rows
+                # With one rank the row of a key within its table is the key.
+                rows = matrix.rows_of(sums.keys.split(list(sums.sizes))) if sums.rows is None else sums.rows
+                # Rounded as in a message, because a step is the same with any number of ranks.
                 of_tables = [_rate_of(_bits_of(rates[name])) for name in matrix.names]
                 self._received.append(([Block(rows, sums.grads, sums.sizes)], of_tables))
             return
@@ -264,21 +274,14 @@ class DeviceTables:
             first = self._order[matrix.names[0]]
             self._received.append(([of_rank[at] for of_rank in of_ranks], of_rates[first : first + len(matrix.names)]))
 
-    def _rows_of(self, matrix: RowMatrix, keys: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Returns the row in a matrix of each of this rank's keys, (n) int64, which come table by table."""
-        shares = [self._tables[name].share for name in matrix.names]
-        parts = zip(keys.split(list(sizes)), shares, matrix.firsts, strict=True)
-        return torch.cat([share.rows(part) + first for part, share, first in parts])
-
     def _blocks_of(self, rows: Tensor, grads: Tensor, counts: Sequence[int]) -> list[Block]:
         """Returns the block of each matrix from one rank's message, whose rows and gradients follow table by table."""
         blocks, row, at, table = [], 0, 0, 0
         for matrix in self._matrices:
             sizes = list(counts[table : table + len(matrix.names)])
             total = sum(sizes)
-            mine = rows[row : row + total].split(sizes)
-            shifted = torch.cat([part + first for part, first in zip(mine, matrix.firsts, strict=True)])
-            blocks.append(Block(shifted, grads[at : at + total * matrix.dim].view(-1, matrix.dim), sizes))
+            mine = matrix.rows_of(rows[row : row + total].split(sizes))
+            blocks.append(Block(mine, grads[at : at + total * matrix.dim].view(-1, matrix.dim), sizes))
             row, at, table = row + total, at + total * matrix.dim, table + len(matrix.names)
         return blocks
 

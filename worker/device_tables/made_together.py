@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext.device import lookup_math as math
-from ...proto.errors import FailedPrecondition
 from .lookup import ReadRows
 from .staged import JointKeys, StagedLookup
 
@@ -94,11 +93,7 @@ class _Group:
 
     def stage(self, grads: Sequence[Tensor | None]) -> None:
         """Stages the gradients of the outputs; None: no gradient has reached a lookup."""
-        if self.tables.generation != self.generation:
-            raise FailedPrecondition(
-                f"table {self.ids[0].name!r}: gradient for ids that were not looked up in this step: call backward "
-                "before session.step"
-            )
+        self.tables.check_generation(self.ids[0].name, self.generation)
         count = self.joint.keys.shape[0]
         reached = [at for at, grad in enumerate(grads) if grad is not None]
         if not reached:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -106,13 +107,21 @@ class RowMatrix:
 
     def __init__(self, schema: TableSchema, names: Sequence[str], rows: Sequence[int], device: torch.device) -> None:
         self.names, self.dim, self.device = list(names), schema.dim, device
-        self.firsts = [sum(rows[:place]) for place in range(len(rows))]
+        self.firsts = list(accumulate(rows[:-1], initial=0))
         self._native = native_rows(schema)
         self._kind, self._parameters = optimizer_parameters(schema.optimizer)
         total = sum(rows)
         self.weights = torch.empty(total, schema.dim, device=device)
         self.state = torch.empty(total, self._native.state_floats, device=device)
         self.update_counts = torch.zeros(total, dtype=torch.int32, device=device)
+
+    def rows_of(self, parts: Sequence[Tensor]) -> Tensor:
+        """Returns the numbers in the matrix, (n) int64, of rows that are numbered within their tables.
+
+        Args:
+            parts: the rows of each table.
+        """
+        return torch.cat([part + first for part, first in zip(parts, self.firsts, strict=True)])
 
     def step(self, blocks: Sequence[Block], *, grad_sum: bool, lr: float) -> StepOfRows:
         """Prepares one step. Nothing is changed, and :meth:`apply` needs no memory on a device.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -30,6 +31,11 @@ class JointKeys:
     rows: Tensor | None
     tables: Sequence[int]
     sizes: Sequence[int]
+
+    @cached_property
+    def begins(self) -> Sequence[int]:
+        """The place of each lookup's first key."""
+        return list(accumulate(self.sizes[:-1], initial=0))
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class StagedLookup:
         """Returns the same with entries of its own, whose positions count the keys of this lookup."""
         if self.joint is None:
             return self
-        all_of, begin = self.entries, sum(self.joint.sizes[: self.place])
+        all_of, begin = self.entries, self.joint.begins[self.place]
         if self.part is not None:
             grads, ids = (slice(*each) for each in self.part)
             sources = None if all_of.sources is None else all_of.sources[ids] - self.part[0][0]

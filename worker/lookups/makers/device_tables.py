@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ....proto.errors import SparserowError
 from ...device_tables.device_tables import tables_of
-from ...device_tables.lookup import ReadRows, WantedIds, keys_of_all, read_together
+from ...device_tables.id_keys import WantedIds, keys_of_all
+from ...device_tables.lookup import ReadRows, read_together
 from ...device_tables.made_together import Call, with_outputs
 from ..planned_layer import PlannedLayer
 from .tensor_group import LookupCall
