@@ -11,7 +11,7 @@ from typing import Any
 
 from ...proto.config.job import JobConfig
 from ...proto.config.parallel_config import check_ranks
-from ...proto.config.quorum_config import check_members
+from ...proto.config.quorum_rules import check_members
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError, Unavailable, error_of
 from ...proto.extras import install_command
 from ...proto.options.document import validate

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...proto.config.job import JobConfig
-from ...proto.config.placement_config import refusal_of_devices
+from ...proto.config.placement_rules import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...worker.data import Batch
 from ...worker.data.batch import Lists

@@ -18,7 +18,7 @@ from ...proto.config.cluster_config import ClusterConfig
 from ...proto.config.job import JobConfig
 from ...proto.config.log_config import LogConfig
 from ...proto.config.parallel_config import check_ranks
-from ...proto.config.quorum_config import check_members
+from ...proto.config.quorum_rules import check_members
 from ...proto.errors import (
     DeadlineExceeded,
     FailedPrecondition,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from ..errors import InvalidArgument
-from .features_config import features_of_job
+from .features_rules import features_of_job
 from .job_sections import JobSections
 from .metrics_rules import check_metrics
 from .parallel_config import check_ranks
-from .placement_config import check_placements
+from .placement_rules import check_placements
 from .rules import check_rules
 from .tasks_config import Task
 from .tasks_rules import tasks_of_job

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...proto.config.job import JobConfig
-from ...proto.config.placement_config import refusal_of_devices
+from ...proto.config.placement_rules import refusal_of_devices
 from ...proto.config.table_config import TableConfig
 from ...proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ...proto.optim import RowOptimizer, starts_at_zero

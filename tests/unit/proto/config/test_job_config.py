@@ -11,8 +11,8 @@ import pytest
 from sparserow.deploy.train.training_job import TorchrunPlace, allowed_restarts, run_job
 from sparserow.proto.config.elastic_config import ElasticConfig
 from sparserow.proto.config.job import JobConfig
-from sparserow.proto.config.placement_config import refusal_of_devices
-from sparserow.proto.config.quorum_config import check_members
+from sparserow.proto.config.placement_rules import refusal_of_devices
+from sparserow.proto.config.quorum_rules import check_members
 from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.optim import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
 from sparserow.proto.options.document import load_config, validate
