@@ -94,9 +94,10 @@ def _finish(device: torch.device) -> None:
 
 
 @contextmanager
-def _distributed(
+def distributed(
     size: Size, device: torch.device, name: str, cache: RowCache | None, placement: Placement = "servers"
 ) -> Iterator[tuple[Session, nn.Module]]:
+    """Gives the session and the model whose rows are on one shard process, or on the device; the model is there."""
     with local_cluster(shards=1) as cluster, connect(cluster.address, name, cache=cache) as session:
         torch.manual_seed(0)
         model = PooledClickModel(size.rows)
@@ -110,7 +111,8 @@ def _distributed(
         yield session, model.to(device)
 
 
-def _loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+def loss_of(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    """Returns the loss of a batch."""
     return nn.functional.binary_cross_entropy_with_logits(model(ids), labels)
 
 
@@ -129,7 +131,7 @@ def _rows_on_a_shard(session: Session, model: nn.Module, device: torch.device) -
             if number == _DROPPED:
                 _finish(device)
                 began = time.perf_counter()
-            _loss(model, batch.ids, batch.labels).backward()
+            loss_of(model, batch.ids, batch.labels).backward()
             session.step(dense)
         _finish(device)
         return (time.perf_counter() - began) / (len(batches) - _DROPPED)
@@ -154,11 +156,12 @@ def _on_device(step: Callable[[Tensor, Tensor], None], device: torch.device) -> 
     return run
 
 
-def _rows_on_the_device(session: Session, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+def step_of_session(session: Session, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    """Returns a step of a session, given ids and labels."""
     dense = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step(ids: Tensor, labels: Tensor) -> None:
-        _loss(model, ids, labels).backward()
+        loss_of(model, ids, labels).backward()
         session.step(dense)
 
     return step
@@ -174,7 +177,7 @@ def _torch_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], 
     rows = torch.optim.Adagrad(list(model.tables.parameters()), lr=0.05)
 
     def step(ids: Tensor, labels: Tensor) -> None:
-        _loss(model, ids, labels).backward()
+        loss_of(model, ids, labels).backward()
         for optimizer in (dense, rows):
             optimizer.step()
             optimizer.zero_grad()
@@ -195,7 +198,7 @@ def _fbgemm_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor],
     return step
 
 
-def _dense_step(
+def dense_step(
     size: Size, device: torch.device, wrap: Callable[[nn.Module], nn.Module] = lambda tower: tower
 ) -> Callable[[Tensor, Tensor], None]:
     torch.manual_seed(0)
@@ -234,19 +237,19 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
     source, link, lack = ZipfBatches(size, hot), link_of(device), _lack_of_fbgemm_on(device)
     batches = [OnHost(*source.make()) for _ in range(max(size.repetitions // _BLOCKS, 2) + _DROPPED)]
     with (
-        _distributed(size, device, f"bench-gpu-{hot}", None) as (session, model),
-        _distributed(size, device, f"bench-gpu-{hot}-there", None, "device") as (session_there, model_there),
+        distributed(size, device, f"bench-gpu-{hot}", None) as (session, model),
+        distributed(size, device, f"bench-gpu-{hot}-there", None, "device") as (session_there, model_there),
         job_of_one_rank(device) as reduced,
     ):
         runs: dict[str, Callable[[list[OnHost]], float]] = {
             "rows on a shard": _rows_on_a_shard(session, model, device),
             "torch EmbeddingBag": _on_device(_torch_step(size, device), device),
-            "tables on the device": _on_device(_rows_on_the_device(session_there, model_there), device),
-            "dense part": _on_device(_dense_step(size, device), device),
+            "tables on the device": _on_device(step_of_session(session_there, model_there), device),
+            "dense part": _on_device(dense_step(size, device), device),
             "pull and push": _rows_alone(session),
         }
         for backend in backends_of(device):
-            step = _dense_step(size, device, lambda tower, backend=backend: reduced(tower, backend))  # type: ignore[misc]
+            step = dense_step(size, device, lambda tower, backend=backend: reduced(tower, backend))  # type: ignore[misc]
             runs[f"dense part, {backend}"] = _on_device(step, device)
         if not lack:
             runs["fbgemm TBE"] = _on_device(_fbgemm_step(size, device), device)
@@ -332,7 +335,7 @@ def _measure_kept_rows(size: Size, device: torch.device) -> list[Figure]:
     rate = 0.0
     for storage in ("host", "auto"):
         cache = RowCache(kept, storage=storage)
-        with _distributed(size, device, "bench-gpu-kept", cache) as (session, model), torch.no_grad():
+        with distributed(size, device, "bench-gpu-kept", cache) as (session, model), torch.no_grad():
             model.eval()
             for batch in batches:
                 model(batch.ids)

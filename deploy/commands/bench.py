@@ -43,6 +43,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "checkpoint": "Saves and restores, against the disk.",
         "scale": "The cost of a row by numbers of shards and workers.",
         "gpu": "A step with rows on shards, against torch's on the device.",
+        "counted": "Operations, copies and Python's time of a step on a device, counted without one.",
         "reader": "The reader of files, against a scan by Arrow.",
         "zoo": "AUC and ranking of each model of the zoo, against plain torch.",
     }

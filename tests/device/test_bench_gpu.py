@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from counting_device import device
 from sparserow.deploy.bench import gpu
+from sparserow.deploy.bench.counting_device import device
 from sparserow.deploy.cli import main
 
 

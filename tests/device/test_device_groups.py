@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from counting_device import COUNTS, device
+from sparserow.deploy.bench.counting_device import COUNTS, device
 from sparserow.worker.api.session import Session
 from sparserow.worker.lookups.makers import same_batch
 from sparserow.worker.session import tensor_group

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import sparserow as sr
-from counting_device import COUNTS, device
 from scored_program import batch, publish_scorer
+from sparserow.deploy.bench.counting_device import COUNTS, device
 from sparserow.serving.inference.inference import ServedModel
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from counting_device import COUNTS, device
+from sparserow.deploy.bench.counting_device import COUNTS, device
 
 DIM, ROWS, BATCH = 4, 60, 16
 

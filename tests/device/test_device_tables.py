@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import sparserow as sr
-from counting_device import device
 from sparserow.cpp_ext.device.link import link_of
+from sparserow.deploy.bench.counting_device import device
 from sparserow.worker.api.in_process import InProcessCluster
 from sparserow.worker.device_tables import id_keys
 from sparserow.worker.device_tables.device_tables import whole_rows

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparserow as sr
-from counting_device import COUNTS, device
+from sparserow.deploy.bench.counting_device import COUNTS, device
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.options.document import load_config
 from sparserow.worker.data.synthetic import write_click_log

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from counting_device import COUNTS, device
+from sparserow.deploy.bench.counting_device import COUNTS, device
 
 ROWS, DIM, BATCH = 60, 4, 5
 PLACES = ["host", "device"]

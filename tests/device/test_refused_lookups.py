@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from counting_device import device
+from sparserow.deploy.bench.counting_device import device
 
 ROWS, DIM = 20, 4
 FLAT = torch.tensor([1, 2, 3, 4, 5])

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from sparserow.cpp_ext.device.link import Crossings, Fetched, HostLink, Prepare, Sent, register_link
+from ...cpp_ext.device.link import Crossings, Fetched, HostLink, Prepare, Sent, register_link
 
 _SYNCHRONISING = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "unique_consecutive", "_unique2"}
 _NAME = "counted"
@@ -43,6 +43,7 @@ class Counts:
     log: list[str] = field(default_factory=list)
 
     def reset(self) -> None:
+        """Begins anew."""
         self.to_device = self.to_host = self.bytes_to_device = self.bytes_to_host = self.waits = 0
         self.operations.clear()
         self.log.clear()
@@ -57,7 +58,7 @@ class CountedTensor(Tensor):
     host: Tensor
 
     @staticmethod
-    def __new__(cls, host: Tensor) -> CountedTensor:
+    def __new__(cls: type[CountedTensor], host: Tensor) -> CountedTensor:
         with torch.inference_mode(host.is_inference()):  # a view of a normal tensor is one in inference mode, too
             made: CountedTensor = Tensor._make_wrapper_subclass(
                 cls,
@@ -70,11 +71,15 @@ class CountedTensor(Tensor):
         made.host = host
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        del tensor_contents
         return f"CountedTensor({self.host!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch calls it as torch.utils says
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
         kwargs = dict(kwargs or {})
         if func.namespace == "sparserow":
             return func._op_dk(torch._C.DispatchKey.PrivateUse1, *args, **kwargs)
@@ -130,15 +135,18 @@ class CountingLink(HostLink):
     """The package's link to the device."""
 
     def send(self, host: Tensor, prepare: Prepare = lambda _: ()) -> Sent:
+        """See :class:`HostLink`."""
         self.crossings.count_send(host)
         there = host.to(self.device)
         return Sent(there, prepare(there))
 
     def fetch(self, tensor: Tensor) -> Fetched:
+        """See :class:`HostLink`."""
         self.crossings.count_fetch(tensor)
         return Fetched(tensor.cpu())
 
     def address(self, tensor: Tensor) -> int:
+        """See :class:`HostLink`."""
         return tensor.host.data_ptr() if isinstance(tensor, CountedTensor) else tensor.data_ptr()
 
 
