@@ -499,6 +499,21 @@ class LookupPack:
     def groups(self) -> list[tuple[int, int, int]]:
         """(run, first of its rows in the run, unique rows)."""
 
+    @property
+    def tables(self) -> list[str]:
+        """The binding of each group."""
+
+    @property
+    def paddings(self) -> list[int]:
+        """The id that lookups of each group leave out; negative: none."""
+
+    def set_paddings(self, of_tables: Sequence[int]) -> None:
+        """Sets ``paddings``; before ``write``."""
+
+    @property
+    def layout_begin(self) -> int:
+        """The first byte of (3, parts) int32: first ids in the run, numbers of ids, positions of padding ids."""
+
     def plan(self) -> None:
         """Asks which rows the device has; before ``bytes`` is read and ``write``."""
 
@@ -514,8 +529,8 @@ class LookupPack:
         """(group, number of ids, first byte of the positions in the group's run)."""
 
     def write(self, to: int) -> None: ...
-    def find(self, name: str, ids: _BatchTensor) -> int:
-        """The part whose ids are these; -1 when there is none."""
+    def find(self, lookups: Sequence[tuple[str, _BatchTensor]]) -> list[int]:
+        """The part that has the ids of each (binding, ids); -1 when there is none."""
 
     def position_of(self, part: int, id: int) -> int: ...  # noqa: A002 - the native name
     @property

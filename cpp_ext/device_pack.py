@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,11 +25,11 @@ Described: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 
 @dataclass
 class PackGradient:
-    """What lookups of one run add to its sums, or what one adds to those of its group where they are by column.
+    """What lookups of one run add to its sums.
 
     Attributes:
         parts: of the pack, in the order of their entries, each with the id that adds nothing; negative: none.
-        entries: of the parts' run; by column, of the part's group.
+        entries: of the parts' run.
         is_by_column: whether an entry is a column of a row.
     """
 
@@ -56,9 +56,11 @@ class DevicePack:
         self.native = native
         self._link, self._sent, self._keeps = link, sent, keeps
         self.runs, self._groups, self._parts = native.runs, native.groups, native.parts
+        self._paddings = native.paddings
         self._buffer: Tensor | None = None
         self._fresh: Sent | None = None
         self._rows: dict[int, Tensor] = {}
+        self._layout: Tensor | None = None
         self.gradients: list[PackGradient] = []
 
     def send_fresh(self) -> None:
@@ -90,10 +92,9 @@ class DevicePack:
         table: int = self._parts[part][0]
         return table
 
-    def own_rows_of(self, part: int) -> tuple[int, int]:
-        """The first row of a part's table among those of its run, and how many it has."""
-        _, first, size = self._groups[self._parts[part][0]]
-        return first, size
+    def padding_of(self, part: int) -> int:
+        """The id whose position :meth:`layout` has for a part; negative: none."""
+        return self._paddings[self._parts[part][0]]
 
     def rows(self, run: int) -> Tensor:
         """(unique rows, dim) float32 on the device."""
@@ -104,20 +105,34 @@ class DevicePack:
             self._rows[run] = view_of(self.buffer(), begin, torch.float32, (n, dim))
         return self._rows[run]
 
-    def positions(self, part: int) -> Tensor:
-        """(n) int32 on the device: the row of each id of a lookup, in the rows of its run.
+    def positions(self, parts: Sequence[int]) -> Tensor:
+        """(n) int32 on the device: the row of each id of some lookups of a run, in the rows of the run."""
+        begin, total, lie_together = self._parts[parts[0]][2], 0, True
+        for part in parts:
+            _, n, at = self._parts[part]
+            lie_together = lie_together and at == begin + total * torch.int32.itemsize
+            total += n
+        if lie_together:  # as those of all parts of a run do
+            return view_of(self.buffer(), begin, torch.int32, (total,))
+        return torch.cat([self.positions([part]) for part in parts])
 
-        Those of a run's parts lie one behind the other.
+    def layout(self, parts: Sequence[int]) -> Tensor:
+        """(3, parts) int32 on the device: the first id of each part among those of its run, its number of ids, and the
+        position of the id :meth:`padding_of`, -1 where it is not there.
         """
-        _, n, begin = self._parts[part]
-        return view_of(self.buffer(), begin, torch.int32, (n,))
+        if self._layout is None:
+            self._layout = view_of(self.buffer(), self.native.layout_begin, torch.int32, (3, len(self._parts)))
+        first = parts[0]
+        if parts[-1] - first + 1 == len(parts) and all(part == first + at for at, part in enumerate(parts)):
+            return self._layout[:, first : first + len(parts)]
+        return torch.stack([self._layout[:, part] for part in parts], dim=1)
 
 
 def make_pack(
     link: DeviceLink,
     stores: RowStores,
-    tables: Sequence[str],
-    ids: Sequence[Described],
+    lookups: Sequence[tuple[str, Described]],
+    paddings: Mapping[str, int],
     *,
     train: bool,
     with_gradient: bool,
@@ -127,22 +142,31 @@ def make_pack(
     Args:
         link: to the device.
         stores: of the rows that the device keeps.
-        tables: the binding of each lookup.
-        ids: of each; what is described must live until the call returns.
+        lookups: the binding and the ids of each; what is described must live until the call returns.
+        paddings: the id that lookups of a table leave out, by the table's binding.
         train: by the step's clock, remembered until the step ends; else the newest rows.
         with_gradient: whether a backward follows.
     """
-    native = _client.LookupPack(list(zip(tables, ids, strict=True)), train=train, with_gradient=with_gradient)
-    return send_pack(link, stores, native)
+    native = _client.LookupPack(list(lookups), train=train, with_gradient=with_gradient)
+    return send_pack(link, stores, native, paddings)
 
 
-def send_pack(link: DeviceLink, stores: RowStores, native: _client.LookupPack) -> DevicePack:
+def send_pack(
+    link: DeviceLink, stores: RowStores, native: _client.LookupPack, paddings: Mapping[str, int]
+) -> DevicePack:
     """Sends the rows and positions of a pack in one copy; rows that the device has kept stay out of it."""
+    note_paddings(native, paddings)
     with stores.order:
         native.plan()
         host = link.host_buffer(native.bytes)
         native.write(host.data_ptr())
         return DevicePack(native, link, link.send(host, rows_by_plan(native, stores)))
+
+
+def note_paddings(native: _client.LookupPack, paddings: Mapping[str, int]) -> None:
+    """Has a pack find the positions of padding ids, which are given by the binding of their table."""
+    if paddings:
+        native.set_paddings([paddings.get(table, -1) for table in native.tables])
 
 
 def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
@@ -175,10 +199,9 @@ def sum_pack(pack: DevicePack, sums: Tensor, at: int) -> int:
             out.zero_()
         for each in mine:
             if each.is_by_column:
-                first, own = pack.own_rows_of(each.parts[0][0])
-                columns = torch.empty(own * dim, 1, device=sums.device)
-                math.sum_entries([each.entries], own * dim, columns)
-                out[first : first + own].add_(columns.view(own, dim))
+                columns = torch.empty(size * dim, 1, device=sums.device)
+                math.sum_entries([each.entries], size * dim, columns)
+                out.add_(columns.view(size, dim))
         at += size * dim
     return at
 
@@ -188,16 +211,18 @@ class BatchOnDevice:
 
     Args:
         link: to the device.
-        stores: of the rows that the device keeps.
+        step: what the session's step has there.
         native: the pack of the batch's lookups; None: it has none.
         tensors: of the batch, on the host.
     """
 
     def __init__(
-        self, link: DeviceLink, stores: RowStores, native: _client.LookupPack | None, tensors: Sequence[Tensor]
+        self, link: DeviceLink, step: StepOnDevice, native: _client.LookupPack | None, tensors: Sequence[Tensor]
     ) -> None:
-        self._layout, self._link, self._tensors = ByteLayout(), link, list(tensors)
-        with stores.order:
+        self._layout, self._link, self._step, self._tensors = ByteLayout(), link, step, list(tensors)
+        if native is not None:
+            note_paddings(native, step.paddings)
+        with step.stores.order:
             if native is not None:
                 native.plan()
                 self._layout.reserve(native.bytes)
@@ -207,15 +232,15 @@ class BatchOnDevice:
             if native is not None and native.bytes:
                 native.write(host.data_ptr())
             self._layout.write(self._tensors, host)
-            self._sent = link.send(host) if native is None else link.send(host, rows_by_plan(native, stores))
+            self._sent = link.send(host) if native is None else link.send(host, rows_by_plan(native, step.stores))
         self.pack = None if native is None else DevicePack(native, link, self._sent, self)
 
-    def receive(self, step: StepOnDevice) -> list[Tensor]:
+    def receive(self) -> list[Tensor]:
         """The tensors on the device, in order; the step knows the host's copies of integer ones from now on."""
         buffer = self._link.receive(self._sent) if self.pack is None else self.pack.buffer()
         with torch.inference_mode(False):  # so that torch counts what changes a tensor in place, for each of them alone
             there = [view.data for view in self._layout.views(buffer)]
         for view, tensor in zip(there, self._tensors, strict=True):
             if tensor.dtype in (torch.int64, torch.int32) and tensor.numel() > 0:
-                step.keep_host_copy(view, tensor.contiguous())
+                self._step.keep_host_copy(view, tensor.contiguous())
         return there

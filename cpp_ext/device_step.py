@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +49,18 @@ class Carried:
 
 @dataclass(frozen=True)
 class FoundLookup:
+    """The part of a pack that has the ids of a lookup."""
+
     pack: DevicePack
     part: int
-    ids: Tensor  # kept, so that its memory names these ids as long as the step lasts
+
+
+@dataclass(frozen=True)
+class _KnownLookups:
+    """What a call has looked up, with all that its backward needs."""
+
+    made: Any
+    ids: Sequence[Tensor]  # kept, so that their memory names them as long as the step lasts
 
 
 @dataclass(frozen=True)
@@ -80,18 +90,20 @@ class StepOnDevice:
 
     Attributes:
         stores: of the rows that the device keeps from one step to the next.
+        paddings: the id that the last lookup of a table has left out, by the table's binding.
         steps_undone: by how many steps the session is ahead of its rows, since a restore set them back.
     """
 
     def __init__(self, native: _client.NativeSession, kept: KeptRows = _NO_ROWS) -> None:
         self._native, self._kept = native, kept
         self.steps_undone = 0
+        self.paddings: dict[str, int] = {}
         self.stores = RowStores(lambda: [] if native is None else native.device_stores)
         self._link: DeviceLink | None = None
         self._offered: dict[bool, list[DevicePack]] = {True: [], False: []}  # by whether they are of the step
         self._is_prefetched = False
         self._packs: list[DevicePack] = []
-        self._known: dict[tuple[object, ...], FoundLookup] = {}
+        self._known: dict[tuple[object, ...], _KnownLookups] = {}
         self._of_thread = threading.local()  # the host's copies that this thread has, so that calls may overlap
         self._carried: list[Carried] = []
         self._flags: list[Tensor] = []
@@ -151,7 +163,7 @@ class StepOnDevice:
             train: whether the lookups belong to this step, or else to an evaluation.
         """
         if native.bytes and self._link is not None:
-            self._offered[train].append(send_pack(self._link, self.stores, native))
+            self._offered[train].append(send_pack(self._link, self.stores, native, self.paddings))
 
     def end_evaluation(self) -> None:
         """Forgets the packs that were offered to an evaluation's forward, and this thread's copies on the host."""
@@ -180,9 +192,9 @@ class StepOnDevice:
         """
         if tensor.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"InvalidArgument: ids.dtype: '{tensor.dtype}' is not allowed; allowed: int64, int32")
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             tensor = self._known_copy(tensor, link)
-        return tensor.to(torch.int64).contiguous()
+        return tensor if tensor.dtype is torch.int64 and tensor.is_contiguous() else tensor.long().contiguous()
 
     def _known_copy(self, tensor: Tensor, link: DeviceLink) -> Tensor:
         """The values of a device tensor on the host: from a copy that is known, or else from a new one."""
@@ -212,52 +224,50 @@ class StepOnDevice:
     ) -> list[FoundLookup]:
         """The packs that hold these lookups, in order; what none holds is looked up now and sent in one copy."""
         link = self.link(device)
-        found: list[FoundLookup | None] = [None] * len(ids)
         hosts = [self.host_of(each, link) for each in ids]
-        named = [_describe(each, host, link) for each, host in zip(ids, hosts, strict=True)]
-        for i, table in enumerate(tables):
-            for pack in self._offered[train]:
-                part = pack.native.find(table, named[i])
-                if part >= 0:
-                    found[i] = FoundLookup(pack, part, ids[i])
-                    break
-        lacking = [i for i, each in enumerate(found) if each is None]
+        lacking = [(table, _describe(each, host, link)) for table, each, host in zip(tables, ids, hosts, strict=True)]
+        found: list[FoundLookup | None] = [None] * len(ids)
+        places = list(range(len(ids)))  # of those that are lacking
+        for pack in self._offered[train]:
+            parts = pack.native.find(lacking)
+            for place, part in zip(places, parts, strict=True):
+                found[place] = FoundLookup(pack, part) if part >= 0 else None
+            lacking = [each for each, part in zip(lacking, parts, strict=True) if part < 0]
+            places = [each for each, part in zip(places, parts, strict=True) if part < 0]
+            if not lacking:
+                break
         if lacking:
-            pack = make_pack(
-                link,
-                self.stores,
-                [tables[i] for i in lacking],
-                [named[i] for i in lacking],
-                train=train,
-                with_gradient=with_gradient,
-            )
-            for part, i in enumerate(lacking):
-                found[i] = FoundLookup(pack, part, ids[i])
+            pack = make_pack(link, self.stores, lacking, self.paddings, train=train, with_gradient=with_gradient)
+            for part, place in enumerate(places):
+                found[place] = FoundLookup(pack, part)
         whole = [each for each in found if each is not None]
         if train and with_gradient:
-            for table, each in zip(tables, whole, strict=True):
-                self._known[_name_of(table, each.ids, link)] = each
+            for each in whole:
                 if each.pack not in self._packs:
                     self._packs.append(each.pack)
         return whole
 
-    def recall(self, table: str, ids: Tensor, device: torch.device) -> FoundLookup:
-        """The lookup of this step that was given these ids.
+    def remember(self, tables: str, ids: Sequence[Tensor], device: torch.device, made: Any) -> None:
+        """Keeps, until the step ends, what a backward needs of the lookups of a call."""
+        self._known[_name_of(tables, ids, self.link(device))] = _KnownLookups(made, ids)
+
+    def recall(self, tables: str, ids: Sequence[Tensor], device: torch.device) -> Any:
+        """What :meth:`remember` has kept of the lookups of these ids in this step.
 
         Raises:
-            RuntimeError: there is none, as the step is over.
+            RuntimeError: there are none, as the step is over.
         """
-        found = self._known.get(_name_of(table, ids, self.link(device)))
-        if found is None:
+        known = self._known.get(_name_of(tables, ids, self.link(device)))
+        if known is None:
             raise RuntimeError(
-                f"FailedPrecondition: table {table!r}: gradient for ids that were not looked up in this step: call "
-                "backward before session.step"
+                f"FailedPrecondition: table {tables.partition(chr(10))[0]!r}: gradient for ids that were not looked up "
+                "in this step: call backward before session.step"
             )
-        return found
+        return known.made
 
-    def note_gradient(self, found: FoundLookup, gradient: PackGradient) -> None:
+    def note_gradient(self, pack: DevicePack, gradient: PackGradient) -> None:
         """Keeps what a backward has brought until the step ends."""
-        found.pack.gradients.append(gradient)
+        pack.gradients.append(gradient)
         for _ in gradient.parts:
             self._native.count_staged()
 
@@ -326,9 +336,14 @@ def _describe(tensor: Tensor, host: Tensor, link: DeviceLink) -> Described:
     )  # fmt: skip
 
 
-def _name_of(table: str, ids: Tensor, link: DeviceLink) -> tuple[object, ...]:
-    version = 0 if ids.is_inference() else ids._version
-    return (table, link.address(ids), tuple(ids.shape), ids.stride(), ids.dtype, version)
+def _name_of(tables: str, ids: Sequence[Tensor], link: DeviceLink) -> tuple[object, ...]:
+    return (
+        tables,
+        *(
+            (link.address(each), each.shape, each.stride(), each.dtype, 0 if each.is_inference() else each._version)
+            for each in ids
+        ),
+    )
 
 
 _steps: weakref.WeakValueDictionary[str, StepOnDevice] = weakref.WeakValueDictionary()

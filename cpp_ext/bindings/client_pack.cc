@@ -114,6 +114,31 @@ void bind_pack(py::module_& module) {
                                }
                                return out;
                              })
+      .def_property_readonly("tables",
+                             [](const LookupPack& pack) {
+                               std::vector<std::string> out;
+                               for (const LookupPack::Group& group : pack.groups()) {
+                                 out.push_back(group.binding->spec().name);
+                               }
+                               return out;
+                             })
+      .def_property_readonly("layout_begin", &LookupPack::layout_begin)
+      .def_property_readonly("paddings",
+                             [](const LookupPack& pack) {
+                               std::vector<std::int64_t> out;
+                               for (const LookupPack::Group& group : pack.groups()) out.push_back(group.padding);
+                               return out;
+                             })
+      .def(
+          "set_paddings",
+          [](LookupPack& pack, const std::vector<std::int64_t>& of_tables) {
+            if (of_tables.size() != pack.groups().size()) {
+              throw py::value_error("set_paddings: " + std::to_string(of_tables.size()) +
+                                    " ids; allowed: one for each table");
+            }
+            for (std::size_t g = 0; g < of_tables.size(); ++g) pack.mutable_groups()[g].padding = of_tables[g];
+          },
+          py::arg("of_tables"))
       .def_property_readonly("parts",
                              [](const LookupPack& pack) {
                                std::vector<std::array<std::size_t, 3>> out;
@@ -127,15 +152,18 @@ void bind_pack(py::module_& module) {
           Unlocked(), py::arg("to"))
       .def(
           "find",
-          [](const LookupPack& pack, const std::string& name, const NamedIds& named) {
-            const auto binding = value_or_raise(find_binding(name));
-            const IdsRef ids = ids_of(named);
-            const auto part = pack.find(*binding, ids.ids);
-            if (!part) return std::int64_t{-1};
-            binding->trace(ids);
-            return static_cast<std::int64_t>(*part);
+          [](const LookupPack& pack, const std::vector<std::pair<std::string, NamedIds>>& lookups) {
+            std::vector<std::int64_t> parts;
+            for (const auto& [name, named] : lookups) {
+              const auto binding = value_or_raise(find_binding(name));
+              const IdsRef ids = ids_of(named);
+              const auto part = pack.find(*binding, ids.ids);
+              if (part) binding->trace(ids);
+              parts.push_back(part ? static_cast<std::int64_t>(*part) : -1);
+            }
+            return parts;
           },
-          Unlocked(), py::arg("name"), py::arg("ids"))
+          Unlocked(), py::arg("lookups"))
       .def("position_of", &LookupPack::position_of, py::arg("part"), py::arg("id"))
       .def_property_readonly("fresh",
                              [](LookupPack& pack) {

@@ -21,20 +21,22 @@ def gather_kernel(rows, positions, out, n, dim, BLOCK: tl.constexpr, BLOCK_D: tl
     tl.store(out + at.to(tl.int64)[:, None] * dim + column[None, :], row, mask=mask)
 
 
-@triton.jit(do_not_specialize=["padding", "n"])
+@triton.jit(do_not_specialize=["n"])
 def pool_sum_kernel(
-    rows, positions, begins, weights, out, padding, n, dim, MEAN: tl.constexpr, WEIGHTED: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    rows, positions, begins, ends, paddings, weights, out, n, dim, MEAN: tl.constexpr, WEIGHTED: tl.constexpr,
+    PADDED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program a bag and BLOCK_D columns: the sum or mean of the bag's rows; those at ``padding`` are left out.
+    """One program a bag and BLOCK_D columns: the sum or mean of the bag's rows.
 
-    begins: (bags + 1) int64; what lies outside [0, n] is taken as the nearest end.
+    begins, ends: (bags) int64; what lies outside [0, n] is taken as the nearest end. paddings: (bags) int32 where
+    PADDED: rows at this position are left out.
     """
     bag = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     mask = column < dim
     begin = tl.minimum(tl.maximum(tl.load(begins + bag), 0), n)
-    end = tl.minimum(tl.maximum(tl.load(begins + bag + 1), begin), n)
+    end = tl.minimum(tl.maximum(tl.load(ends + bag), begin), n)
+    padding = tl.load(paddings + bag).to(tl.int64) if PADDED else begin * 0 - 1
     total = tl.zeros([BLOCK_D], dtype=tl.float32)
     count = begin * 0
     for i in range(begin, end):
@@ -50,17 +52,20 @@ def pool_sum_kernel(
     tl.store(out + bag * dim + column, total, mask=mask)
 
 
-@triton.jit(do_not_specialize=["padding", "n"])
-def pool_max_kernel(rows, positions, begins, out, places, padding, n, dim, BLOCK_D: tl.constexpr):
+@triton.jit(do_not_specialize=["n"])
+def pool_max_kernel(
+    rows, positions, begins, ends, paddings, out, places, n, dim, PADDED: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """One program a bag and BLOCK_D columns: the largest value of each column, and the place in the ids it came from.
 
-    An empty bag gives 0 and place -1. Of equal values the first counts.
+    An empty bag gives 0 and place -1. Of equal values the first counts. Bags and paddings as in pool_sum_kernel.
     """
     bag = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     mask = column < dim
     begin = tl.minimum(tl.maximum(tl.load(begins + bag), 0), n)
-    end = tl.minimum(tl.maximum(tl.load(begins + bag + 1), begin), n)
+    end = tl.minimum(tl.maximum(tl.load(ends + bag), begin), n)
+    padding = tl.load(paddings + bag).to(tl.int64) if PADDED else begin * 0 - 1
     best = tl.zeros([BLOCK_D], dtype=tl.float32)
     place = tl.full([BLOCK_D], -1, dtype=tl.int64)
     for i in range(begin, end):

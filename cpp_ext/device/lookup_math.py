@@ -15,40 +15,89 @@ from torch import Tensor
 SUM, MEAN, MAX = 0, 1, 2  # the modes of torch's embedding_bag
 _BLOCK = 64
 _MOST_COLUMNS = 128
+KEPT_LAYOUTS = 8  # layouts of lookups whose numbers stay on a device, as each step of a loop has the same
 
 
 @dataclass(frozen=True)
 class Bags:
-    """Where bags begin and end among the ids of a lookup.
+    """Where bags begin and end among the ids of lookups; of bags of several lookups, those of the first come first.
 
     Attributes:
-        begins: (bags + 1) int64 on the device.
+        begins: (bags) int64 on the device.
+        ends: (bags) int64 on the device.
         size: how many ids there are.
+        is_whole: whether each id surely lies in a bag.
         length: the number of ids of each bag, where all have as many and one at least; None: they may differ.
     """
 
     begins: Tensor
+    ends: Tensor
     size: int
+    is_whole: bool = False
     length: int | None = None
 
     @property
     def count(self) -> int:
         """How many bags there are."""
-        return self.begins.shape[0] - 1
+        return self.begins.shape[0]
 
     @functools.cached_property
     def bag_of_ids(self) -> Tensor:
-        """(size) int64: the bag of each id; an id in front of the first bag counts to it."""
+        """(size) int64: the bag of each id; of an id that lies in none, any."""
         places = torch.arange(self.size, device=self.begins.device)
         if self.length is not None:
             return torch.div(places, self.length, rounding_mode="floor")
-        return torch.clamp(torch.searchsorted(self.begins[1:].contiguous(), places, right=True), max=self.count - 1)
+        return torch.clamp(torch.searchsorted(self.begins, places, right=True) - 1, min=0)
+
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        """(bags, 1) float32: how many ids each bag has, and 1 for one that has none."""
+        return torch.clamp(self.ends - self.begins, min=1).to(torch.float32).unsqueeze(1)
+
+    @functools.cached_property
+    def is_in_bag(self) -> Tensor:
+        """(size) bool: whether an id lies in its bag."""
+        places = torch.arange(self.size, device=self.begins.device)
+        begins, ends = (each.index_select(0, self.bag_of_ids) for each in (self.begins, self.ends))
+        return (places >= begins) & (places < ends)
 
 
-def uniform_bags(count: int, length: int, device: torch.device) -> Bags:
-    """``count`` bags of ``length`` ids each."""
-    begins = torch.arange(count + 1, device=device) * length
-    return Bags(begins, count * length, length or None)
+def fixed_bags(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Bags:
+    """The bags of several lookups of 2-D ids, (bags, ids of each); the last few that were made are kept."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _fixed_bags(shapes, device, stream)
+
+
+@functools.lru_cache(maxsize=KEPT_LAYOUTS)
+def _fixed_bags(shapes: tuple[tuple[int, int], ...], device: torch.device, stream: int) -> Bags:
+    del stream  # what one stream has made may not be there yet for another one
+    with torch.inference_mode(False):
+        (length, *others) = {length for _, length in shapes}
+        count, size = sum(count for count, _ in shapes), sum(count * length for count, length in shapes)
+        if not others and length > 0:
+            begins = torch.arange(count, device=device) * length
+            return Bags(begins, begins + length, size, is_whole=True, length=length)
+        lengths = torch.cat([torch.full((count,), length, dtype=torch.int64) for count, length in shapes])
+        ends = lengths.cumsum(0)
+        return Bags((ends - lengths).to(device), ends.to(device), size, is_whole=True)
+
+
+def lookup_of(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """(bags) int64: the number of the lookup that each bag belongs to.
+
+    Args:
+        counts: the bags of each lookup.
+        device: of the result.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _lookup_of(counts, device, stream)
+
+
+@functools.lru_cache(maxsize=KEPT_LAYOUTS)
+def _lookup_of(counts: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
+    del stream
+    with torch.inference_mode(False):
+        return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device)
 
 
 def runs_kernels(device: torch.device) -> bool:
@@ -92,7 +141,13 @@ def gather(rows: Tensor, positions: Tensor) -> Tensor:
 
 
 def pool(
-    rows: Tensor, positions: Tensor, bags: Bags, *, mode: int, weights: Tensor | None = None, padding: int = -1
+    rows: Tensor,
+    positions: Tensor,
+    bags: Bags,
+    *,
+    mode: int,
+    weights: Tensor | None = None,
+    paddings: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Rows of bags, pooled.
 
@@ -102,46 +157,51 @@ def pool(
         bags: of the n ids.
         mode: SUM, MEAN or MAX.
         weights: (n) float32, for SUM alone.
-        padding: ids at this position are left out of their bag; -1: none.
+        paddings: (bags) int32: ids at this position are left out of a bag, -1: none; None: of no bag.
 
     Returns:
         (bags, dim) float32, zeros for an empty bag; for MAX the place in the ids that each value came from,
         (bags, dim) int64, -1 for an empty bag.
     """
     if runs_kernels(rows.device):
-        return _pool_by_kernels(rows, positions, bags, mode, weights, padding)
-    values, bag_of = rows.index_select(0, positions), bags.bag_of_ids
-    if mode != MAX and weights is None and padding < 0 and bags.length is not None:  # each id counts
-        out = values.new_zeros(bags.count, rows.shape[1]).index_add_(0, bag_of, values)
-        return (out.div_(float(bags.length)) if mode == MEAN else out), None
-    counts = (positions != padding) & _is_within(bags)
+        return _pool_by_kernels(rows, positions, bags, mode, weights, paddings)
+    count, dim = bags.count, rows.shape[1]
+    if count == 0:
+        places = torch.empty(0, dim, dtype=torch.int64, device=rows.device) if mode == MAX else None
+        return rows.new_zeros(0, dim), places
+    values, bag_of, counts = rows.index_select(0, positions), bags.bag_of_ids, _counting(positions, bags, paddings)
+    # The ids that do not count go to a bag of their own, behind the others.
+    target = bag_of if counts is None else torch.where(counts, bag_of, count)
     if mode == MAX:
-        return _pool_max(values, bag_of, counts, bags.count)
+        return _pool_max(values, target, count)
     if weights is not None:
         values = weights.unsqueeze(1) * values
-    # The ids that do not count go to a bag of their own, behind the others.
-    target = torch.where(counts, bag_of, bags.count)
-    out = values.new_zeros(bags.count + 1, rows.shape[1]).index_add_(0, target, values)[: bags.count]
+    out = values.new_zeros(count + (counts is not None), dim).index_add_(0, target, values)[:count]
     if mode == MEAN:
-        out = out / torch.clamp(_sizes(target, bags.count), min=1.0).unsqueeze(1)
+        out = out / float(bags.length) if counts is None and bags.length else out / _sizes(bags, target, paddings)
     return out, None
 
 
-def _is_within(bags: Bags) -> Tensor:
-    """(n) bool: whether an id lies behind the begin of the first bag and in front of the end of the last."""
-    places = torch.arange(bags.size, device=bags.begins.device)
-    return (places >= bags.begins[0]) & (places < bags.begins[-1])
+def _counting(positions: Tensor, bags: Bags, paddings: Tensor | None) -> Tensor | None:
+    """(n) bool: whether an id counts for its bag; None: each does."""
+    counts = None if bags.is_whole else bags.is_in_bag
+    if paddings is None:
+        return counts
+    is_kept = positions != paddings.index_select(0, bags.bag_of_ids)
+    return is_kept if counts is None else counts & is_kept
 
 
-def _sizes(bag_of: Tensor, count: int) -> Tensor:
-    """(count) float32: how many ids each bag has; ids of bag ``count`` are no one's."""
-    ones = torch.ones(bag_of.shape[0], device=bag_of.device)
-    return torch.zeros(count + 1, device=bag_of.device).index_add_(0, bag_of, ones)[:count]
+def _sizes(bags: Bags, target: Tensor, paddings: Tensor | None) -> Tensor:
+    """(bags, 1) float32: how many ids of each bag count, and 1 where none does; ``target`` is the bag of each id."""
+    if paddings is None:
+        return bags.lengths
+    ones = torch.ones(target.shape[0], device=target.device)
+    sizes = torch.zeros(bags.count + 1, device=target.device).index_add_(0, target, ones)[: bags.count]
+    return torch.clamp(sizes, min=1.0).unsqueeze(1)
 
 
-def _pool_max(values: Tensor, bag_of: Tensor, counts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _pool_max(values: Tensor, target: Tensor, count: int) -> tuple[Tensor, Tensor]:
     n, dim = values.shape
-    target = torch.where(counts, bag_of, count)
     best = values.new_full((count + 1, dim), float("-inf"))
     best = best.index_reduce_(0, target, values, "amax")
     # The first id of a bag whose value is the largest: the smallest place among those.
@@ -155,7 +215,7 @@ def _pool_max(values: Tensor, bag_of: Tensor, counts: Tensor, count: int) -> tup
 
 
 def _pool_by_kernels(
-    rows: Tensor, positions: Tensor, bags: Bags, mode: int, weights: Tensor | None, padding: int
+    rows: Tensor, positions: Tensor, bags: Bags, mode: int, weights: Tensor | None, paddings: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     import triton
 
@@ -168,21 +228,24 @@ def _pool_by_kernels(
         return out, places
     columns = _columns(dim)
     grid = (bags.count, triton.cdiv(dim, columns))
+    padded = {"PADDED": paddings is not None, "BLOCK_D": columns}
+    of_bags = bags.begins if paddings is None else paddings
     if places is not None:
-        pool_max_kernel[grid](rows, positions, bags.begins, out, places, padding, bags.size, dim, BLOCK_D=columns)
+        pool_max_kernel[grid](rows, positions, bags.begins, bags.ends, of_bags, out, places, bags.size, dim, **padded)
         return out, places
     pool_sum_kernel[grid](
         rows,
         positions,
         bags.begins,
+        bags.ends,
+        of_bags,
         rows if weights is None else weights.contiguous(),
         out,
-        padding,
         bags.size,
         dim,
         MEAN=mode == MEAN,
         WEIGHTED=weights is not None,
-        BLOCK_D=columns,
+        **padded,
     )
     return out, None
 
@@ -204,17 +267,16 @@ class Entries:
     scales: Tensor | None = None
 
 
-def entries_of_rows(grads: Tensor, positions: Tensor, *, rows: int, padding: int = -1) -> Entries:
+def entries_of_rows(grads: Tensor, positions: Tensor, *, rows: int, paddings: Tensor | None = None) -> Entries:
     """The entries of a lookup of rows.
 
     Args:
         grads: (n, dim) float32.
         positions: (n) int32.
         rows: of the table's pack.
-        padding: ids at this position add nothing; -1: none.
+        paddings: (n) int32: an id at this position adds nothing, -1: none; None: every id adds.
     """
-    kept = positions if padding < 0 else torch.where(positions == padding, rows, positions)
-    return Entries(grads, kept)
+    return Entries(grads, positions if paddings is None else torch.where(positions == paddings, rows, positions))
 
 
 def entries_of_bags(
@@ -225,7 +287,7 @@ def entries_of_bags(
     rows: int,
     mode: int,
     weights: Tensor | None = None,
-    padding: int = -1,
+    paddings: Tensor | None = None,
 ) -> Entries:
     """The entries of a pooled lookup of mode SUM or MEAN.
 
@@ -236,18 +298,18 @@ def entries_of_bags(
         rows: of the table's pack.
         mode: SUM or MEAN.
         weights: (n) float32, for SUM alone.
-        padding: ids at this position add nothing; -1: none.
+        paddings: (bags) int32: ids at this position add nothing, -1: none; None: of no bag.
     """
-    if weights is None and padding < 0 and bags.length is not None:  # each id counts
-        mean = torch.full((bags.size,), 1.0 / bags.length, device=grads.device) if mode == MEAN else None
-        return Entries(grads, positions, bags.bag_of_ids, mean)
-    counts, bag_of = (positions != padding) & _is_within(bags), bags.bag_of_ids
-    kept = torch.where(counts, positions, rows)
+    if bags.count == 0:  # no id lies in a bag
+        return Entries(grads, positions[:0])
+    bag_of, counts = bags.bag_of_ids, _counting(positions, bags, paddings)
     scales = None if weights is None else weights.float()
-    if mode == MEAN:
-        sizes = _sizes(torch.where(counts, bag_of, bags.count), bags.count)
-        scales = (1.0 / torch.clamp(sizes, min=1.0)).index_select(0, bag_of)
-    return Entries(grads, kept, bag_of, scales)
+    if mode == MEAN and counts is None and bags.length:
+        scales = torch.full((bags.size,), 1.0 / bags.length, device=grads.device)
+    elif mode == MEAN:
+        target = bag_of if counts is None else torch.where(counts, bag_of, bags.count)
+        scales = (1.0 / _sizes(bags, target, paddings)).squeeze(1).index_select(0, bag_of)
+    return Entries(grads, positions if counts is None else torch.where(counts, positions, rows), bag_of, scales)
 
 
 def entries_of_max(grads: Tensor, positions: Tensor, places: Tensor, *, rows: int) -> Entries:
@@ -311,7 +373,9 @@ def sum_entries(entries: list[Entries], rows: int, out: Tensor) -> None:
         )
 
 
-def weights_gradient(grads: Tensor, rows: Tensor, positions: Tensor, bags: Bags, *, padding: int = -1) -> Tensor:
+def weights_gradient(
+    grads: Tensor, rows: Tensor, positions: Tensor, bags: Bags, *, paddings: Tensor | None = None
+) -> Tensor:
     """The gradient of the weights of a pooled lookup of mode SUM: grads[bag] . row, 0 for padding.
 
     Args:
@@ -319,13 +383,16 @@ def weights_gradient(grads: Tensor, rows: Tensor, positions: Tensor, bags: Bags,
         rows: (u, dim) float32.
         positions: (n) int32.
         bags: of the n ids.
-        padding: ids at this position have no gradient; -1: none.
+        paddings: (bags) int32: ids at this position have no gradient, -1: none; None: of no bag.
 
     Returns:
         (n) float32.
     """
+    if bags.count == 0:
+        return torch.zeros(positions.shape[0], device=rows.device)
     products = (grads.index_select(0, bags.bag_of_ids) * rows.index_select(0, positions)).sum(1)
-    return torch.where((positions != padding) & _is_within(bags), products, 0.0)
+    counts = _counting(positions, bags, paddings)
+    return products if counts is None else torch.where(counts, products, 0.0)
 
 
 def _joined_sources(entries: list[Entries]) -> Tensor | None:

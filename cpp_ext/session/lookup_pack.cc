@@ -46,7 +46,7 @@ void LookupPack::add(const std::shared_ptr<Binding>& binding, std::span<const st
     return group.binding == binding && group.rows.rows() == lookup.rows();
   });
   if (found == groups_.end()) {
-    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, {}, std::nullopt, 0, 0});
+    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, {}, std::nullopt, 0, 0, -1});
     places_.emplace_back();
   }
   Part part;
@@ -100,13 +100,17 @@ void LookupPack::lay_out() {
     bytes_ += aligned(sent * row_bytes(dtype, run.dim));
   }
   for (std::size_t r = 0; r < runs_.size(); ++r) {
+    const std::size_t begin = bytes_;
     for (Part& one : parts_) {
       if (groups_[one.group].run != r) continue;
       one.begin = bytes_;
+      one.first = (bytes_ - begin) / sizeof(std::int32_t);
       bytes_ += one.positions.size() * sizeof(std::int32_t);
     }
     bytes_ = aligned(bytes_);
   }
+  layout_begin_ = bytes_;
+  bytes_ = aligned(bytes_ + kLayout * parts_.size() * sizeof(std::int32_t));
 }
 
 void LookupPack::plan() {
@@ -167,7 +171,23 @@ void LookupPack::write(std::byte* to) {
     }
   }
   for (const Part& part : parts_) write_shifted(part.positions, groups_[part.group].first, to + part.begin);
+  write_layout(to + layout_begin_);
   places_.clear();
+}
+
+void LookupPack::write_layout(std::byte* to) const {
+  std::vector<std::int32_t> paddings;
+  for (const Group& group : groups_) {
+    const std::int32_t at = group.padding < 0 ? -1 : position_in(group, group.padding);
+    paddings.push_back(at < 0 ? -1 : at + static_cast<std::int32_t>(group.first));
+  }
+  std::vector<std::int32_t> numbers(kLayout * parts_.size());
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    numbers[p] = static_cast<std::int32_t>(parts_[p].first);
+    numbers[parts_.size() + p] = static_cast<std::int32_t>(parts_[p].positions.size());
+    numbers[2 * parts_.size() + p] = paddings[parts_[p].group];
+  }
+  write_shifted(numbers, 0, to);
 }
 
 std::optional<std::size_t> LookupPack::find(const Binding& binding, std::span<const std::int64_t> ids) const {
@@ -185,17 +205,15 @@ std::optional<std::size_t> LookupPack::find(const Binding& binding, std::span<co
   return std::nullopt;
 }
 
-std::int32_t LookupPack::position_in_group(const Part& part, std::int64_t id) const noexcept {
-  const Group& group = groups_[part.group];
-  for (const std::int32_t position : part.positions) {
-    if (group.keys[static_cast<std::size_t>(position)] == static_cast<std::uint64_t>(id)) return position;
-  }
-  return -1;
+std::int32_t LookupPack::position_in(const Group& group, std::int64_t id) noexcept {
+  const auto found = std::find(group.keys.begin(), group.keys.end(), static_cast<std::uint64_t>(id));
+  return found == group.keys.end() ? -1 : static_cast<std::int32_t>(found - group.keys.begin());
 }
 
 std::int32_t LookupPack::position_of(std::size_t part, std::int64_t id) const noexcept {
-  const std::int32_t position = position_in_group(parts_[part], id);
-  return position < 0 ? -1 : position + static_cast<std::int32_t>(groups_[parts_[part].group].first);
+  const Group& group = groups_[parts_[part].group];
+  const std::int32_t position = position_in(group, id);
+  return position < 0 ? -1 : position + static_cast<std::int32_t>(group.first);
 }
 
 Status LookupPack::stage(std::span<const StagedPart> staged, std::span<const float> sums) const {
@@ -210,7 +228,7 @@ Status LookupPack::stage(std::span<const StagedPart> staged, std::span<const flo
       const Part& part = parts_[one.part];
       if (part.group != g) continue;
       any = true;
-      const std::int32_t padding = one.padding_idx < 0 ? -1 : position_in_group(part, one.padding_idx);
+      const std::int32_t padding = one.padding_idx < 0 ? -1 : position_in(group, one.padding_idx);
       for (const std::int32_t position : part.positions) {
         if (position != padding) marks[static_cast<std::size_t>(position)] = 1;
       }

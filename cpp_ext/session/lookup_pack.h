@@ -1,10 +1,12 @@
 // The rows of several lookups and the position of each id among them, in one run of bytes that a device can be sent.
 //
-//   pack = (rows of run 0, rows of run 1, ... positions of run 0, positions of run 1, ...)
+//   pack = (rows of run 0, rows of run 1, ... positions of run 0, positions of run 1, ... layout)
 //   rows       (unique keys, dim) float32; of a planned run: (sent) int32, (kept) int32, (kept) int32, (put) int32,
 //              (put) int32, (sent, dim) of the plan's dtype, as DeviceDirectory::Plan names them
 //   positions  (ids) int32, below the number of unique keys of the run; lookups one after another without gaps
-//   Rows, positions and each of a plan's numbers begin at a multiple of kAlign bytes.
+//   layout     (kLayout, lookups) int32: the first id of each lookup among those of its run, its number of ids, and the
+//              position of its table's padding id, -1 where no lookup of the table has that id
+//   Rows, positions, layout and each of a plan's numbers begin at a multiple of kAlign bytes.
 //
 // A group holds the unique rows of one table, and a run the groups of one width, one after another: the device does for
 // a run at once what it would do for each table. It sums gradients by position, so what comes back is one sum for each
@@ -31,6 +33,7 @@ namespace sparserow {
 class LookupPack {
  public:
   static constexpr std::size_t kAlign = 64;
+  static constexpr std::size_t kLayout = 3;
   static constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
   // Writes numbers, each with `by` added, without gaps.
   static void write_shifted(std::span<const std::int32_t> numbers, std::size_t by, std::byte* to);
@@ -43,7 +46,8 @@ class LookupPack {
     std::vector<std::uint8_t> skips;     // (u), or empty: 1 where the row is not known yet and comes with fresh()
     std::optional<DeviceDirectory::Plan> plan;  // set by plan(), where the session's device keeps rows
     std::size_t run = 0;
-    std::size_t first = 0;  // the group's first row among those of its run
+    std::size_t first = 0;      // the group's first row among those of its run
+    std::int64_t padding = -1;  // the id that lookups of the table leave out; -1: none
   };
   struct Run {
     std::uint32_t dim = 0;
@@ -61,6 +65,7 @@ class LookupPack {
     std::size_t group = 0;
     std::vector<std::int32_t> positions;  // (n) in the group
     std::size_t begin = 0;                // the first byte of the positions in the pack
+    std::size_t first = 0;                // the first id among those of its run
   };
   // Rows of a group that changed after the pack was written.
   struct Fresh {
@@ -81,6 +86,7 @@ class LookupPack {
   [[nodiscard]] std::vector<Fresh>& fresh() noexcept { return fresh_; }
   [[nodiscard]] std::vector<Group>& mutable_groups() noexcept { return groups_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t layout_begin() const noexcept { return layout_begin_; }
   [[nodiscard]] std::size_t floats_of_sums() const noexcept;
 
   // Asks the directory of the session's device which rows it has; does nothing where it keeps none. Call after the last
@@ -90,7 +96,7 @@ class LookupPack {
   void write(std::byte* to);
   // The part of a binding whose ids are these; nullopt when there is none. Every id is compared.
   [[nodiscard]] std::optional<std::size_t> find(const Binding& binding, std::span<const std::int64_t> ids) const;
-  // The position of a key in a part's run; -1 when none of the part's ids is the key.
+  // The position of a key in a part's run; -1 when no lookup of the part's table has it.
   [[nodiscard]] std::int32_t position_of(std::size_t part, std::int64_t id) const noexcept;
 
   // What a part adds to the step: the sums of its positions but that of padding_idx.
@@ -108,11 +114,13 @@ class LookupPack {
   std::vector<Fresh> fresh_;
   std::vector<std::vector<std::uint32_t>> places_;  // by group: the place of each row of the Lookup, plus 1
   std::size_t bytes_ = 0;
+  std::size_t layout_begin_ = 0;  // the first byte
 
   void lay_out();
+  void write_layout(std::byte* to) const;
   void write_plan(const Run& run, std::byte* to) const;
-  // The position in the part's group; -1 when none of its ids is the key.
-  [[nodiscard]] std::int32_t position_in_group(const Part& part, std::int64_t id) const noexcept;
+  // The position of a key in a group; -1 when the group does not have it.
+  static std::int32_t position_in(const Group& group, std::int64_t id) noexcept;
 };
 
 }  // namespace sparserow

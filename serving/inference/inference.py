@@ -397,7 +397,7 @@ def _there(arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device)
     """Returns the arguments on the device; those on the host cross in one copy, and ids are known on both sides."""
     leaves, structure = pytree.tree_flatten(arguments)
     mine = [value for value in leaves if _is_on_host(value)]
-    crossed = iter(BatchOnDevice(step.link(device), step.stores, None, mine).receive(step))
+    crossed = iter(BatchOnDevice(step.link(device), step, None, mine).receive())
     there = [next(crossed) if _is_on_host(value) else value for value in leaves]
     moved: tuple[Any, ...] = pytree.tree_unflatten(there, structure)
     return moved

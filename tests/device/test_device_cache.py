@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from counting_device import COUNTS, crossings, device
 from sparserow.cpp_ext import _client
+from sparserow.deploy.bench.counting_device import COUNTS, crossings, device
 from sparserow.deploy.preflight.planning import Load, PlannedCache, PlannedTable, plan
 
 ROWS, DIM, BATCH = 400, 16, 64
@@ -208,7 +208,7 @@ def test_a_cache_on_the_device_needs_a_model_there() -> None:
 
 
 def test_more_rows_than_the_device_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from counting_device import CountingLink
+    from sparserow.deploy.bench.counting_device import CountingLink
 
     monkeypatch.setattr(CountingLink, "free_bytes", lambda _: 1000)
     with sr.InProcessCluster().connect("large", cache=sr.RowCache(1 << 20, storage="auto")) as session:
@@ -241,7 +241,7 @@ def test_random_plans_agree_with_a_dict() -> None:
             ids = torch.tensor(draw.choices(range(80), k=draw.choice([1, 7, 60])))
             (found,) = step.find(["plans/one"], [ids], device(), train=False, with_gradient=False)
             rows = found.pack.rows(found.pack.run_of(found.part)).cpu()
-            got = rows[found.pack.positions(found.part).cpu().long()].numpy()
+            got = rows[found.pack.positions([found.part]).cpu().long()].numpy()
             for key, row in zip(ids.tolist(), got, strict=True):
                 if key in expected:
                     assert (row == expected[key]).all()

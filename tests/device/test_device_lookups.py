@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparserow as sr
-from counting_device import COUNTS, device
 from sparserow.cpp_ext.device import lookup_math
+from sparserow.deploy.bench.counting_device import COUNTS, device
 
 DIM, ROWS = 4, 50
 
@@ -85,6 +86,84 @@ def test_training_on_a_device_gives_the_bits_of_the_host(cluster: sr.InProcessCl
         got = train(session, device(), ids_there=ids_there)
     for step, (one, other) in enumerate(zip(expected, got, strict=True)):
         assert torch.equal(one, other), step
+
+
+class Mixed(nn.Module):
+    """Lookups of random kinds, some of them of one table; a forward uses a random part of their outputs."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        self.kinds = [
+            self.random.choice(["rows", "rows 2-D", "bags", "short", "offsets", "to the end"]) for _ in range(12)
+        ]
+        self.layers = nn.ModuleList()
+        for kind in self.kinds:
+            dim, padding = self.random.choice([4, 4, 8]), self.random.choice([None, 3])
+            if "rows" in kind:
+                layer: nn.Module = nn.Embedding(ROWS, dim, padding_idx=padding)
+            else:
+                mode = self.random.choice(["sum", "mean", "max"])
+                last = kind == "to the end"
+                layer = nn.EmbeddingBag(ROWS, dim, mode=mode, padding_idx=padding, include_last_offset=last)
+            self.layers.append(layer)
+        self.again = self.random.sample(range(12), 2)  # are called twice a forward
+        self.is_weighted = {
+            at
+            for at, layer in enumerate(self.layers)
+            if getattr(layer, "mode", "") == "sum" and self.random.random() < 0.5
+        }
+
+    def forward(self, ids: Tensor, flat: Tensor, offsets: Tensor, weights: Tensor, used: Tensor) -> Tensor:
+        """Of ids (12, 8, 4), flat (12, 30), offsets (12, 9), weights (12, 30) and the outputs that count (14)."""
+        outs = []
+        for at in [*range(12), *self.again]:
+            kind, layer = self.kinds[at], self.layers[at]
+            if kind == "rows":
+                outs.append(layer(flat[at]))
+            elif kind == "rows 2-D" or kind == "bags":
+                outs.append(layer(ids[at]))
+            elif kind == "short":
+                outs.append(layer(ids[at, :, :3]))
+            else:
+                ends = offsets[at] if kind == "to the end" else offsets[at, :8]
+                outs.append(layer(flat[at], ends, weights[at] if at in self.is_weighted else None))
+        return torch.stack([(1 + at) * out.square().sum() for at, out in enumerate(outs) if used[at]]).sum()
+
+
+def mixed_batch(seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    cuts = torch.sort(torch.randint(0, 31, (12, 7), generator=generator), dim=1).values
+    offsets = torch.cat([torch.zeros(12, 1, dtype=torch.int64), cuts, torch.full((12, 1), 30)], 1)
+    ids = torch.randint(0, ROWS, (12, 8, 4), generator=generator)
+    flat, weights = torch.randint(0, ROWS, (12, 30), generator=generator), torch.rand(12, 30, generator=generator)
+    return ids, flat, offsets, weights, torch.rand(14, generator=generator) < 0.8
+
+
+def rows_after(session: sr.Session, seed: int, where: torch.device, *, ahead: bool) -> list[Tensor]:
+    """Returns the rows of all tables after some steps."""
+    torch.manual_seed(seed)
+    model = session.distribute(Mixed(seed), optimizer=sr.optim.SGD(lr=0.01), min_rows=1, carry_weights=True).to(where)
+    batches: Any = [mixed_batch(seed * 100 + step) for step in range(6)]
+    if ahead:
+        batches = session.prefetch(batches, depth=2, device=where, on_host=lambda given: [given[4]])
+    elif where.type != "cpu":
+        batches = [(*(each.to(where) for each in given[:4]), given[4]) for given in batches]
+    for given in batches:
+        model(*given).backward()
+        session.step()
+    return [torch.from_numpy(session.table(f"layers.{at}").pull(range(ROWS))) for at in range(12)]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in the forward", "prefetched"])
+@pytest.mark.parametrize("seed", range(6))
+def test_lookups_of_many_kinds_give_the_rows_of_the_host(cluster: sr.InProcessCluster, seed: int, ahead: bool) -> None:
+    with cluster.connect(f"mixed host {seed} {ahead}") as session:
+        expected = rows_after(session, seed, torch.device("cpu"), ahead=False)
+    with cluster.connect(f"mixed device {seed} {ahead}") as session:
+        got = rows_after(session, seed, device(), ahead=ahead)
+    for at, (one, other) in enumerate(zip(expected, got, strict=True)):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=lambda text, at=at: f"table {at}: {text}")
 
 
 def test_results_are_on_the_device_and_the_anchor_follows(cluster: sr.InProcessCluster) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import sparserow as sr
-from counting_device import COUNTS, device
-from sparserow.cpp_ext import device_ops
+from sparserow.cpp_ext import device_groups, device_ops
 from sparserow.cpp_ext.device import lookup_math
+from sparserow.deploy.bench.counting_device import COUNTS, device
 
 ROWS, BATCH, STEPS = 50, 8, 5
 LEAST_TABLES, MOST_TABLES = 26, 104
@@ -96,6 +98,99 @@ def test_three_widths_cost_three_times_the_operations_at_most(mode: str | None) 
     assert three.total() - dense <= 3 * (one.total() - dense)
 
 
+class OfKind(nn.Module):
+    """Tables whose lookups are of one kind, behind one linear layer."""
+
+    def __init__(self, kind: str, tables: int) -> None:
+        super().__init__()
+        self.kind = kind
+        mode = "max" if "max" in kind else "mean" if "mean" in kind else "sum"
+        padding = 0 if "padding" in kind else None
+        self.tables = nn.ModuleList(
+            nn.Embedding(ROWS, 4, padding_idx=padding)
+            if "rows" in kind
+            else nn.EmbeddingBag(ROWS, 4, mode=mode, padding_idx=padding, include_last_offset="to the end" in kind)
+            for _ in range(tables)
+        )
+        self.head = nn.Linear(4 * tables, 1)
+
+    def forward(self, ids: Tensor, flat: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        """Of ids (tables, BATCH, 3), the same as (tables, 3 * BATCH), offsets by table, and weights of the flat ids."""
+        outs = []
+        for at, table in enumerate(self.tables):
+            if "weights" in self.kind:
+                outs.append(table(flat[at], offsets[at], weights[at]))
+            elif "offsets" in self.kind:
+                outs.append(table(flat[at], offsets[at]))
+            elif "rows" in self.kind:
+                outs.append(table(ids[at]).sum(1))
+            else:
+                outs.append(table(ids[at]))
+        return self.head(torch.cat(outs, 1)).squeeze(1)
+
+
+def of_kind(kind: str, tables: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Returns a batch."""
+    ids = torch.randint(0, ROWS, (tables, BATCH, 3), generator=generator)
+    cuts = torch.sort(torch.randint(0, 3 * BATCH, (tables, BATCH - 1), generator=generator), dim=1).values
+    offsets = [torch.zeros(tables, 1, dtype=torch.int64), cuts]
+    if "to the end" in kind:
+        offsets.append(torch.full((tables, 1), 3 * BATCH))
+    return ids, ids.view(tables, -1), torch.cat(offsets, 1), torch.rand(tables, 3 * BATCH, generator=generator)
+
+
+def operations_of_kind(kind: str, tables: int) -> Counter[str]:
+    """Returns those of the last step of the lookups alone, forward and backward."""
+    generator = torch.Generator().manual_seed(0)
+    with sr.InProcessCluster(shards=2).connect(f"kind {tables}") as session:
+        model = session.distribute(OfKind(kind, tables), optimizer=sr.optim.SGD(lr=0.1), min_rows=1).to(device())
+        found: Counter[str] = Counter()
+        batches = [of_kind(kind, tables, generator) for _ in range(STEPS)]
+        for batch in session.prefetch(batches, depth=1, device=device()):
+            COUNTS.reset()
+            found = Counter()
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("gather_all", "stage_all"):
+                    patch.setattr(device_ops, name, counted_alone(getattr(device_ops, name), found))
+                model(*batch).square().mean().backward()
+            assert COUNTS.waits == 0, COUNTS.log
+            session.step()
+    return found
+
+
+def counted_alone(call: Callable[..., Any], found: Counter[str]) -> Callable[..., Any]:
+    """Returns a call that adds its operations to ``found``."""
+
+    def counted(*given: Any) -> Any:
+        before = Counter(COUNTS.operations)
+        made = call(*given)
+        found.update(Counter(COUNTS.operations) - before)
+        return made
+
+    return counted
+
+
+KINDS = {
+    "offsets": 30,
+    "offsets, mean": 37,
+    "offsets to the end": 30,
+    "offsets, weights": 32,
+    "padding": 20,
+    "mean, padding": 30,
+    "rows, padding": 9,
+    "max": 40,
+    "max, padding, offsets": 54,
+}
+
+
+@pytest.mark.parametrize(("kind", "most"), KINDS.items(), ids=KINDS)
+def test_lookups_of_a_kind_are_made_together(kind: str, most: int) -> None:
+    """One group of operations serves those of a width, whatever their bags, weights and padding."""
+    few, many = operations_of_kind(kind, 3), operations_of_kind(kind, LEAST_TABLES)
+    assert few == many
+    assert many.total() <= most, many
+
+
 def operations_there(tables: int, mode: str | None) -> tuple[Counter[str], int]:
     """Returns the operations and the waits of the last step of tables that are on the device."""
     shape = (tables, BATCH) if mode is None else (tables, BATCH, 3)
@@ -157,6 +252,8 @@ def trained(namespace: str) -> list[Tensor]:
 def test_gradients_of_a_row_are_added_in_the_order_of_the_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lookups of several kinds that share tables have the bits that each of them alone would give."""
     together = trained("together")
-    monkeypatch.setattr(device_ops, "_kind_of", lambda *_, **__: None)
+    monkeypatch.setattr(
+        device_ops, "groups_of", lambda lookups, numbers: [device_groups.LookupGroup(lookups, [i]) for i in numbers]
+    )
     for rows, wanted in zip(together, trained("alone"), strict=True):
         assert torch.equal(rows, wanted)

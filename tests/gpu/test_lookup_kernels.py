@@ -66,10 +66,11 @@ def test_pooled_rows_and_their_gradients(
     padding: int,
 ) -> None:
     rows, positions, begins = lookup(n, u, dim, device)
-    bags = lookup_math.Bags(begins, n)
+    bags = lookup_math.Bags(begins[:-1], begins[1:], n)
     weights = torch.randn(n, device=device) if mode == lookup_math.SUM and padding == 0 else None
-    out, places = lookup_math.pool(rows, positions, bags, mode=mode, weights=weights, padding=padding)
-    expected, expected_places = reference.pool(rows, positions, bags, mode=mode, weights=weights, padding=padding)
+    paddings = None if padding < 0 else torch.arange(bags.count, dtype=torch.int32, device=device) % u - 1
+    out, places = lookup_math.pool(rows, positions, bags, mode=mode, weights=weights, paddings=paddings)
+    expected, expected_places = reference.pool(rows, positions, bags, mode=mode, weights=weights, paddings=paddings)
     same(out, expected)
     grads = torch.randn(bags.count, dim, device=device)
     if mode == lookup_math.MAX:
@@ -78,7 +79,7 @@ def test_pooled_rows_and_their_gradients(
         shape, size = (u * dim, 1), u * dim
     else:
         entries = lookup_math.entries_of_bags(
-            grads, positions, bags, rows=u, mode=mode, weights=weights, padding=padding
+            grads, positions, bags, rows=u, mode=mode, weights=weights, paddings=paddings
         )
         shape, size = (u, dim), u
     sums, expected_sums = torch.empty(shape, device=device), torch.empty(shape, device=device)
@@ -94,11 +95,11 @@ def test_bags_of_one_length_need_no_search(
 ) -> None:
     """They have the bits of bags whose lengths are not known."""
     rows, positions, _ = lookup(20 * length, 9, 6, device)
-    alike, number = lookup_math.uniform_bags(20, length, device), getattr(lookup_math, mode)
+    alike, number = lookup_math.fixed_bags(((12, length), (8, length)), device), getattr(lookup_math, mode)
     assert alike.length == length
     grads = torch.randn(20, 6, device=device)
     found = []
-    for bags in (alike, lookup_math.Bags(alike.begins, alike.size)):
+    for bags in (alike, lookup_math.Bags(alike.begins, alike.ends, alike.size)):
         for math in (lookup_math, reference):
             sums = torch.empty(9, 6, device=device)
             math.sum_entries([math.entries_of_bags(grads, positions, bags, rows=9, mode=number)], 9, sums)
@@ -112,8 +113,9 @@ def test_sums_run_over_several_lookups_in_their_order(
     lookup_math: ModuleType, reference: ModuleType, device: torch.device
 ) -> None:
     _, positions, begins = lookup(50, 9, 6, device)
-    bags = lookup_math.Bags(begins, 50)
-    one = lookup_math.entries_of_rows(torch.randn(50, 6, device=device), positions, rows=9, padding=2)
+    bags = lookup_math.Bags(begins[:-1], begins[1:], 50)
+    two = torch.full((50,), 2, dtype=torch.int32, device=device)
+    one = lookup_math.entries_of_rows(torch.randn(50, 6, device=device), positions, rows=9, paddings=two)
     other = lookup_math.entries_of_bags(
         torch.randn(bags.count, 6, device=device), positions, bags, rows=9, mode=lookup_math.MEAN
     )
@@ -127,14 +129,14 @@ def test_offsets_that_are_out_of_order_read_no_memory_of_others(lookup_math: Mod
     rows, positions, _ = lookup(20, 5, 4, device)
     begins = torch.tensor([0, 90, -7, 15, 20], device=device)
     for mode in (lookup_math.SUM, lookup_math.MEAN, lookup_math.MAX):
-        out, _ = lookup_math.pool(rows, positions, lookup_math.Bags(begins, 20), mode=mode)
+        out, _ = lookup_math.pool(rows, positions, lookup_math.Bags(begins[:-1], begins[1:], 20), mode=mode)
         assert torch.isfinite(out).all()
 
 
 def test_no_ids_are_nothing(lookup_math: ModuleType, device: torch.device) -> None:
     rows, none = torch.empty(0, 4, device=device), torch.empty(0, dtype=torch.int32, device=device)
     assert lookup_math.gather(rows, none).shape == (0, 4)
-    bags = lookup_math.uniform_bags(3, 0, device)
+    bags = lookup_math.fixed_bags(((3, 0),), device)
     assert torch.equal(lookup_math.pool(rows, none, bags, mode=0)[0], torch.zeros(3, 4, device=device))
     sums = torch.empty(0, 4, device=device)
     lookup_math.sum_entries([lookup_math.entries_of_rows(rows, none, rows=0)], 0, sums)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...cpp_ext.device import lookup_math as math
-from ...cpp_ext.device_ops import bags_of
+from ...cpp_ext.device_groups import BagIds, bags_of
 from ...proto.errors import InvalidArgument, SparserowError
 from .device_tables import tables_of
 from .id_keys import IdKeys, keys_of
@@ -63,24 +64,32 @@ class _Lookup(IdKeys):
     mode: int
     generation: int
 
+    @cached_property
+    def paddings(self) -> Tensor | None:
+        """The position of the padding id of each bag, or of each id, int32; None: it is not among the ids."""
+        if self.padding < 0:
+            return None
+        count = self.positions.shape[0] if self.bags is None else self.bags.count
+        return torch.full((count,), self.padding, dtype=torch.int32, device=self.positions.device)
+
     def stage(self, grads: Tensor, weights: Tensor | None, places: Tensor | None) -> None:
         """Stages the gradient of the output."""
         self.tables.check_generation(self.name, self.generation)
-        reaches_all = self.padding < 0 and (self.bags is None or self.bags.length is not None)
+        reaches_all = self.padding < 0 and (self.bags is None or self.bags.is_whole)
         joint, begin = self.joint if reaches_all and places is None else None, self.begin
-        positions, padding = self.positions, self.padding
+        positions, paddings = self.positions, self.paddings
         if joint is None and begin:  # entries that leave keys out count those of this lookup alone
-            positions, padding = positions - begin, padding - begin if padding >= 0 else -1
+            positions, paddings = positions - begin, None if paddings is None else paddings - begin
         count, grads = self.keys.shape[0], grads.float().contiguous()
         if self.bags is None:
             entries = math.entries_of_rows(
-                grads.reshape(positions.shape[0], -1), positions, rows=count, padding=padding
+                grads.reshape(positions.shape[0], -1), positions, rows=count, paddings=paddings
             )  # fmt: skip
         elif places is not None:
             entries = math.entries_of_max(grads, positions, places, rows=count)
         else:
             entries = math.entries_of_bags(
-                grads, positions, self.bags, rows=count, mode=self.mode, weights=weights, padding=padding
+                grads, positions, self.bags, rows=count, mode=self.mode, weights=weights, paddings=paddings
             )
         self.tables.stage(
             self.name,
@@ -131,7 +140,7 @@ def look_up(
         if bags is not None:
             _check_bags(ids, bags)
         keys = keys_of(binding, ids, anchor, padding=padding) if made is None else made.ids
-        of_bags = None if bags is None else bags_of(ids, bags.offsets, bags.includes_last, tables.device)
+        of_bags = None if bags is None else _bags(ids, bags, tables.device)
     except (SparserowError, ValueError):
         if made is None:
             tables.exchanges.refuse()
@@ -192,6 +201,11 @@ def _check_bags(ids: Tensor, bags: BagOptions) -> None:
         raise InvalidArgument("gather_bag: per_sample_weights must have the shape of ids")
 
 
+def _bags(ids: Tensor, bags: BagOptions, device: torch.device) -> math.Bags:
+    given = BagIds(ids, bags.offsets, bags.includes_last)
+    return bags_of([given], device, lambda: torch.full((1,), ids.numel(), device=device))
+
+
 def _flat(weights: Tensor | None, device: torch.device) -> Tensor | None:
     return None if weights is None else weights.detach().reshape(-1).to(device, torch.float32)
 
@@ -205,7 +219,7 @@ def _pooled(rows: Tensor, lookup: _Lookup, weights: Tensor | None) -> tuple[Tens
         lookup.bags,
         mode=lookup.mode,
         weights=_flat(weights, rows.device),
-        padding=lookup.padding,
+        paddings=lookup.paddings,
     )
 
 
@@ -229,7 +243,7 @@ class _Looked(torch.autograd.Function):
         of_weights = None
         if rows is not None and lookup.bags is not None:
             made = math.weights_gradient(
-                grads[0].float(), rows, lookup.positions, lookup.bags, padding=lookup.padding
+                grads[0].float(), rows, lookup.positions, lookup.bags, paddings=lookup.paddings
             )  # fmt: skip
             of_weights = made.view(weights.shape).to(weights)
         return torch.zeros(ctx.anchor, device=grads[0].device), of_weights, None, None

@@ -79,7 +79,7 @@ class _Group:
         else:
             self.sizes = [call.shape[0] for call in calls]
             self.shapes = [(size, self.rows.shape[1]) for size in self.sizes]
-            self.bags = math.uniform_bags(sum(self.sizes), first.shape[1], self.rows.device)
+            self.bags = math.fixed_bags(((sum(self.sizes), first.shape[1]),), self.rows.device)
 
     def outputs(self) -> tuple[Tensor, ...]:
         if self.bags is None:
@@ -103,7 +103,7 @@ class _Group:
         if len(reached) < len(grads):
             positions = math.joined([self.ids[at].positions for at in reached])
             if bags is not None:
-                bags = math.uniform_bags(sum(map(len, parts)), bags.length or 0, positions.device)
+                bags = math.fixed_bags(((sum(map(len, parts)), bags.length or 0),), positions.device)
         joined = math.joined(parts)
         if bags is None:
             entries = math.entries_of_rows(joined, positions, rows=count)

@@ -101,6 +101,25 @@ def text_of(expression: Expression) -> str:
     return f"fixed {expression.ids.tolist()}"
 
 
+def is_part(expression: Expression) -> bool:
+    """Returns whether an expression is a tensor of the batch, or a part of one."""
+    return isinstance(expression, Root) or (isinstance(expression, Slice) and is_part(expression.source))
+
+
+def part_of(batch: Any, expression: Expression) -> Tensor | None:
+    """Returns a tensor of the batch, or a part of one, where it lies; None where the batch has none.
+
+    Args:
+        batch: the batch.
+        expression: one that :func:`is_part`.
+    """
+    if isinstance(expression, Root):
+        return tensor_at(batch, expression.path)
+    assert isinstance(expression, Slice)
+    source = part_of(batch, expression.source)
+    return None if source is None else _value_of(expression, source)
+
+
 def has_sizes(expression: Expression) -> bool:
     """Returns whether an expression has sizes or bounds, which may be those of the traced batch."""
     if isinstance(expression, Slice):

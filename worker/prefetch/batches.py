@@ -105,7 +105,7 @@ def prefetch(
         except ValueError as error:
             raise InvalidArgument(f"prefetch.{error}") from None
         session.core.on_device.link(there)
-        batches = DeviceBatches(there, session.core.on_device.stores, on_host)
+        batches = DeviceBatches(there, session.core.on_device, on_host)
     ahead_trial, hint_trial, options = None, None, (exact, torch.is_grad_enabled())
     if not always and hints > 0:
         hint_trial = hint_trial_of(session, depth, hints, *options)
@@ -274,7 +274,7 @@ class PrefetchIterator(Generic[Batch]):
                 self._settings.ahead_trial.note_left(left / max(1, rows))
         batch: Batch = item.host
         if sent is not None and device is not None:
-            batch = device.receive(sent, self._session.core.on_device)
+            batch = device.receive(sent)
         return batch
 
     def _take(self) -> PassItem:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ...cpp_ext import _client
 from ...cpp_ext.device.link import link_of
-from ...cpp_ext.device.row_store import RowStores
 from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice
 from ..data.batch_tensors import map_tensors
@@ -37,14 +36,14 @@ class DeviceBatches:
 
     Args:
         device: the device.
-        stores: of the rows that the session's device keeps.
+        step: what the session's step has on the device.
         on_host: names the tensors of a batch that stay on the host; None: every one crosses.
     """
 
     def __init__(
-        self, device: torch.device, stores: RowStores, on_host: Callable[[Any], Sequence[Tensor]] | None = None
+        self, device: torch.device, step: StepOnDevice, on_host: Callable[[Any], Sequence[Tensor]] | None = None
     ) -> None:
-        self._device, self._stores, self._on_host = device, stores, on_host
+        self._device, self._step, self._on_host = device, step, on_host
         self._link = link_of(device)
 
     def send(self, host: Any, pack: _client.LookupPack | None) -> SentBatch:
@@ -58,22 +57,21 @@ class DeviceBatches:
         tensors = _in_order(host)
         stays = tuple(tensor.device.type != "cpu" or any(tensor is one for one in stay) for tensor in tensors)
         crossing = [tensor.detach() for tensor, kept in zip(tensors, stays, strict=True) if not kept]
-        return SentBatch(host, BatchOnDevice(self._link, self._stores, pack, crossing), stays)
+        return SentBatch(host, BatchOnDevice(self._link, self._step, pack, crossing), stays)
 
-    def receive(self, batch: SentBatch, step: StepOnDevice, *, train: bool = True) -> Any:
+    def receive(self, batch: SentBatch, *, train: bool = True) -> Any:
         """The batch as the loop sees it; lookups find its rows from now on.
 
         Args:
             batch: what was sent.
-            step: of the session.
             train: whether the lookups are those of a step, or else of one forward of an evaluation.
         """
-        step.link(self._device)
+        self._step.link(self._device)
         pack = batch.sent.pack
         if pack is not None:
             pack.send_fresh()
-            step.offer(pack, train=train)
-        there, stays = iter(batch.sent.receive(step)), iter(batch.stays)
+            self._step.offer(pack, train=train)
+        there, stays = iter(batch.sent.receive()), iter(batch.stays)
         return map_tensors(batch.host, lambda tensor: tensor if next(stays) else next(there))
 
 

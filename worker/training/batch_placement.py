@@ -23,7 +23,7 @@ class BatchPlacement:
         self._batches = (
             None
             if device.type == "cpu" or session is None
-            else DeviceBatches(device, session.core.on_device.stores, backend.on_host)
+            else DeviceBatches(device, session.core.on_device, backend.on_host)
         )
 
     def placed(self, batch: NamedBatch, *, train: bool = False) -> NamedBatch:
@@ -41,5 +41,5 @@ class BatchPlacement:
         if session is None or self._batches is None:
             return batch.to(self._device)
         sent = self._batches.send(batch, None)
-        placed: NamedBatch = self._batches.receive(sent, session.core.on_device, train=train)
+        placed: NamedBatch = self._batches.receive(sent, train=train)
         return placed

@@ -3,7 +3,8 @@
 The op is one node of autograd. Where its lookups are all lookups of the plan, it pulls their rows too; else one pull
 for all tables goes before it, with one frame a shard. On a device the rows cross in one copy before.
 
-Lookups with weights, in eval mode or without gradient make rows of their own, of what was pulled.
+Lookups in eval mode or without gradient make rows of their own, of what was pulled; so do those whose offsets or
+weights are no part of the batch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from torch import Tensor
 
 from ....cpp_ext import torch_ops as ops
 from ....proto.errors import DeadlineExceeded, Unavailable, typed_error
-from ...data.batch_tensors import tensor_at
 from ...session.session import JobSession
-from ..expressions import Root
+from ..expressions import is_part, part_of
 from ..made_rows import MadeRows, places_of
 from ..plan import LEAST_LOOKUPS, BatchIds, IdPart, LookupPlan, PlannedLookup, Seen, descriptions, is_transformed
 from ..planned_layer import LayerChanges, PlannedLayer
@@ -67,8 +67,8 @@ class OwnRank:
         covered: set[int] = set()
         for lookup in plan.lookups:
             layer, index = lookup.layer(), plan.index_of(lookup)
-            has_known_bags = lookup.offsets is None or isinstance(lookup.offsets, Root)
-            if layer is None or index is None or lookup.weights is not None or not has_known_bags:
+            others = (each for each in (lookup.offsets, lookup.weights) if each is not None)
+            if layer is None or index is None or not all(is_part(each) for each in others):
                 continue
             if _is_eligible(layer):
                 self._lookups.append((lookup, plan.parts[index]))
@@ -143,7 +143,7 @@ class OwnRank:
         """Makes the rows of those planned lookups that fit the batch and the present state of their layers."""
         layers: list[PlannedLayer] = []
         ids: list[Tensor] = []
-        bags: list[Tensor | None] = []
+        others: list[tuple[Tensor | None, Tensor | None]] = []
         parts: dict[tuple[int, int], Sequence[Tensor]] = {}
         device: torch.device | None = None
         for lookup, of in self._lookups:
@@ -154,38 +154,51 @@ class OwnRank:
                 device = layer.anchor.device
             elif layer.anchor.device != device:
                 continue
-            offsets = None if not isinstance(lookup.offsets, Root) else tensor_at(batch, lookup.offsets.path)
-            if offsets is None and lookup.offsets is not None:
+            expressions = (lookup.offsets, lookup.weights)
+            offsets, weights = (None if each is None else part_of(batch, each) for each in expressions)
+            if [offsets is None, weights is None] != [each is None for each in expressions]:
                 continue
             try:
                 ids.append(self._ids.of(of, tensor, parts))
             except (RuntimeError, IndexError):  # a batch of another shape
                 continue
             layers.append(layer)
-            bags.append(offsets)
+            others.append((offsets, weights))
         if len(ids) < LEAST_LOOKUPS:
             return None
-        tables, options = self._described(layers, bags)
-        places, has_bags = places_of(layers), any(each is not None for each in bags)
-        if len(layers) == len(self._lookups) and not has_bags:
+        tables, options = self._described(layers, others)
+        places = places_of(layers)
+        bags, scales = (_given(ids, each) for each in zip(*others, strict=True))
+        has_others = bool(bags or scales)
+        if len(layers) == len(self._lookups) and not has_others:
             self._whole = _Whole(LayerChanges.count, places, layers[0].anchor, tables, options)
-        given = [each if offsets is None else offsets for each, offsets in zip(ids, bags, strict=True)]
         try:
-            rows = ops.gather_all(ids, given if has_bags else (), (), layers[0].anchor, tables, options, True)
+            rows = ops.gather_all(ids, bags, scales, layers[0].anchor, tables, options, True)
         except (RuntimeError, ValueError):  # the layer whose lookup fails raises it
             return None
-        others = [(offsets, None) for offsets in bags] if has_bags else None
-        return MadeRows(places, ids, others, rows, self._step_of)
+        return MadeRows(places, ids, others if has_others else None, rows, self._step_of)
 
-    def _described(self, layers: Sequence[PlannedLayer], bags: Sequence[Tensor | None]) -> tuple[str, list[int]]:
+    def _described(
+        self, layers: Sequence[PlannedLayer], others: Sequence[tuple[Tensor | None, Tensor | None]]
+    ) -> tuple[str, list[int]]:
         """Returns the names of the tables and the options of lookups, as ``gather_all`` takes them."""
         if self._all is not None and len(layers) == len(self._lookups):
             return self._all
-        options = [layer.lookup_options(has_offsets=each is not None) for layer, each in zip(layers, bags, strict=True)]
+        options = [
+            layer.lookup_options(has_offsets=offsets is not None, has_weights=weights is not None)
+            for layer, (offsets, weights) in zip(layers, others, strict=True)
+        ]
         described = "\n".join([layer.binding for layer in layers]), list(chain.from_iterable(options))
         if len(layers) == len(self._lookups):
             self._all = described
         return described
+
+
+def _given(ids: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Returns offsets or weights as ``gather_all`` takes them: none at all, or something in the place of each."""
+    if all(each is None for each in tensors):
+        return []
+    return [each if tensor is None else tensor for each, tensor in zip(ids, tensors, strict=True)]
 
 
 def _is_eligible(layer: PlannedLayer) -> bool:
