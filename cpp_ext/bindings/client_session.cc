@@ -125,10 +125,10 @@ void bind_prefetcher(py::module_& module) {
     return open(box).rows();
   });
   py::class_<Prefetcher>(module, "Prefetcher")
-      .def(py::init([](std::shared_ptr<Session> session, bool exact) {
-             return std::make_unique<Prefetcher>(std::move(session), exact);
+      .def(py::init([](std::shared_ptr<Session> session, bool exact, std::size_t threads) {
+             return std::make_unique<Prefetcher>(std::move(session), exact, threads);
            }),
-           py::arg("session"), py::kw_only(), py::arg("exact"))
+           py::arg("session"), py::kw_only(), py::arg("exact"), py::arg("threads"))
       .def(
           "index",
           [](Prefetcher& self, const PlannedIds& plan, const py::sequence& roots) {

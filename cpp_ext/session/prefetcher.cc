@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <future>
 
 namespace sparserow {
 namespace {
+
+constexpr std::size_t kIdsOfThread = 32'768;  // of a batch, for each thread that index() uses
 
 std::uint64_t next_id() {
   static std::atomic<std::uint64_t> last{Binding::kOutside};
@@ -61,12 +65,13 @@ std::size_t PrefetchedBatch::rows() const noexcept {
   return rows;
 }
 
-Prefetcher::Prefetcher(std::shared_ptr<Session> session, bool exact)
+Prefetcher::Prefetcher(std::shared_ptr<Session> session, bool exact, std::size_t threads)
     : session_(std::move(session)),
       bindings_(session_->bindings_),
       exact_(exact),
       id_(next_id()),
-      partitioner_(session_->state().shards().slot_owner(), session_->state().shards().shard_count()),
+      partitioners_(std::max<std::size_t>(threads, 1),
+                    Partitioner(session_->state().shards().slot_owner(), session_->state().shards().shard_count())),
       ages_(bindings_.size()) {}
 
 Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const AheadLookup> lookups) {
@@ -90,23 +95,42 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
   }
   const MutexLock indexing(index_mutex_);
   batch->number_ = ++indexed_;
-  std::vector<IdsRef> wanted;
+  std::vector<TableIds> tables;
   for (std::size_t b = 0; b < bindings_.size(); ++b) {
-    wanted.clear();
+    batch->parts_[b].latest.clear();
+    TableIds wanted{b, {}};
     for (const AheadLookup& lookup : lookups) {
       const bool is_of = lookup.binding == bindings_[b]->spec_.name && !bindings_[b]->is_frozen();
-      if (is_of && bindings_[b]->check_ids(lookup.ids.ids).is_ok()) {
-        wanted.push_back(lookup.ids);
-      }
+      if (is_of && bindings_[b]->check_ids(lookup.ids.ids).is_ok()) wanted.ids.push_back(lookup.ids);
     }
-    PrefetchedBatch::Part& part = batch->parts_[b];
-    part.latest.clear();
-    if (wanted.empty()) continue;
-    part.step.add(wanted, partitioner_);
-    if (!exact_) continue;
-    ages_[b].touch(part.step.all_keys(), batch->number_, part.latest);
+    if (!wanted.ids.empty()) tables.push_back(std::move(wanted));
   }
+  index_tables(tables, *batch);
   return batch;
+}
+
+void Prefetcher::index_tables(std::span<const TableIds> tables, PrefetchedBatch& batch) {
+  std::size_t ids = 0;
+  for (const TableIds& table : tables) {
+    for (const IdsRef& each : table.ids) ids += each.ids.size();
+  }
+  std::atomic<std::size_t> next = 0;
+  const bool exact = exact_;
+  const auto work = [&tables, &batch, &next, exact, ages = ages_.data()](Partitioner& partitioner) {
+    for (std::size_t t = next++; t < tables.size(); t = next++) {
+      PrefetchedBatch::Part& part = batch.parts_[tables[t].binding];
+      part.step.add(tables[t].ids, partitioner);
+      if (exact) ages[tables[t].binding].touch(part.step.all_keys(), batch.number_, part.latest);
+    }
+  };
+  // A thread costs some 20 us, in which it would do 2,000 ids.
+  const std::size_t threads = std::min({partitioners_.size(), tables.size(), ids / kIdsOfThread + 1});
+  std::vector<std::future<void>> others;
+  for (std::size_t t = 1; t < threads; ++t) {
+    others.push_back(std::async(std::launch::async, work, std::ref(partitioners_[t])));
+  }
+  work(partitioners_[0]);
+  for (std::future<void>& other : others) other.get();
 }
 
 Status Prefetcher::hint(PrefetchedBatch& batch) {

@@ -59,7 +59,8 @@ class PrefetchedBatch {
 
 class Prefetcher {
  public:
-  Prefetcher(std::shared_ptr<Session> session, bool exact);
+  // threads: how many index() may use, each for other tables; at least 1.
+  Prefetcher(std::shared_ptr<Session> session, bool exact, std::size_t threads = 1);
 
   // Dedups and groups the ids of a batch. Lookups with an id out of range, or of a table that is not bound here, are
   // left to the op. FailedPrecondition after close or fork.
@@ -79,6 +80,12 @@ class Prefetcher {
   Result<std::uint64_t> hand_over(std::unique_ptr<PrefetchedBatch> batch, LookupPack* pack = nullptr);
 
  private:
+  // The ids of one table in a batch.
+  struct TableIds {
+    std::size_t binding = 0;
+    std::vector<IdsRef> ids;
+  };
+  void index_tables(std::span<const TableIds> tables, PrefetchedBatch& batch) SR_REQUIRES(index_mutex_);
   // The rows that a hand-over brought: none, those whose `deferred` or `changed` is set, or all.
   enum class Refreshed : std::uint8_t { kNone, kDeferred, kChanged, kAll };
   Status pull_rows(PrefetchedBatch& batch, std::int64_t step);
@@ -99,9 +106,9 @@ class Prefetcher {
   const bool exact_;
   const std::uint64_t id_;  // of this object in Binding's notes
   Mutex index_mutex_;
-  Partitioner partitioner_ SR_GUARDED_BY(index_mutex_);
-  std::vector<KeyAges> ages_ SR_GUARDED_BY(index_mutex_);  // by binding
-  std::uint32_t indexed_ SR_GUARDED_BY(index_mutex_) = 0;  // number of the last batch
+  std::vector<Partitioner> partitioners_ SR_GUARDED_BY(index_mutex_);  // one for each thread
+  std::vector<KeyAges> ages_ SR_GUARDED_BY(index_mutex_);              // by binding
+  std::uint32_t indexed_ SR_GUARDED_BY(index_mutex_) = 0;              // number of the last batch
 
   std::atomic<bool> looks_again_ = false;  // the last batch needed it, so versions are asked for
 

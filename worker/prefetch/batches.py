@@ -125,7 +125,7 @@ class Prefetch(Generic[Batch]):
 
     def __init__(self, loader: Iterable[Batch], session: JobSession, settings: PrefetchSettings) -> None:
         self._loader, self._session, self._settings = loader, session, settings
-        self._native = _client.Prefetcher(session.core.native, exact=settings.exact)
+        self._native = _client.Prefetcher(session.core.native, exact=settings.exact, threads=torch.get_num_threads())
         self._stateful = loader if isinstance(loader, StatefulLoader) else None
         self._progress = PassProgress()
 

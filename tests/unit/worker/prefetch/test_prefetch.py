@@ -498,3 +498,23 @@ def test_a_loader_without_state_says_so(session: sr.Session) -> None:
     ahead = session.prefetch([matrix(0)])
     with pytest.raises(sr.errors.FailedPrecondition, match=r"the loader \(list\) has no state_dict"):
         ahead.state_dict()
+
+
+def test_batches_with_many_ids_are_reduced_by_several_threads() -> None:
+    """Each takes other tables, so rows are those of one thread."""
+    rows, threads = {}, torch.get_num_threads()
+    batches = [matrix(seed, rows=25_000) for seed in range(3)]
+    try:
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            with connect() as session:
+                model = distributed(session)
+                for batch in session.prefetch(batches, depth=2):
+                    model(batch).square().sum().backward()
+                    session.step()
+                assert session.stats().lookups_missed == 0
+                rows[count] = rows_of(session)
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(rows[1], rows[4], strict=True):
+        np.testing.assert_array_equal(one, other)
