@@ -2,10 +2,11 @@
 
 The model of ``bench train`` runs in blocks of steps that take turns: with its rows on one shard process of this
 machine and a prefetch, with its tables on the device, and as torch's own ``EmbeddingBag(sparse=True)`` there. Beside
-them two parts of a step run alone in the same blocks: the dense tower on the device, and the pull and push of the same
-ids on the shard. A step that hides the shorter part behind the longer one takes as long as the longer one. The dense
-part runs under DDP in a job of one rank as well, by NCCL and by gloo, and the whole model in fbgemm's table-batched
-embeddings where they are.
+them run alone in the same blocks: the dense tower on the device, the pull and push of the same ids on the shard, in one
+frame each, and a step whose tables are one matrix of torch's. A step that hides the shorter part behind the longer one
+takes as long as the longer one. The dense part runs under DDP in a job of one rank as well, by NCCL and by gloo, and
+the whole model in fbgemm's table-batched embeddings where they are. On CUDA torch's profiler says how long the device
+is busy.
 
 Then the same model is evaluated over Zipf-distributed ids with rows that the device keeps and without; the bytes that
 cross are counted, and lookups are timed. Without a CUDA device the command refuses; any device that has a link
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...cpp_ext import _client
 from ...cpp_ext.device.link import link_of
 from ...proto.errors import FailedPrecondition
 from ...proto.optim import Adagrad
@@ -39,7 +41,9 @@ from .reduced_tower import backends_of, job_of_one_rank
 __all__ = ["FULL", "QUICK", "run_gpu", "run_on"]
 
 DEPTH = 2
-LIMIT_OF_LONGER_PART = 1.05
+LIMIT_OF_LONGER_PART = 1.3
+LEAST_OF_TORCH = 2.2  # of rows on a shard, with one id in a bag
+MOST_OF_ONE_MATRIX = 1.5  # of tables on the device
 _BLOCKS = 5
 _DROPPED = DEPTH + 2
 _CACHE_SHARE = 0.05  # of the rows of all tables
@@ -185,6 +189,33 @@ def _torch_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], 
     return step
 
 
+def _one_matrix_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+    """Returns a step of torch's operations alone, whose tables are one matrix with Adagrad over unique rows."""
+    torch.manual_seed(0)
+    matrix = torch.full((TABLES * size.rows, DIM), 0.01).to(device)
+    squares = torch.zeros(TABLES * size.rows, DIM).to(device)
+    firsts = (torch.arange(TABLES) * size.rows).view(-1, 1, 1).to(device)
+    mlp = mlp_of_click_model().to(device)
+    dense = torch.optim.Adam(mlp.parameters(), lr=1e-3)
+
+    def step(ids: Tensor, labels: Tensor) -> None:
+        keys, places = torch.unique(ids + firsts, return_inverse=True)
+        rows = matrix.index_select(0, keys).requires_grad_()
+        pooled = rows.index_select(0, places.reshape(-1)).view(TABLES, size.batch, -1, DIM).sum(2)
+        logits = mlp(pooled.transpose(0, 1).reshape(size.batch, -1)).squeeze(1)
+        nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
+        grads = rows.grad
+        assert grads is not None
+        with torch.no_grad():
+            sums = squares.index_select(0, keys).addcmul_(grads, grads)
+            squares.index_copy_(0, keys, sums)
+            matrix.index_copy_(0, keys, rows.addcdiv(grads, sums.sqrt_().add_(1e-10), value=-0.05))
+        dense.step()
+        dense.zero_grad()
+
+    return step
+
+
 def _fbgemm_step(size: Size, device: torch.device) -> Callable[[Tensor, Tensor], None]:
     torch.manual_seed(0)
     tables, mlp = FbgemmTables(TABLES, size.rows, DIM, lr=0.05, device=device), mlp_of_click_model().to(device)
@@ -216,17 +247,20 @@ def dense_step(
 
 
 def _rows_alone(session: Session) -> Callable[[list[OnHost]], float]:
-    """Returns what pulls and pushes the unique ids of each batch, all tables after one another."""
-    tables = [session.table(f"tables.{table}") for table in range(TABLES)]
+    """Returns what pulls and pushes the unique ids of each batch, those of all tables in one frame each."""
+    names = [f"{session.namespace}/tables.{table}" for table in range(TABLES)]
+    native = session.core.native
 
     def run(batches: list[OnHost]) -> float:
-        unique = [
-            [np.unique(batch.ids[table].numpy()).astype(np.uint64) for table in range(TABLES)] for batch in batches
-        ]
+        unique = [[torch.from_numpy(np.unique(each.numpy())) for each in batch.ids] for batch in batches]
         began = time.perf_counter()
         for keys in unique:
-            for table, some in zip(tables, keys, strict=True):
-                table.push(some, table.pull(some) * np.float32(0.0))
+            ids = [(each.data_ptr(), each.data_ptr(), tuple(each.shape), each.stride(), 8) for each in keys]
+            pack = _client.LookupPack(list(zip(names, ids, strict=True)), train=True)
+            sums = torch.zeros(pack.floats_of_sums)
+            pack.stage([(part, -1) for part in range(len(names))], sums.data_ptr())
+            native.count_staged()
+            session.step()
         return (time.perf_counter() - began) / len(batches)
 
     return run
@@ -235,6 +269,7 @@ def _rows_alone(session: Session) -> Callable[[list[OnHost]], float]:
 def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
     """Returns the figures of training steps with ``hot`` ids in a bag; on the host nothing crosses."""
     source, link, lack = ZipfBatches(size, hot), link_of(device), _lack_of_fbgemm_on(device)
+    is_cuda = device.type == "cuda"
     batches = [OnHost(*source.make()) for _ in range(max(size.repetitions // _BLOCKS, 2) + _DROPPED)]
     with (
         distributed(size, device, f"bench-gpu-{hot}", None) as (session, model),
@@ -245,6 +280,7 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
             "rows on a shard": _rows_on_a_shard(session, model, device),
             "torch EmbeddingBag": _on_device(_torch_step(size, device), device),
             "tables on the device": _on_device(step_of_session(session_there, model_there), device),
+            "one matrix in torch": _on_device(_one_matrix_step(size, device), device),
             "dense part": _on_device(dense_step(size, device), device),
             "pull and push": _rows_alone(session),
         }
@@ -265,12 +301,19 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
                 if name == "rows on a shard":
                     now = _counts(link.crossings)
                     crossed.append(tuple(b - a for a, b in zip(before, now, strict=True)))  # type: ignore[arg-type]
+        busy_ms = {
+            part: _busy_ms(runs[part], batches) for part in ("rows on a shard", "tables on the device") if is_cuda
+        }
     times = {name: median(values) for name, values in seconds.items()}
     name = f"gpu {hot}-hot, {TABLES} tables x {size.rows} x {DIM}, batch {size.batch}, Zipf 1.05, 1 shard"
     longer = max(times["dense part"], times["pull and push"])
     rate, unit = size.batch / times["rows on a shard"], "samples/s"
     of_torch = times["torch EmbeddingBag"] / times["rows on a shard"]
     copies, there, back = (median([each[index] for each in crossed]) / len(batches) for index in range(3))
+    busy = [
+        Figure(f"{name}: {part}: the device is busy", value, "ms/step", higher_is_better=False)
+        for part, value in busy_ms.items()
+    ]
     peers = [
         Figure(f"{name}: dense part in a job of one rank, {backend}", times[f"dense part, {backend}"] * 1e3, "ms/step",
                None, times[f"dense part, {backend}"] / times["dense part"], higher_is_better=False)
@@ -291,8 +334,17 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
             f"{name}: rows on a shard, of torch",
             rate,
             unit,
-            None,
+            LEAST_OF_TORCH if hot == 1 else None,
             of_torch,
+        ),
+        *busy,
+        Figure(
+            f"{name}: tables on the device, of one matrix in torch",
+            times["tables on the device"] * 1e3,
+            "ms/step",
+            MOST_OF_ONE_MATRIX,
+            times["tables on the device"] / times["one matrix in torch"],
+            higher_is_better=False,
         ),
         Figure(
             f"{name}: tables on the device, of torch",
@@ -320,6 +372,13 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
 def _lack_of_fbgemm_on(device: torch.device) -> str:
     """Returns why fbgemm's TBE cannot be measured on a device; "" when it can."""
     return lack_of_fbgemm() if device.type in ("cpu", "cuda") else f"it knows no device of kind {device.type}"
+
+
+def _busy_ms(run: Callable[[list[OnHost]], float], batches: list[OnHost]) -> float:
+    """Returns the milliseconds of a step in which the CUDA device runs kernels and copies, as torch's profiler says."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as traced:
+        run(batches)
+    return float(sum(event.self_device_time_total for event in traced.key_averages()) / 1e3 / len(batches))
 
 
 def _counts(crossings: object) -> tuple[int, int, int]:
