@@ -171,7 +171,12 @@ def sum_blocks(blocks: Sequence[tuple[Tensor, Tensor]], scale: float) -> tuple[T
     return rows, sums.index_add_(0, inverse, grads).float()
 
 
-def seal_rows(grads: Tensor, scale: float, clip_row_norm: float) -> tuple[Tensor, Tensor, Tensor | None]:
+def is_nonfinite(grads: Tensor) -> Tensor:
+    """(n) bool: whether a row of gradients, (n, dim), has NaN or Inf."""
+    return (grads * 0.0).sum(dim=1) != 0  # only NaN and Inf times 0 are not 0
+
+
+def seal_rows(grads: Tensor, scale: float, clip_row_norm: float) -> tuple[Tensor, Tensor | None]:
     """Multiplies gradients by ``scale`` and shortens rows to an L2 norm of ``clip_row_norm``.
 
     Args:
@@ -180,14 +185,13 @@ def seal_rows(grads: Tensor, scale: float, clip_row_norm: float) -> tuple[Tensor
         clip_row_norm: the limit; infinity: none.
 
     Returns:
-        The gradients, (n, dim) float32; (n) bool: whether a row has NaN or Inf; (n) bool: whether it was shortened,
-        None without a limit.
+        The gradients, (n, dim) float32, and (n) bool: whether a row was shortened, None without a limit. A row with NaN
+        or Inf stays as it is.
     """
     grads = grads if scale == 1 else grads * scale
-    is_bad = (grads * 0.0).sum(dim=1) != 0  # only NaN and Inf times 0 are not 0
     if clip_row_norm == float("inf"):
-        return grads, is_bad, None
+        return grads, None
     norms = grads.to(torch.float64).square().sum(dim=1).sqrt()
-    is_long = (norms > clip_row_norm) & ~is_bad
+    is_long = (norms > clip_row_norm) & ~is_nonfinite(grads)
     shrink = torch.where(is_long, clip_row_norm / norms, 1.0).unsqueeze(1)
-    return (grads.to(torch.float64) * shrink).float(), is_bad, is_long
+    return (grads.to(torch.float64) * shrink).float(), is_long

@@ -17,7 +17,8 @@ from sparserow.deploy.bench.counting_device import COUNTS, device
 
 ROWS, BATCH, STEPS = 50, 8, 5
 LEAST_TABLES, MOST_TABLES = 26, 104
-MOST_THERE = 78  # the goal is 60
+MOST = 40
+MOST_THERE, WAITS_THERE = 60, 3
 
 
 class Tables(nn.Module):
@@ -72,7 +73,7 @@ def test_operations_do_not_grow_with_the_tables_of_a_width(mode: str | None, ahe
     many = operations([4] * MOST_TABLES, mode, ahead=ahead)
     assert few == many
     lookups = few - dense_part(4 * LEAST_TABLES)
-    assert lookups.total() <= 40, lookups
+    assert lookups.total() <= MOST, lookups
 
 
 def test_rows_of_tables_with_padding_are_one_gather(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def test_lookups_of_a_kind_are_made_together(kind: str, most: int) -> None:
 
 
 def operations_there(tables: int, mode: str | None) -> tuple[Counter[str], int]:
-    """Returns the operations and the waits of the last step of tables that are on the device."""
+    """Returns the operations, and the waits with those of copies to the host, of the last step of tables there."""
     shape = (tables, BATCH) if mode is None else (tables, BATCH, 3)
     made, waits = Counter[str](), 0
     with sr.InProcessCluster().connect(f"there {tables} {mode}") as session:
@@ -208,16 +209,19 @@ def operations_there(tables: int, mode: str | None) -> tuple[Counter[str], int]:
             COUNTS.reset()
             model(ids).square().mean().backward()
             session.step(dense)
-            made, waits = Counter(COUNTS.operations), COUNTS.waits
+            made, waits = Counter(COUNTS.operations), COUNTS.waits + COUNTS.to_host
     return made, waits
 
 
 @pytest.mark.parametrize("mode", [None, "sum", "mean"])
 def test_operations_of_tables_on_a_device_do_not_grow_with_the_tables(mode: str | None) -> None:
-    """Tables of one width and optimizer are one matrix: one search for keys, one operation a direction, one update."""
+    """Tables of one width and optimizer are one matrix: one search for keys, one operation a direction, one update.
+
+    The host waits for the search, for what it found, and for the verdict over all gradients, the dense ones included.
+    """
     (few, waits), (many, more_waits) = (operations_there(tables, mode) for tables in (LEAST_TABLES, MOST_TABLES))
     assert few == many
-    assert waits == more_waits
+    assert waits == more_waits == WAITS_THERE
     lookups = few - dense_part(4 * LEAST_TABLES)
     assert lookups.total() <= MOST_THERE, lookups
 

@@ -30,7 +30,7 @@ from .rank_rows import RankRows
 from .read_rows import read_rows, read_rows_together
 from .row_matrix import Block, RowMatrix, StepOfRows, bytes_of_rows, kind_of
 from .share import Share, by_owner
-from .staged import KeySums, StagedLookup, seal, sum_tables
+from .staged import KeySums, StagedLookup, sum_tables
 
 
 @dataclass(frozen=True)
@@ -222,14 +222,19 @@ class DeviceTables:
         self._staged.setdefault(name, []).append(staged)
         self._native.count_staged()
 
-    def seal(self, scale: float, clip_row_norm: float) -> SealedRows:
+    def seal(self, scale: float, clip_row_norm: float) -> Sequence[Tensor]:
         """Ends the gathering of gradients; see :class:`DeviceSide`."""
-        report = SealedRows()
         given = [
             sum_tables([self._staged.get(name, ()) for name in matrix.names], matrix.dim, self.device)
             for matrix in self._matrices
         ]
-        self._sealed = seal(given, scale=scale, clip_row_norm=clip_row_norm)
+        self._sealed = [each.sealed(scale, clip_row_norm) for each in given]
+        return [number for sums in self._sealed for number in sums.numbers]
+
+    def judge(self, numbers: Sequence[float]) -> SealedRows:
+        """Looks for sums that are not finite; see :class:`DeviceSide`."""
+        report, values = SealedRows(), iter(numbers)
+        self._sealed = [sums.judged([next(values) for _ in sums.numbers]) for sums in self._sealed]
         for matrix, sums in zip(self._matrices, self._sealed, strict=True):
             self._counts["nonfinite_rows"] += sums.nonfinite_rows
             self._counts["clipped_rows"] += sums.clipped_rows

@@ -22,7 +22,7 @@ class IdKeys:
     Attributes:
         tables: the tables of the session.
         name: the name of the table.
-        keys: (u) int64, sorted and unique.
+        own_keys: (u) int64, sorted and unique; None: ``joint`` has them.
         positions: (n) int64: the key of each id, among those of ``joint`` where there is one.
         padding: the position of the padding id; -1: it is not among the ids, or there is none.
         joint: the keys of the lookups of its matrix that are made with it; None: it is made alone.
@@ -31,11 +31,19 @@ class IdKeys:
 
     tables: DeviceTables
     name: str
-    keys: Tensor
+    own_keys: Tensor | None
     positions: Tensor
     padding: int
     joint: JointKeys | None
     place: int
+
+    @property
+    def keys(self) -> Tensor:
+        """(u) int64, sorted and unique."""
+        if self.own_keys is not None:
+            return self.own_keys
+        assert self.joint is not None
+        return self.joint.keys_of(self.place)
 
     @property
     def begin(self) -> int:
@@ -102,38 +110,44 @@ def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
     # lookup of each matrix, and how far a row in its matrix is from its number.
     paddings = [-1 if each.padding is None else base + each.padding for each, base in zip(wanted, bases, strict=False)]
     shifts = [matrix.firsts[table] - base for (matrix, table), base in zip(places, bases, strict=False)]
-    facts = torch.tensor([*bases, *rows, *lengths, *paddings, *heads, *shifts]).to(device)
-    base, limit, length, padding, head, shift = facts.split([count + 1, count, count, count, count, count])
+    last = [each - 1 for each in rows]
+    facts = torch.tensor([*bases, *last, *lengths, *paddings, *heads, *shifts]).to(device)
+    base, padding, head, shift = (facts[at : at + count] for at in (0, 3 * count + 1, 4 * count + 1, 5 * count + 1))
     ids = _joined_ids([each.ids for each in wanted], device)
-    of_id = torch.repeat_interleave(length, output_size=n)  # the lookup of each id
-    is_bad = (ids < 0) | (ids >= limit.index_select(0, of_id))
-    numbers, positions = torch.unique(ids + base.index_select(0, of_id), return_inverse=True)
-    begins = torch.searchsorted(numbers, base)
-    own = begins.index_select(0, head)  # where the keys of each lookup's matrix begin
-    counted = [is_bad.sum().reshape(1), begins]
+    # The lookup of each id, and with it how many rows its number is behind, and the last row.
+    of_id = torch.repeat_interleave(facts[2 * count + 1 : 3 * count + 1], output_size=n)
+    behind, highest = facts[: 2 * count + 1].as_strided((2, count), (count + 1, 1)).index_select(1, of_id)
+    lowest = torch.minimum(ids, highest - ids).min()  # below 0 where an id is out of range
+    numbers, positions = torch.unique(ids + behind, return_inverse=True)
+    begins = torch.searchsorted(numbers, facts[: count + 1])
+    is_one_matrix = len(begins_of) == 1
+    own = begins[:1] if is_one_matrix else begins.index_select(0, head)  # where the keys of each lookup's matrix begin
+    counted = [lowest.reshape(1), begins]
     if max(paddings) >= 0:
         found = torch.searchsorted(numbers, padding)
         is_there = numbers.index_select(0, found.clamp(max=numbers.shape[0] - 1)) == padding
         counted.append(torch.where(is_there, found - own, -1))
-    bad, *on_host = numbers_of(torch.cat(counted))
-    if bad:  # the lookup that has it says which
+    smallest, *on_host = numbers_of(torch.cat(counted))
+    if smallest < 0:  # the lookup that has it says which
         return _one_by_one(wanted, order)
     of_padding = on_host[count + 1 :] or [-1] * count
     uniques = [end - begin for begin, end in pairwise(on_host[: count + 1])]
-    of_key = torch.repeat_interleave(begins[1:] - begins[:-1], output_size=numbers.shape[0])
-    keys = numbers - base.index_select(0, of_key)
-    in_matrix = numbers + shift.index_select(0, of_key) if tables.is_alone else None
-    if len(begins_of) > 1:
+    in_matrix = numbers if tables.is_alone else None
+    if in_matrix is not None and any(shifts):
+        of_key = torch.repeat_interleave(begins[1:] - begins[:-1], output_size=numbers.shape[0])
+        in_matrix = numbers + shift.index_select(0, of_key)
+    if not is_one_matrix:
         positions = positions - own.index_select(0, of_id)
     joints: dict[int, JointKeys] = {}
     for first, end in pairwise([*begins_of, count]):
         mine = slice(on_host[first], on_host[end])
         at_rows = None if in_matrix is None else in_matrix[mine]
-        joints[first] = JointKeys(keys[mine], at_rows, [table for _, table in places[first:end]], uniques[first:end])
+        of_tables = [table for _, table in places[first:end]]
+        joints[first] = JointKeys(numbers[mine], base[first:end], at_rows, of_tables, uniques[first:end])
     of_wanted = [
-        IdKeys(tables, name, mine, at, place, joints[first], number - first)
-        for number, (name, mine, at, place, first) in enumerate(
-            zip(names, keys.split(uniques), positions.split(lengths), of_padding, heads, strict=True)
+        IdKeys(tables, name, None, at, place, joints[first], number - first)
+        for number, (name, at, place, first) in enumerate(
+            zip(names, positions.split(lengths), of_padding, heads, strict=True)
         )
     ]
     return [of_wanted[at] for at in _inverse(order)]

@@ -94,7 +94,7 @@ class _Lookup(IdKeys):
         self.tables.stage(
             self.name,
             StagedLookup(
-                self.keys,
+                None if joint is not None else self.keys,
                 entries,
                 is_by_column=places is not None,
                 reaches_all=reaches_all,
@@ -148,7 +148,7 @@ def look_up(
     rows = tables.read(keys.name, keys.keys) if made is None else made.rows
     mode = -1 if bags is None else bags.mode
     lookup = _Lookup(
-        tables, keys.name, keys.keys, keys.positions, keys.padding, keys.joint, keys.place, of_bags, mode,
+        tables, keys.name, keys.own_keys, keys.positions, keys.padding, keys.joint, keys.place, of_bags, mode,
         tables.generation,
     )  # fmt: skip
     weights = None if bags is None or bags.weights is None else bags.weights

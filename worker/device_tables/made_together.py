@@ -94,7 +94,7 @@ class _Group:
     def stage(self, grads: Sequence[Tensor | None]) -> None:
         """Stages the gradients of the outputs; None: no gradient has reached a lookup."""
         self.tables.check_generation(self.ids[0].name, self.generation)
-        count = self.joint.keys.shape[0]
+        count = self.joint.numbers.shape[0]
         reached = [at for at, grad in enumerate(grads) if grad is not None]
         if not reached:
             return
@@ -114,7 +114,7 @@ class _Group:
         for at, its_grads, its_ids in zip(reached, of_grads, of_ids, strict=True):
             ids = self.ids[at]
             staged = StagedLookup(
-                ids.keys,
+                None,
                 entries,
                 is_by_column=False,
                 reaches_all=True,

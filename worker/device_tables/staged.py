@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,16 +22,28 @@ class JointKeys:
     """The unique keys of several lookups of tables of one matrix, lookup by lookup.
 
     Attributes:
-        keys: (u) int64, sorted and unique within each lookup.
+        numbers: (u) int64: the key of each, behind all rows of the tables of earlier lookups; in ascending order.
+        bases: (lookups) int64 on the device: how many rows that are for each lookup.
         rows: (u) int64: the row of each in the matrix, where this rank has all of them; None: other ranks have some.
         tables: the place of each lookup's table in the matrix, in ascending order.
         sizes: the number of keys of each lookup.
     """
 
-    keys: Tensor
+    numbers: Tensor
+    bases: Tensor
     rows: Tensor | None
     tables: Sequence[int]
     sizes: Sequence[int]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """(u) int64, sorted and unique within each lookup. A step on one rank does not need them."""
+        of_key = torch.searchsorted(self.bases, self.numbers, right=True) - 1
+        return self.numbers - self.bases.index_select(0, of_key)
+
+    def keys_of(self, place: int) -> Tensor:
+        """Returns the keys of one lookup."""
+        return self.keys[self.begins[place] :][: self.sizes[place]]
 
     @cached_property
     def begins(self) -> Sequence[int]:
@@ -43,7 +56,7 @@ class StagedLookup:
     """What the backward of one lookup has brought.
 
     Attributes:
-        keys: the keys of the lookup, (u) int64, sorted and unique.
+        own_keys: the keys of the lookup, (u) int64, sorted and unique; None: ``joint`` has them.
         entries: what is added to the sums; a position counts the keys, or with ``joint`` those of all its lookups.
         is_by_column: whether the entries are of single columns, as those of pooling by max.
         reaches_all: whether each key surely has an entry.
@@ -53,13 +66,21 @@ class StagedLookup:
             all are its own.
     """
 
-    keys: Tensor
+    own_keys: Tensor | None
     entries: Entries
     is_by_column: bool
     reaches_all: bool = False
     joint: JointKeys | None = None
     place: int = 0
     part: tuple[tuple[int, int], tuple[int, int]] | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        """(u) int64: the keys of the lookup."""
+        if self.own_keys is not None:
+            return self.own_keys
+        assert self.joint is not None
+        return self.joint.keys_of(self.place)
 
     def alone(self) -> StagedLookup:
         """Returns the same with entries of its own, whose positions count the keys of this lookup."""
@@ -80,26 +101,62 @@ class KeySums:
     """The sums of one step by key, of the tables of a matrix.
 
     Attributes:
-        keys: the keys that a gradient has reached, (n) int64, table by table, sorted within each.
+        given: the keys that a gradient has reached, (n) int64, table by table, sorted within each; or what has them.
         grads: their sums, (n, dim) float32.
         sizes: the number of keys of each table.
         rows: (n) int64: the row of each key in the matrix; None: other ranks have some, or it is not known yet.
+        numbers: () float32 each, on the device: one that is finite where all sums are, unless it overflows, and, where
+            there is a limit, how many sums were shortened; none where the sums are judged.
         nonfinite_rows: how many sums have NaN or Inf.
         nonfinite_place: the place of the first such sum; 0 where there is none.
         clipped_rows: how many sums were shortened.
     """
 
-    keys: Tensor
+    given: Tensor | JointKeys
     grads: Tensor
     sizes: Sequence[int]
     rows: Tensor | None = None
+    numbers: Sequence[Tensor] = ()
     nonfinite_rows: int = 0
     nonfinite_place: int = 0
     clipped_rows: int = 0
 
+    @property
+    def keys(self) -> Tensor:
+        """(n) int64: the keys that a gradient has reached."""
+        return self.given.keys if isinstance(self.given, JointKeys) else self.given
+
     def table_at(self, place: int) -> int:
         """Returns the table of the key at a place, by its place in the matrix."""
         return next(table for table, end in enumerate(accumulate(self.sizes)) if place < end)
+
+    def sealed(self, scale: float, clip_row_norm: float) -> KeySums:
+        """Returns the sums times ``scale``, shortened to a norm of ``clip_row_norm``, as the native session has them.
+
+        On a device they are to be judged yet; nothing waits for it.
+        """
+        if self.grads.shape[0] == 0:
+            return self
+        if self.grads.is_cpu:
+            grads = self.grads.contiguous()
+            bad, first, clipped = _client.seal_rows(grads.numpy(), scale=scale, clip_row_norm=clip_row_norm)
+            place = first if bad else 0
+            return replace(self, grads=grads, nonfinite_rows=bad, nonfinite_place=place, clipped_rows=clipped)
+        grads, is_clipped = row_optimizers.seal_rows(self.grads, scale, clip_row_norm)
+        numbers = [grads.sum(), *([] if is_clipped is None else [is_clipped.sum(dtype=torch.float32)])]
+        return replace(self, grads=grads, numbers=numbers)
+
+    def judged(self, numbers: Sequence[float]) -> KeySums:
+        """Returns the sums, judged by the values of :attr:`numbers`."""
+        if not numbers:
+            return self
+        total, *clipped = numbers
+        judged = replace(self, numbers=(), clipped_rows=int(sum(clipped)))
+        if math.isfinite(total):
+            return judged
+        is_bad = row_optimizers.is_nonfinite(self.grads)
+        bad, first = numbers_of(torch.stack([is_bad.sum(), torch.argmax(is_bad.to(torch.int8))]))
+        return replace(judged, nonfinite_rows=bad, nonfinite_place=first if bad else 0)
 
 
 def sum_tables(staged: Sequence[Sequence[StagedLookup]], dim: int, device: torch.device) -> KeySums:
@@ -117,11 +174,11 @@ def sum_tables(staged: Sequence[Sequence[StagedLookup]], dim: int, device: torch
     tables = [table for table, of_table in enumerate(staged) if of_table]
     is_joint = joint is not None and len(lookups) == len(tables) and all(each.joint is joint for each in lookups)
     if joint is not None and is_joint and tables == list(joint.tables):
-        grads = torch.empty(joint.keys.shape[0], dim, device=device)
+        grads = torch.empty(joint.numbers.shape[0], dim, device=device)
         entries = list({id(each.entries): each.entries for each in lookups}.values())
-        lookup_math.sum_entries(entries, joint.keys.shape[0], grads)
+        lookup_math.sum_entries(entries, joint.numbers.shape[0], grads)
         sizes = dict(zip(joint.tables, joint.sizes, strict=True))
-        return KeySums(joint.keys, grads, [sizes.get(table, 0) for table in range(len(staged))], joint.rows)
+        return KeySums(joint, grads, [sizes.get(table, 0) for table in range(len(staged))], joint.rows)
     sums = [_sum_lookups([each.alone() for each in of_table], dim, device) for of_table in staged]
     keys, grads = (torch.cat(parts) for parts in zip(*sums, strict=True))
     return KeySums(keys, grads, [len(of_table) for of_table, _ in sums])
@@ -154,39 +211,3 @@ def _sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device
     lookup_math.sum_entries(entries, count * width, sums.view(count * width, dim // width))
     kept = torch.nonzero(seen[:count]).reshape(-1)
     return keys.index_select(0, kept), sums.index_select(0, kept)
-
-
-def seal(matrices: Sequence[KeySums], *, scale: float, clip_row_norm: float) -> list[KeySums]:
-    """Multiplies sums by ``scale``, counts those with NaN or Inf, and shortens rows, as the native session does.
-
-    Args:
-        matrices: the sums of each matrix, on one device; the host waits for it once.
-        scale: the factor.
-        clip_row_norm: the largest norm of a row; Inf: none is shortened.
-    """
-    made, counted = list(matrices), []
-    for index, sums in enumerate(matrices):
-        if sums.keys.shape[0] == 0:
-            continue
-        if sums.grads.device.type == "cpu":
-            grads = sums.grads.contiguous()
-            bad, first, clipped = _client.seal_rows(grads.numpy(), scale=scale, clip_row_norm=clip_row_norm)
-            made[index] = replace(
-                sums, grads=grads, nonfinite_rows=bad, nonfinite_place=first if bad else 0, clipped_rows=clipped
-            )
-            continue
-        grads, is_bad, is_clipped = row_optimizers.seal_rows(sums.grads, scale, clip_row_norm)
-        first_bad = torch.argmax(is_bad.to(torch.int8))  # the first of the largest
-        numbers = [is_bad.sum(), first_bad, *([] if is_clipped is None else [is_clipped.sum()])]
-        counted.append((index, grads, torch.stack(numbers)))
-    if counted:
-        found = numbers_of(torch.stack([numbers for _, _, numbers in counted]))
-        for (index, grads, _), (bad, first, *clipped) in zip(counted, found, strict=True):
-            made[index] = replace(
-                matrices[index],
-                grads=grads,
-                nonfinite_rows=bad,
-                nonfinite_place=first,
-                clipped_rows=sum(clipped),
-            )
-    return made

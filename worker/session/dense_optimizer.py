@@ -12,7 +12,7 @@ from ...cpp_ext import _client
 from ...cpp_ext.device_step import StepOnDevice
 from .dense_step import step_dense
 from .loss_scale import LossScale
-from .participant import SEALED, NoPart, Seal, Step
+from .participant import SEALED, NoPart, Pending, Seal, Step
 
 
 class DenseOptimizer(NoPart):
@@ -35,22 +35,26 @@ class DenseOptimizer(NoPart):
             is_bad = self._judge_on_device(step.dense, step.scale)
         elif step.dense is None:
             return SEALED
+        elif step.scale is not None:
+            is_bad = step.scale.unscale(step.dense)
         else:
-            is_bad = step.scale.unscale(step.dense) if step.scale else has_nonfinite(step.dense)
-        return Seal("a dense gradient is not finite") if is_bad else SEALED
+            norm = norm_on_device(step.dense)
+            if norm is not None:
+                return Seal(pending=Pending([norm], lambda norms: _seal_of(not math.isfinite(norms[0]))))
+            is_bad = has_nonfinite(step.dense)
+        return _seal_of(is_bad)
 
     def _judge_on_device(self, dense: torch.optim.Optimizer | None, scale: LossScale | None) -> bool:
         on_device = self._on_device
-        if scale is not None:
-            found = scale.found_on_device(dense)
-            carried = [on_device.carry(tensor) for tensor in (scale.tensor, *found)]
-        else:
-            flag = None if dense is None else nonfinite_flag(dense)
-            carried = [] if flag is None else [on_device.carry(flag)]
+        if scale is None:
+            norm = None if dense is None else _largest(_gradients(dense))
+            carried = [] if norm is None else [on_device.carry(norm)]
+            on_device.flush()
+            return not all(math.isfinite(float(each.values())) for each in carried)
+        found = [on_device.carry(tensor) for tensor in (scale.tensor, *scale.found_on_device(dense))]
         on_device.flush()
-        if scale is not None:
-            scale.set_scale(float(carried.pop(0).values()))
-        return any(bool(each.values()) for each in carried)
+        scale.set_scale(float(found[0].values()))
+        return any(bool(each.values()) for each in found[1:])
 
     @override
     def commit(self, step: Step) -> None:
@@ -89,16 +93,21 @@ def has_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
     # when a sum of squares overflows; then the maximum decides.
     if all(value.device.type == "cpu" for value in values) and _norms_are_finite(values):
         return False
-    flag = _nonfinite_flag_of(values)
-    return flag is not None and bool(flag.item())
+    largest = _largest(values)
+    return largest is not None and not math.isfinite(largest.item())
 
 
-def nonfinite_flag(optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """Returns () bool on the device of the gradients: whether one has NaN or Inf; None where there is no gradient.
+def norm_on_device(optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """Returns () float32 that is finite where all gradients are; None where one is on the host, or there is none.
 
     A tensor in parts is judged by this rank's part, as the vote of all ranks decides.
     """
-    return _nonfinite_flag_of(_gradients(optimizer))
+    values = _gradients(optimizer)
+    return None if any(value.is_cpu for value in values) else _largest(values)
+
+
+def _seal_of(is_bad: bool) -> Seal:
+    return Seal("a dense gradient is not finite") if is_bad else SEALED
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -108,8 +117,9 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value for value in values if value.numel() > 0]
 
 
-def _nonfinite_flag_of(values: list[Tensor]) -> Tensor | None:
-    return ~torch.isfinite(torch.nn.utils.get_total_norm(values, norm_type=math.inf)) if values else None
+def _largest(values: list[Tensor]) -> Tensor | None:
+    """Returns () float32: the largest absolute value; None where there is none."""
+    return torch.nn.utils.get_total_norm(values, norm_type=math.inf).float() if values else None
 
 
 def _norms_are_finite(values: list[Tensor]) -> bool:

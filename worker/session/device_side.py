@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class SealedRows:
 class DeviceSide(Protocol):
     """Tables whose rows are on the devices of the ranks; ``worker/device_tables`` implements it.
 
-    A step calls ``seal``, ``exchange``, ``prepare`` and, after the vote, ``apply``; ``forget`` ends it in any case.
+    A step calls ``seal``, ``exchange``, ``judge``, ``prepare`` and, after the vote, ``apply``; ``forget`` ends it.
     """
 
     @property
@@ -42,8 +45,16 @@ class DeviceSide(Protocol):
         """Removes tables and their rows."""
         ...
 
-    def seal(self, scale: float, clip_row_norm: float) -> SealedRows:
-        """Sums the gradients by key, multiplies the sums by ``scale`` and shortens rows to ``clip_row_norm``."""
+    def seal(self, scale: float, clip_row_norm: float) -> Sequence[Tensor]:
+        """Sums the gradients by key, multiplies the sums by ``scale`` and shortens rows to ``clip_row_norm``.
+
+        Returns:
+            Numbers on the device, () float32 each, by which ``judge`` judges the sums; none where it needs none.
+        """
+        ...
+
+    def judge(self, numbers: Sequence[float]) -> SealedRows:
+        """Returns which sums are not finite, by what ``seal`` has returned."""
         ...
 
     def exchange(self, rates: Mapping[str, float]) -> None:

@@ -2,7 +2,7 @@
 
 A step ends in two phases, so that all ranks and all that they hold change together or not at all:
 
-    seal      each participant judges its gradients. Nothing has changed.
+    seal      each participant judges its gradients, or leaves numbers on a device to be judged. Nothing has changed.
     prepare   each participant makes sure that its change cannot fail. Nothing has changed.
     (vote)    the ranks agree: the step is committed, skipped or refused.
     commit    each participant changes what it holds; or abort: each drops what it was to change.
@@ -18,7 +18,7 @@ together comes before what one of them can refuse alone, so that no rank waits f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -77,10 +77,25 @@ class Seal:
     Attributes:
         nonfinite: which gradient has NaN or Inf, as the begin of a sentence; "": none has.
         refusal: the error with which this rank refuses the step; None: it refuses nothing.
+        pending: what is to be judged yet; None: nothing is.
     """
 
     nonfinite: str = ""
     refusal: SparserowError | None = None
+    pending: Pending | None = None
+
+
+@dataclass(slots=True)
+class Pending:
+    """Numbers on a device that decide a seal; those of all participants come to the host in one copy.
+
+    Attributes:
+        numbers: () float32 each, all on one device.
+        judge: returns the seal, given the numbers.
+    """
+
+    numbers: Sequence[torch.Tensor]
+    judge: Callable[[Sequence[float]], Seal]
 
 
 SEALED = Seal()

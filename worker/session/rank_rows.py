@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
 from .device_side import DeviceSide
-from .participant import SEALED, NoPart, Seal, Step
+from .participant import SEALED, NoPart, Pending, Seal, Step
 from .server_rows import text_of_bad_rows
 
 
@@ -24,9 +24,13 @@ class RowsOnRanks(NoPart):
     @override
     def seal(self, step: Step) -> Seal:
         """Sums the gradients by key, and sends the sums to the ranks that have the rows; every rank calls it."""
-        sealed = self._tables.seal(step.unscale, step.most_norm)
+        numbers = self._tables.seal(step.unscale, step.most_norm)
         with step.trace.span("exchange", step=step.number):
             self._tables.exchange({} if step.sparse is None else step.sparse.learning_rates())
+        return Seal(pending=Pending(numbers, self._judge)) if numbers else self._judge([])
+
+    def _judge(self, numbers: Sequence[float]) -> Seal:
+        sealed = self._tables.judge(numbers)
         return SEALED if not sealed.rows else Seal(text_of_bad_rows(sealed.table, sealed.key, sealed.rows))
 
     @override

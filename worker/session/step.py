@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from ...cpp_ext.device.link import numbers_of
 from ...proto.errors import FailedPrecondition, OutsideQuorum, SparserowError
 from .join import collective_device
-from .participant import Participant, Step
+from .participant import Participant, Seal, Step
 
 # Votes; the highest vote of all ranks decides.
 _COMMIT, _NOT_FINITE, _REFUSED = 0, 1, 2
@@ -73,7 +74,7 @@ def discard_step(participants: Sequence[Participant], step: Step) -> None:
 
 def _prepared(participants: Sequence[Participant], step: Step) -> tuple[int, SparserowError | None, str]:
     """Seals and prepares a step; returns this rank's vote, why it refuses, and which gradient is not finite."""
-    sealed = [each.seal(step) for each in reversed(participants)]
+    sealed = _judged([each.seal(step) for each in reversed(participants)])
     refusal = next((seal.refusal for seal in sealed if seal.refusal is not None), None)
     nonfinite = next((seal.nonfinite for seal in reversed(sealed) if seal.nonfinite), "")
     if refusal is not None:
@@ -88,6 +89,21 @@ def _prepared(participants: Sequence[Participant], step: Step) -> tuple[int, Spa
     except SparserowError as error:
         return _REFUSED, error, ""
     return _COMMIT, None, ""
+
+
+def _judged(seals: Sequence[Seal]) -> list[Seal]:
+    """Returns seals of which nothing is pending, after one wait for each device on which numbers are."""
+    judged = list(seals)
+    numbers: dict[torch.device, list[torch.Tensor]] = {}
+    for seal in seals:
+        if seal.pending is not None:
+            numbers.setdefault(seal.pending.numbers[0].device, []).extend(seal.pending.numbers)
+    values = {device: iter(numbers_of(torch.stack(of_device))) for device, of_device in numbers.items()}
+    for at, seal in enumerate(seals):
+        if seal.pending is not None:
+            mine = values[seal.pending.numbers[0].device]
+            judged[at] = seal.pending.judge([next(mine) for _ in seal.pending.numbers])
+    return judged
 
 
 def _abort(participants: Sequence[Participant], step: Step, *, is_skipped: bool) -> None:
