@@ -16,6 +16,7 @@ SHELL = [block for block in BLOCKS if block.language == ""]
 # Blocks that no test runs, and why. Of their sparserow commands tests/contract/test_documents.py checks the options.
 NOT_RUN = {
     "README.md: make demo": "it builds the native core; tests of the demo run `sparserow demo` itself",
+    "README.md: 200 steps": "tests/e2e/test_first_block.py compares it with what the block before prints",
     "docs/admission.md: $ sparserow table sweep": "the output is of a table of 9 million rows",
     "docs/benchmarks.md: sparserow bench": "takes hours; tests/bench runs the small sizes",
     "docs/benchmarks.md: sparserow bench peers": "installs packages; tests/bench/test_bench_peers.py measures torch's",

@@ -27,6 +27,7 @@ from sparserow_process import free_port
 ROWS = 12_000  # more than the min_rows of the pages
 BLOCKS = [block for block in doc_blocks() if block.language == "python"]
 ELSEWHERE = {
+    "README.md: import torch": "tests/e2e/test_first_block.py runs it as it stands",
     'docs/features.md: client = sr.ServingClient("host:7100")': "tests/e2e/test_featured_models.py serves such a model",
     "docs/ray.md: import ray": "tests/e2e/test_ray.py runs it on a Ray cluster",
     "docs/parallel-towers.md: import sparserow as sr": "tests/e2e/test_tensor_groups.py runs its calls on 4 processes",
