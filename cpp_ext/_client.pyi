@@ -514,6 +514,13 @@ class LookupPack:
     def layout_begin(self) -> int:
         """The first byte of (3, parts) int32: first ids in the run, numbers of ids, positions of padding ids."""
 
+    def order_ids(self) -> None:
+        """Has ``write`` say which ids each row has; before ``bytes`` is read."""
+
+    @property
+    def orders(self) -> list[tuple[int, int, int]]:
+        """(ids, first byte of (rows + 1) int32, first byte of (ids) int32) of each run, after ``order_ids``."""
+
     def plan(self) -> None:
         """Asks which rows the device has; before ``bytes`` is read and ``write``."""
 

@@ -143,7 +143,9 @@ class LookupGroup:
                 paddings=self._paddings,
             )
         parts = tuple((part, each.padding) for part, each in zip(self._parts, self._options, strict=True))
-        return PackGradient(parts, entries, is_by_column=self.mode == math.MAX)
+        is_max = self.mode == math.MAX
+        has_all = self._paddings is None and (self.mode == ROWS_OF_IDS or (not is_max and self._bags.is_whole))
+        return PackGradient(parts, entries, is_by_column=is_max, has_all=has_all)
 
     def gradients_of_weights(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Returns those of each lookup, (ids) float32, from the gradients of all outputs."""

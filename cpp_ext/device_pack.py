@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,11 +31,13 @@ class PackGradient:
         parts: of the pack, in the order of their entries, each with the id that adds nothing; negative: none.
         entries: of the parts' run.
         is_by_column: whether an entry is a column of a row.
+        has_all: whether each id of the parts has its entry, in order.
     """
 
     parts: tuple[tuple[int, int], ...]
     entries: math.Entries
     is_by_column: bool
+    has_all: bool = False
 
 
 class DevicePack:
@@ -56,7 +58,7 @@ class DevicePack:
         self.native = native
         self._link, self._sent, self._keeps = link, sent, keeps
         self.runs, self._groups, self._parts = native.runs, native.groups, native.parts
-        self._paddings = native.paddings
+        self._paddings, self._orders = native.paddings, native.orders
         self._buffer: Tensor | None = None
         self._fresh: Sent | None = None
         self._rows: dict[int, Tensor] = {}
@@ -116,6 +118,19 @@ class DevicePack:
             return view_of(self.buffer(), begin, torch.int32, (total,))
         return torch.cat([self.positions([part]) for part in parts])
 
+    def order(self, run: int, parts: Sequence[int]) -> Callable[[], tuple[Tensor, Tensor]] | None:
+        """What :func:`lookup_math.sum_entries` takes for the ids of some parts of a run, one behind the other.
+
+        None where the pack has no order, or these are not all parts of the run, in order.
+        """
+        n, begins_at, ids_at = self._orders[run]
+        if not begins_at or list(parts) != [part for part in range(len(self._parts)) if self.run_of(part) == run]:
+            return None
+        return lambda: (
+            view_of(self.buffer(), begins_at, torch.int32, (self.runs[run][0] + 1,)),
+            view_of(self.buffer(), ids_at, torch.int32, (n,)),
+        )
+
     def layout(self, parts: Sequence[int]) -> Tensor:
         """(3, parts) int32 on the device: the first id of each part among those of its run, its number of ids, and the
         position of the id :meth:`padding_of`, -1 where it is not there.
@@ -148,14 +163,14 @@ def make_pack(
         with_gradient: whether a backward follows.
     """
     native = _client.LookupPack(list(lookups), train=train, with_gradient=with_gradient)
-    return send_pack(link, stores, native, paddings)
+    return send_pack(link, stores, native, paddings, trains=train and with_gradient)
 
 
 def send_pack(
-    link: DeviceLink, stores: RowStores, native: _client.LookupPack, paddings: Mapping[str, int]
+    link: DeviceLink, stores: RowStores, native: _client.LookupPack, paddings: Mapping[str, int], *, trains: bool
 ) -> DevicePack:
     """Sends the rows and positions of a pack in one copy; rows that the device has kept stay out of it."""
-    note_paddings(native, paddings)
+    _prepare(native, paddings, link, trains=trains)
     with stores.order:
         native.plan()
         host = link.host_buffer(native.bytes)
@@ -163,10 +178,19 @@ def send_pack(
         return DevicePack(native, link, link.send(host, rows_by_plan(native, stores)))
 
 
-def note_paddings(native: _client.LookupPack, paddings: Mapping[str, int]) -> None:
-    """Has a pack find the positions of padding ids, which are given by the binding of their table."""
+def _prepare(native: _client.LookupPack, paddings: Mapping[str, int], link: DeviceLink, *, trains: bool) -> None:
+    """Has a pack say what its lookups need on the device.
+
+    Args:
+        native: the pack, before its bytes are counted.
+        paddings: the id that lookups of a table leave out, by the table's binding.
+        link: to the device.
+        trains: whether a backward may follow, whose kernel goes through the ids of each row.
+    """
     if paddings:
         native.set_paddings([paddings.get(table, -1) for table in native.tables])
+    if trains and math.runs_kernels(link.device):
+        native.order_ids()
 
 
 def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
@@ -192,9 +216,11 @@ def sum_pack(pack: DevicePack, sums: Tensor, at: int) -> int:
     for run, (size, dim, _) in enumerate(pack.runs):
         out = sums[at : at + size * dim].view(size, dim)
         mine = [each for each in pack.gradients if pack.run_of(each.parts[0][0]) == run]
-        plain = [each.entries for each in mine if not each.is_by_column]
+        plain = [each for each in mine if not each.is_by_column]
         if plain:
-            math.sum_entries(plain, size, out)
+            is_whole = len(plain) == 1 and plain[0].has_all
+            order = pack.order(run, [part for part, _ in plain[0].parts]) if is_whole else None
+            math.sum_entries([each.entries for each in plain], size, out, order)
         else:
             out.zero_()
         for each in mine:
@@ -221,7 +247,7 @@ class BatchOnDevice:
     ) -> None:
         self._layout, self._link, self._step, self._tensors = ByteLayout(), link, step, list(tensors)
         if native is not None:
-            note_paddings(native, step.paddings)
+            _prepare(native, step.paddings, link, trains=True)
         with step.stores.order:
             if native is not None:
                 native.plan()

@@ -163,7 +163,7 @@ class StepOnDevice:
             train: whether the lookups belong to this step, or else to an evaluation.
         """
         if native.bytes and self._link is not None:
-            self._offered[train].append(send_pack(self._link, self.stores, native, self.paddings))
+            self._offered[train].append(send_pack(self._link, self.stores, native, self.paddings, trains=train))
 
     def end_evaluation(self) -> None:
         """Forgets the packs that were offered to an evaluation's forward, and this thread's copies on the host."""

@@ -84,6 +84,16 @@ void bind_pack(py::module_& module) {
       .def_property_readonly("bytes", &LookupPack::bytes)
       .def_property_readonly("floats_of_sums", &LookupPack::floats_of_sums)
       .def("plan", &LookupPack::plan, Unlocked())
+      .def("order_ids", &LookupPack::order_ids)
+      .def_property_readonly("orders",
+                             [](const LookupPack& pack) {
+                               std::vector<std::array<std::size_t, 3>> out;
+                               for (const LookupPack::Run& run : pack.runs()) {
+                                 const std::size_t begins = (run.rows + 1) * sizeof(std::int32_t);
+                                 out.push_back({run.ids, run.order, run.order + LookupPack::aligned(begins)});
+                               }
+                               return out;
+                             })
       .def_property_readonly(
           "plans",
           [](const LookupPack& pack) {

@@ -7,6 +7,7 @@ Needs torch alone; triton is imported where its kernels run.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -331,13 +332,17 @@ def entries_of_max(grads: Tensor, positions: Tensor, places: Tensor, *, rows: in
     return Entries(grads.reshape(-1, 1), cells)
 
 
-def sum_entries(entries: list[Entries], rows: int, out: Tensor) -> None:
+def sum_entries(
+    entries: list[Entries], rows: int, out: Tensor, order: Callable[[], tuple[Tensor, Tensor]] | None = None
+) -> None:
     """Sums of the entries by position, in order: of the first lookup's, then of the next one's.
 
     Args:
         entries: of one table; all with ``grads`` of one width.
         rows: positions of ``rows`` and above are left out.
         out: (rows, dim) float32; is written, with 0 where a position has no entry.
+        order: returns the entries of each position, where they are known: (rows + 1) integers, where those of a
+            position begin, and (entries) integers, ascending for each position. None: they are sorted here.
     """
     grads, positions = joined([one.grads for one in entries]), joined([one.positions for one in entries])
     sources, scales = _joined_sources(entries), None
@@ -355,14 +360,17 @@ def sum_entries(entries: list[Entries], rows: int, out: Tensor) -> None:
 
     from .lookup_kernels import sum_entries_kernel
 
-    ordered, order = torch.sort(positions, stable=True)
-    begins = torch.searchsorted(ordered, torch.arange(rows + 1, device=out.device, dtype=ordered.dtype))
+    if order is None:
+        ordered, places = torch.sort(positions, stable=True)
+        begins = torch.searchsorted(ordered, torch.arange(rows + 1, device=out.device, dtype=ordered.dtype))
+    else:
+        begins, places = order()
     dim, columns = out.shape[1], _columns(out.shape[1])
     if rows:
         sum_entries_kernel[(rows, triton.cdiv(dim, columns))](
-            order,
+            places,
             begins,
-            order if sources is None else sources,
+            places if sources is None else sources,
             grads if scales is None else scales,
             grads,
             out,

@@ -105,12 +105,23 @@ void LookupPack::lay_out() {
       if (groups_[one.group].run != r) continue;
       one.begin = bytes_;
       one.first = (bytes_ - begin) / sizeof(std::int32_t);
+      runs_[r].ids += one.positions.size();
       bytes_ += one.positions.size() * sizeof(std::int32_t);
     }
     bytes_ = aligned(bytes_);
   }
   layout_begin_ = bytes_;
   bytes_ = aligned(bytes_ + kLayout * parts_.size() * sizeof(std::int32_t));
+  for (Run& run : runs_) {
+    if (!has_order_) break;
+    run.order = bytes_;
+    bytes_ += aligned((run.rows + 1) * sizeof(std::int32_t)) + aligned(run.ids * sizeof(std::int32_t));
+  }
+}
+
+void LookupPack::order_ids() {
+  has_order_ = true;
+  lay_out();
 }
 
 void LookupPack::plan() {
@@ -172,6 +183,7 @@ void LookupPack::write(std::byte* to) {
   }
   for (const Part& part : parts_) write_shifted(part.positions, groups_[part.group].first, to + part.begin);
   write_layout(to + layout_begin_);
+  for (std::size_t r = 0; r < runs_.size() && has_order_; ++r) write_order(r, to + runs_[r].order);
   places_.clear();
 }
 
@@ -188,6 +200,29 @@ void LookupPack::write_layout(std::byte* to) const {
     numbers[2 * parts_.size() + p] = paddings[parts_[p].group];
   }
   write_shifted(numbers, 0, to);
+}
+
+void LookupPack::write_order(std::size_t run, std::byte* to) const {
+  const std::size_t rows = runs_[run].rows;
+  std::vector<std::int32_t> begins(rows + 1, 0), ids(runs_[run].ids);
+  for (const Part& part : parts_) {
+    const Group& group = groups_[part.group];
+    if (group.run != run) continue;
+    for (const std::int32_t position : part.positions) ++begins[group.first + static_cast<std::size_t>(position) + 1];
+  }
+  for (std::size_t row = 0; row < rows; ++row) begins[row + 1] += begins[row];
+  std::vector<std::int32_t> next(begins.begin(), begins.end() - 1);
+  for (const Part& part : parts_) {
+    const Group& group = groups_[part.group];
+    if (group.run != run) continue;
+    auto id = static_cast<std::int32_t>(part.first);
+    for (const std::int32_t position : part.positions) {
+      std::int32_t& place = next[group.first + static_cast<std::size_t>(position)];
+      ids[static_cast<std::size_t>(place++)] = id++;
+    }
+  }
+  write_shifted(begins, 0, to);
+  write_shifted(ids, 0, to + aligned(begins.size() * sizeof(std::int32_t)));
 }
 
 std::optional<std::size_t> LookupPack::find(const Binding& binding, std::span<const std::int64_t> ids) const {

@@ -1,12 +1,15 @@
 // The rows of several lookups and the position of each id among them, in one run of bytes that a device can be sent.
 //
-//   pack = (rows of run 0, rows of run 1, ... positions of run 0, positions of run 1, ... layout)
+//   pack = (rows of run 0, rows of run 1, ... positions of run 0, positions of run 1, ... layout, order of run 0, ...)
 //   rows       (unique keys, dim) float32; of a planned run: (sent) int32, (kept) int32, (kept) int32, (put) int32,
 //              (put) int32, (sent, dim) of the plan's dtype, as DeviceDirectory::Plan names them
 //   positions  (ids) int32, below the number of unique keys of the run; lookups one after another without gaps
 //   layout     (kLayout, lookups) int32: the first id of each lookup among those of its run, its number of ids, and the
 //              position of its table's padding id, -1 where no lookup of the table has that id
-//   Rows, positions, layout and each of a plan's numbers begin at a multiple of kAlign bytes.
+//   order      (unique keys + 1) int32, then (ids) int32, where order_ids() asks for it: the ids of each row,
+//   ascending:
+//              those of row r are ids[begins[r]:begins[r + 1]]
+//   Each of these, and each of a plan's numbers, begins at a multiple of kAlign bytes.
 //
 // A group holds the unique rows of one table, and a run the groups of one width, one after another: the device does for
 // a run at once what it would do for each table. It sums gradients by position, so what comes back is one sum for each
@@ -53,7 +56,9 @@ class LookupPack {
     std::uint32_t dim = 0;
     std::vector<std::size_t> groups;
     std::size_t rows = 0;   // unique keys of all groups
+    std::size_t ids = 0;    // of all lookups
     std::size_t begin = 0;  // the first byte of the rows, or of the plan, in the pack
+    std::size_t order = 0;  // the first byte of the order; 0: there is none
     struct Planned {        // what the plans of the groups say together
       std::size_t sent = 0, kept = 0, put = 0;
       std::uint64_t generation = 0;
@@ -89,6 +94,8 @@ class LookupPack {
   [[nodiscard]] std::size_t layout_begin() const noexcept { return layout_begin_; }
   [[nodiscard]] std::size_t floats_of_sums() const noexcept;
 
+  // Has write() say which ids each row has. Call after the last add(), before bytes().
+  void order_ids();
   // Asks the directory of the session's device which rows it has; does nothing where it keeps none. Call after the last
   // add(), once; packs must reach the device in the order of these calls.
   void plan();
@@ -115,9 +122,11 @@ class LookupPack {
   std::vector<std::vector<std::uint32_t>> places_;  // by group: the place of each row of the Lookup, plus 1
   std::size_t bytes_ = 0;
   std::size_t layout_begin_ = 0;  // the first byte
+  bool has_order_ = false;
 
   void lay_out();
   void write_layout(std::byte* to) const;
+  void write_order(std::size_t run, std::byte* to) const;
   void write_plan(const Run& run, std::byte* to) const;
   // The position of a key in a group; -1 when the group does not have it.
   static std::int32_t position_in(const Group& group, std::int64_t id) noexcept;
