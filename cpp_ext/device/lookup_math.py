@@ -80,7 +80,8 @@ def _fixed_bags(shapes: tuple[tuple[int, int], ...], device: torch.device, strea
             return Bags(begins, begins + length, size, is_whole=True, length=length)
         lengths = torch.cat([torch.full((count,), length, dtype=torch.int64) for count, length in shapes])
         ends = lengths.cumsum(0)
-        return Bags((ends - lengths).to(device), ends.to(device), size, is_whole=True)
+        begins, ends = torch.stack([ends - lengths, ends]).to(device, non_blocking=True)
+        return Bags(begins, ends, size, is_whole=True)
 
 
 def lookup_of(counts: tuple[int, ...], device: torch.device) -> Tensor:
@@ -98,7 +99,7 @@ def lookup_of(counts: tuple[int, ...], device: torch.device) -> Tensor:
 def _lookup_of(counts: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
     del stream
     with torch.inference_mode(False):
-        return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device)
+        return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device, non_blocking=True)
 
 
 def runs_kernels(device: torch.device) -> bool:

@@ -111,7 +111,7 @@ def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
     paddings = [-1 if each.padding is None else base + each.padding for each, base in zip(wanted, bases, strict=False)]
     shifts = [matrix.firsts[table] - base for (matrix, table), base in zip(places, bases, strict=False)]
     last = [each - 1 for each in rows]
-    facts = torch.tensor([*bases, *last, *lengths, *paddings, *heads, *shifts]).to(device)
+    facts = torch.tensor([*bases, *last, *lengths, *paddings, *heads, *shifts]).to(device, non_blocking=True)
     base, padding, head, shift = (facts[at : at + count] for at in (0, 3 * count + 1, 4 * count + 1, 5 * count + 1))
     ids = _joined_ids([each.ids for each in wanted], device)
     # The lookup of each id, and with it how many rows its number is behind, and the last row.
