@@ -34,3 +34,54 @@ def test_the_command_that_starts_workers_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+_WITHOUT_EXTRAS = """
+import re, sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+
+
+def named(distribution):
+    for line in requires(distribution) or ():
+        if "extra ==" not in line:
+            yield normal(re.match(r"[\\w.-]+", line)[0])
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+allowed, left = set(), {"sparserow"}
+while left:
+    name = left.pop()
+    allowed.add(name)
+    try:
+        left |= {*named(name)} - allowed
+    except PackageNotFoundError:  # of another platform, or Python
+        pass
+absent = {module for module, names in packages_distributions().items() if not {*map(normal, names)} & allowed}
+assert {"opentelemetry", "pandas", "pytest", "ray"} <= absent, absent
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+import sparserow
+from sparserow.deploy import cli
+
+for name in sparserow.__all__:
+    getattr(sparserow, name)
+for name in cli.COMMANDS:
+    import_module(f"sparserow.deploy.commands.{name}")
+"""
+
+
+def test_what_users_import_needs_no_package_beyond_the_dependencies() -> None:
+    """Development has every extra, so an import of one looks sound there."""
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_EXTRAS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,7 @@
-"""Sends a session's spans to OpenTelemetry, and their ids with each request to the shards."""
+"""Sends a session's spans to OpenTelemetry, and their ids with each request to the shards.
+
+OpenTelemetry is of the extra ``otel``. Whoever has a tracer has it, so it is imported where there is one.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-
-from opentelemetry import context as otel_context, trace as otel
-from opentelemetry.trace import Span, SpanKind, Tracer
+from typing import TYPE_CHECKING
 
 from ...cpp_ext import _client
 from .session import JobSession
 from .tracing import ThreadName
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
 
 
 class OtelTrace:
@@ -54,9 +58,11 @@ class OtelTrace:
     @contextlib.contextmanager
     def span(self, name: str, *, step: int) -> Iterator[None]:
         """Implements :meth:`Trace.span`; requests that the body makes on this thread carry the span's ids."""
+        from opentelemetry import trace as otel
+
         root = self._step
         parent = None if root is None else otel.set_span_in_context(root)
-        kind = SpanKind.CLIENT if name == "push" else SpanKind.INTERNAL
+        kind = otel.SpanKind.CLIENT if name == "push" else otel.SpanKind.INTERNAL
         with self._tracer.start_as_current_span(
             name, context=parent, kind=kind, attributes={"sparserow.step": step}
         ) as span:
@@ -72,8 +78,10 @@ class OtelTrace:
         self._child(self._step, name, begin_ns, end_ns, step)
 
     def _child(self, parent: Span | None, name: str, begin_ns: int, end_ns: int, step: int) -> None:
+        from opentelemetry import context as otel_context, trace as otel
+
         context = otel_context.get_current() if parent is None else otel.set_span_in_context(parent)
-        kind = SpanKind.CLIENT if name == "pull" else SpanKind.INTERNAL
+        kind = otel.SpanKind.CLIENT if name == "pull" else otel.SpanKind.INTERNAL
         span = self._tracer.start_span(
             name,
             context=context,
