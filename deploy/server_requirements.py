@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ def server_requirements(project: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Prints the requirements in the pyproject.toml of the folder above this one."""
-    tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     print("\n".join(server_requirements(tomllib.loads((ROOT / "pyproject.toml").read_text()))))
 
 

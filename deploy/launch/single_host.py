@@ -218,7 +218,7 @@ async def _start_shard(options: EmbeddedOptions, coordinator: str, index: int, p
 async def _await_end(child: asyncio.subprocess.Process) -> None:
     try:
         await asyncio.wait_for(child.wait(), _KILL_AFTER_SEC)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         child.kill()
         await child.wait()
 

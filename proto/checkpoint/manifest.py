@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -145,7 +145,7 @@ def _distinct(facts: Iterable[FileFacts]) -> list[FileFacts]:
 
 def now_text() -> str:
     """Returns the present time in the form that a manifest has."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def list_names(folder: Folder, known: set[str] | None = None) -> list[str]:

@@ -129,7 +129,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async with self._memory.charged(client, self._message_bytes):  # its length is known when it is there
             try:
                 raw = await asyncio.wait_for(anext(aiter(requests), None), _READ_SEC)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise DeadlineExceeded(f"the message of the call has not come within {_READ_SEC:.0f} s") from None
         if raw is None:
             raise InvalidArgument("the call has no message")

@@ -47,7 +47,7 @@ class HttpExchange:
             request.writer.output_size = 0
         try:
             return await asyncio.wait_for(request.content.readexactly(length), self._limits.body_sec)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.abort()
             raise ConnectionError("the body did not come in time") from None
         except (asyncio.IncompleteReadError, web.RequestPayloadError):
@@ -89,7 +89,7 @@ class HttpExchange:
 
         try:
             await asyncio.wait_for(write(), self._limits.reply_sec)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self.abort()
             raise ConnectionError("the client did not read its reply in time") from None
 

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
@@ -129,7 +129,7 @@ def write_dense(version: Folder, pieces: Sequence[Piece], step: int, prove: Prov
         if folder.create(CLAIM, signature()):
             break
     try:
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        created = datetime.now(UTC).isoformat(timespec="seconds")
         facts = DenseVersion(number, step, created, write_file(folder, WEIGHTS, pieces))
         facts = replace(facts, proof=prove(asdict(facts)))
         folder.put(MANIFEST, json.dumps(asdict(facts), indent=2).encode() + b"\n")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 
 import pytest
-import tomllib
 
 from rooms import ROOT, line_of
 from sparserow.proto import extras

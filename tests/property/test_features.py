@@ -45,7 +45,7 @@ def columns_of(draw: random.Random, rows: int) -> dict[str, list[Any]]:
         return [None if draw.random() < 0.15 else make() for _ in range(rows)]
 
     lists = some(lambda: [draw.choice(WORDS) if draw.random() > 0.1 else None for _ in range(draw.choice([0, 1, 5]))])
-    begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
+    begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
     return {
         "word": some(lambda: draw.choice(WORDS)),
         "number": some(lambda: draw.randrange(-5, 2**62)),

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -248,7 +248,7 @@ def publish_from(
         manifest = ModelManifest(
             model=publication.name,
             version=version,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
             cluster_id=view.cluster_id,
             slot_count=view.slot_count,
             namespace=namespace,

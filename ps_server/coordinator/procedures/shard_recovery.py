@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from ....proto import control_pb2 as pb
@@ -279,4 +279,4 @@ def _age_of(manifest: files.Manifest) -> str:
         made = datetime.fromisoformat(manifest.created)
     except ValueError:
         return "?"
-    return f"{(datetime.now(timezone.utc) - made).total_seconds():.0f}"
+    return f"{(datetime.now(UTC) - made).total_seconds():.0f}"

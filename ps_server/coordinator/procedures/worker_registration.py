@@ -156,7 +156,7 @@ class WorkerRegistrations:
                 await asyncio.wait_for(
                     self._membership_changed.wait_for(lambda: jobs.check(ticket).gathered), timeout=wait_sec
                 )
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise jobs.waiting_error(jobs.check(ticket), ticket, wait_sec) from None
 
     def _withdraw(self, ticket: Ticket) -> None:

@@ -91,7 +91,7 @@ def test_a_certificate_that_names_no_host_is_not_shown(folder: Path) -> None:
     """Its subject names one, which clients of old took for the host."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     draft = x509.CertificateBuilder(name, name, key.public_key(), 7, now, now + datetime.timedelta(hours=1))
     text = draft.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
