@@ -36,12 +36,13 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu bench lint lint-locks format sanitize audit docs clean
+.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu bench lint lint-locks format sanitize audit docs lock clean
 # The system packages, for who installs them before; tests want the last ones.
 packages:
 	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
 
-setup: $(VENV)/.stamp-native
+# Everything that a developer needs; `make demo` leaves the packages of tests out.
+setup: $(VENV)/.stamp-tests
 
 build/.stamp-apt:
 	@mkdir -p build
@@ -52,11 +53,17 @@ build/.stamp-apt-tests: | build/.stamp-apt
 	@test "$$(id -u)" -ne 0 || deploy/install_system_packages.sh $(APT_TEST_PACKAGES)
 	@touch $@
 
-$(VENV)/.stamp-python: requirements.txt | build/.stamp-apt
+# run.txt is complete, and test.txt has what it lacks, so pip resolves nothing but torch's.
+$(VENV)/.stamp-python: requirements/run.txt | build/.stamp-apt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "sparserow: installing Python packages"
-	@$(PIP) $$(grep -E '^(cmake|ninja)==' requirements.txt)
-	@$(START_CORE) & code=0; { $(PIP) $(TORCH_PIP) "$(TORCH)" && $(PIP) setuptools -r requirements.txt && $(COMPILE_USED); } || code=$$?; wait; exit $$code
+	@$(PIP) --no-deps -r $<
+	@$(START_CORE) & code=0; { $(PIP) $(TORCH_PIP) "$(TORCH)" && $(COMPILE_USED); } || code=$$?; wait; exit $$code
+	@touch $@
+
+$(VENV)/.stamp-tests: requirements/test.txt | $(VENV)/.stamp-native
+	@echo "sparserow: installing the Python packages of tests"
+	@$(PIP) --no-deps -r $<
 	@touch $@
 
 $(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
@@ -65,7 +72,7 @@ $(VENV)/.stamp-native: $(VENV)/.stamp-python $(NATIVE_SOURCES)
 	@$(COMPILE_OWN)
 	@touch $@
 
-demo: setup
+demo: $(VENV)/.stamp-native
 	@$(PY) -m sparserow.deploy.cli demo $(DEMO)
 
 # Each part runs whatever the others end with; one that fails is named at once, and again at the end. lint keeps one core
@@ -120,13 +127,13 @@ test-gpu: $(GPU_VENV)/.stamp-native
 endif
 
 # The package is installed, not linked, as the libraries in the tree belong to the torch of $(VENV).
-$(GPU_VENV)/.stamp-native: requirements.txt $(NATIVE_SOURCES) | build/.stamp-apt
+$(GPU_VENV)/.stamp-native: requirements/run.txt requirements/test.txt $(NATIVE_SOURCES) | build/.stamp-apt
 	@test -x $(GPU_VENV)/bin/python || $(PYTHON) -m venv $(GPU_VENV)
 	@echo "sparserow: installing Python packages for the GPU"
 	@$(GPU_PIP) $(TORCH_PIP) "$(TORCH)"
 	@$(GPU_VENV)/bin/python -c "import torch; assert torch.version.cuda" 2>/dev/null || \
 	  { echo "test-gpu: torch was installed without CUDA; name where pip finds a build with CUDA: TORCH_PIP=..."; exit 1; }
-	@$(GPU_PIP) setuptools -r requirements.txt
+	@$(GPU_PIP) --no-deps -r requirements/run.txt -r requirements/test.txt
 	@$(GPU_PIP) --no-deps --no-build-isolation .
 	@touch $@
 
@@ -161,10 +168,23 @@ audit: setup
 # The documents as a site in build/site; a broken link or a parameter that no signature has fails it.
 docs: setup
 	@test -x build/docs/bin/mkdocs || $(PY) -m venv build/docs
-	@build/docs/bin/pip install --quiet -r docs/requirements.txt
+	@build/docs/bin/pip install --quiet --no-deps -r requirements/docs.txt
 	@mkdir -p build/lint && ln -sfn "$(CURDIR)" build/lint/sparserow
 	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --quiet
 	@echo "sparserow: build/site/index.html"
+
+# requirements/*.txt anew, with the versions that they have where pyproject.toml allows these; ARGS="--upgrade" takes the
+# newest. torch is in none, since TORCH names it; a build without CUDA is where TORCH_PIP="--index-url URL" says.
+COMPILE = build/lock/bin/uv pip compile -q --custom-compile-command "make lock" --generate-hashes --no-annotate \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_35 --no-emit-package torch $(TORCH_PIP) $(ARGS) pyproject.toml
+lock:
+	@test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && build/lock/bin/pip install -q --disable-pip-version-check uv; }
+	@build/lock/bin/python -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], sep='\n')" > build/lock/build.in
+	@$(COMPILE) build/lock/build.in -o requirements/run.txt
+	@$(COMPILE) --all-extras --group test -c requirements/run.txt -o requirements/test.txt \
+	  $$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements/run.txt)
+	@$(COMPILE:pyproject.toml=) --group docs -o requirements/docs.txt
 
 clean:
 	@rm -rf build dist *.egg-info cpp_ext/*.so proto/*_pb2*.py proto/*_pb2.pyi $(VENV)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,34 @@ def test_a_workflow_installs_what_setup_asks_for() -> None:
     steps = workflow["jobs"]["test"]["steps"]
     assert [step["run"] for step in steps if "run" in step][-1] == "make test"
     assert steps[0]["with"]["path"] == "sparserow"
+
+
+def pins(name: str) -> dict[str, int]:
+    """The packages of a file of requirements, each with the number of its hashes."""
+    found: dict[str, int] = {}
+    for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
+        if pin := re.match(r"([a-z0-9-]+)==\S+", line):
+            found[package := pin[1]] = 0
+        elif not line.startswith("#"):
+            assert "--hash=sha256:" in line
+            found[package] += 1
+    return found
+
+
+def test_packages_are_pinned_with_hashes_and_the_demo_installs_no_package_of_tests() -> None:
+    run, test, docs = (pins(name) for name in ("run", "test", "docs"))
+    assert all(count > 0 for each in (run, test, docs) for count in each.values())
+    assert {"pytest", "auditwheel", "pandas", "ray"} <= test.keys()
+    assert not run.keys() & test.keys()
+    assert "torch" not in run.keys() | test.keys() | docs.keys(), "the Makefile's TORCH names it"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    names = {re.split(r"[^\w-]", each.replace("_", "-"))[0] for each in asked}
+    assert names - run.keys() == {"torch"}
+    command = ["make", "--no-print-directory", "-n", "-B", "demo"]
+    done = subprocess.run(command, cwd=ROOT, env=outside_make(), capture_output=True, text=True, timeout=60, check=True)
+    assert "requirements/run.txt" in done.stdout
+    assert "requirements/test.txt" not in done.stdout
 
 
 def test_a_check_chooses_the_tests_of_the_folders_that_a_change_touches() -> None:
