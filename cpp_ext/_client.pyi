@@ -14,6 +14,15 @@ _BatchTensor = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
     """Registers how a native error (number of its code, message) becomes an exception."""
 
+def build() -> dict[str, str]:
+    """What the core was built with and for.
+
+    Returns:
+        ``compiler``; ``kernels``: the widest instruction set of this CPU that has kernels; ``torch``: the version that
+        the operators were compiled for; ``rocksdb`` and ``openssl``: the versions of the libraries that are loaded, ""
+        where the build has no RocksDB.
+    """
+
 def set_trace(trace_id: bytes = b"", span_id: bytes = b"") -> None:
     """Requests that the calling thread makes from now on carry these ids (W3C trace context: 16 and 8 bytes) to the
     shards; without them: none. Raises InvalidArgument for another length.

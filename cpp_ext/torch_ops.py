@@ -16,12 +16,13 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 
 from .. import cpp_ext
-from . import op_shapes
+from . import _client, op_shapes
 
 __all__ = ["gather", "gather_all", "gather_bag", "gather_merged", "is_operator", "stage", "stage_all"]
 
 
 def _load() -> None:
+    cpp_ext.check_torch(torch.__version__, _client.build()["torch"])  # else the linker names a symbol of C++
     torch.ops.load_library(str(Path(cpp_ext.__file__).parent / "libsparserow_ops.so"))
     op_shapes.register()
     for op in (

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ..cpp_ext import UnsupportedError
 from ..proto.errors import SparserowError
 from ..proto.process.startup import begin_start, end_as_first_process
 
@@ -52,9 +53,10 @@ class LazyCommands(TyperGroup):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from ..cpp_ext import _client
+        from .versions import installed_torch, version_lines
 
-        typer.echo(f"sparserow {version('sparserow')}")
+        typer.echo("\n".join(version_lines(_client.build(), installed_torch())))
         raise typer.Exit
 
 
@@ -106,6 +108,9 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(2) from None
     except typer.Abort:
         print("sparserow: stopped", file=sys.stderr)
+        raise SystemExit(1) from None
+    except UnsupportedError as error:
+        print(f"sparserow: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except SparserowError as error:
         if arguments[:1] == ["--debug"]:

@@ -13,6 +13,7 @@ namespace sparserow::bindings {
 
 void bind_shards(pybind11::module_& module);  // client_shards.cc: RowReader, Client
 void bind_lookup(pybind11::module_& module);  // client_lookup.cc: LookupClient
+void bind_build(pybind11::module_& module);   // client_build.cc
 
 }  // namespace sparserow::bindings
 
@@ -27,4 +28,5 @@ PYBIND11_MODULE(_client, module) {
   sparserow::bindings::bind_texts(module);
   sparserow::bindings::bind_session(module);
   sparserow::bindings::bind_cache(module);
+  sparserow::bindings::bind_build(module);
 }

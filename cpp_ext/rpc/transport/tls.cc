@@ -1,5 +1,6 @@
 #include "rpc/transport/tls.h"
 
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
@@ -83,6 +84,8 @@ ContextPtr make_context(const SSL_METHOD* method) {
 }
 
 }  // namespace
+
+std::string_view openssl_version() noexcept { return OpenSSL_version(OPENSSL_VERSION_STRING); }
 
 class TlsContext::Impl {
  public:

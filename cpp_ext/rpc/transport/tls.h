@@ -7,11 +7,15 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "rpc/transport/stream.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
+
+// Returns the version of the library that is loaded, such as "3.0.19".
+[[nodiscard]] std::string_view openssl_version() noexcept;
 
 // Texts in PEM. A certificate comes with the intermediate ones after it; a key has no passphrase.
 struct TlsTexts {

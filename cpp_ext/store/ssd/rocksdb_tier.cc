@@ -7,6 +7,7 @@
 #include <rocksdb/perf_level.h>
 #include <rocksdb/sst_file_manager.h>
 #include <rocksdb/table.h>
+#include <rocksdb/version.h>
 #include <rocksdb/write_batch.h>
 #include <sys/resource.h>
 
@@ -334,7 +335,10 @@ SsdStats RocksdbTier::stats() const {
 
 }  // namespace
 
-bool is_rocksdb_built() noexcept { return true; }
+std::string_view rocksdb_version() noexcept {
+  static const std::string version = rocksdb::GetRocksVersionAsString();
+  return version;
+}
 
 Result<std::unique_ptr<SsdTier>> open_rocksdb(const SsdOptions& options, std::unique_ptr<SsdFolder> folder) {
   auto tier = std::make_unique<RocksdbTier>(options, std::move(folder));

@@ -3,13 +3,15 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "store/ssd/ssd_folder.h"
 #include "store/ssd/ssd_tier.h"
 
 namespace sparserow {
 
-[[nodiscard]] bool is_rocksdb_built() noexcept;
+// Returns the version of the library that is loaded; "" in a build without RocksDB.
+[[nodiscard]] std::string_view rocksdb_version() noexcept;
 // Fails as open_ssd_tier() does. There is no write-ahead log, and values live in blob files, so that compaction moves
 // keys only.
 Result<std::unique_ptr<SsdTier>> open_rocksdb(const SsdOptions& options, std::unique_ptr<SsdFolder> folder);

@@ -3,7 +3,7 @@
 
 namespace sparserow {
 
-bool is_rocksdb_built() noexcept { return false; }
+std::string_view rocksdb_version() noexcept { return ""; }
 
 Result<std::unique_ptr<SsdTier>> open_rocksdb(const SsdOptions& /*options*/, std::unique_ptr<SsdFolder> /*folder*/) {
   return Status(Code::kInternal, "ssd_engine: this build has no RocksDB");

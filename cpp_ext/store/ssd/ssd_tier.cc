@@ -65,6 +65,6 @@ Status SsdTier::visit_table(std::uint32_t table_id, std::uint32_t slot_count, co
   return Status::ok();
 }
 
-bool SsdTier::has_rocksdb() noexcept { return is_rocksdb_built(); }
+bool SsdTier::has_rocksdb() noexcept { return !rocksdb_version().empty(); }
 
 }  // namespace sparserow
