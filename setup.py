@@ -15,15 +15,16 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 FOLDERS = ("proto", "cpp_ext", "ps_server", "worker", "serving", "deploy")
-BENCHMARKS = ROOT / "deploy" / "bench"  # they and `_bench` run in a checkout alone, and a wheel is without them
+# They and `_bench` run in a checkout alone, and a wheel is without them.
+CHECKOUT_ALONE = (ROOT / "deploy" / "bench", ROOT / "deploy" / "package")
 
 
 def find_packages() -> list[str]:
-    """Returns every folder with an ``__init__.py`` of the package but the benchmarks', as dotted names."""
+    """Returns every folder with an ``__init__.py`` that a wheel has, as dotted names."""
     found = ["sparserow"]
     for folder in FOLDERS:
         for init in sorted((ROOT / folder).rglob("__init__.py")):
-            if not init.is_relative_to(BENCHMARKS):
+            if not any(map(init.is_relative_to, CHECKOUT_ALONE)):
                 found.append(".".join(("sparserow", *init.parent.relative_to(ROOT).parts)))
     return found
 
@@ -56,6 +57,8 @@ class BuildPy(build_py):
     """A build step that adds the generated stubs to the package."""
 
     def run(self) -> None:
+        if not self.editable_mode:  # because files that the tree no longer has would be packed
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         generate_stubs(ROOT / "proto" if self.editable_mode else Path(self.build_lib) / "sparserow" / "proto")
 

@@ -11,6 +11,8 @@ from zipfile import ZipFile
 
 import pytest
 
+import sparserow
+
 pytestmark = pytest.mark.started
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,11 +87,16 @@ def test_wheel_trains_from_outside_the_checkout(tmp_path: Path, empty_environmen
     (wheel,) = wheels.glob("sparserow-*.whl")
     names = ZipFile(wheel).namelist()
     assert any(name.startswith("sparserow/cpp_ext/_server.") and name.endswith(".so") for name in names)
-    assert [name for name in names if name.startswith(("sparserow/cpp_ext/_bench", "sparserow/deploy/bench/"))] == []
+    alone = ("sparserow/cpp_ext/_bench", "sparserow/deploy/bench/", "sparserow/deploy/package/", "sparserow/tests/")
+    assert [name for name in names if name.startswith(alone)] == []
+    assert wheel.name.startswith(f"sparserow-{sparserow.__version__}-")
     run(*pip, "--python", empty_environment, "install", "-q", "--no-deps", wheel, cwd=tmp_path, timeout_sec=300)
     train(tmp_path, empty_environment, empty_environment.parents[1])
     command = empty_environment.parent / "sparserow"
     assert "coordinator" in run(command, "--help", cwd=tmp_path, timeout_sec=300)
+    told = run(command, "--version", cwd=tmp_path, timeout_sec=300).splitlines()
+    assert told[0] == f"sparserow {sparserow.__version__}"
+    assert [line.partition(":")[0] for line in told[1:]] == ["core", "torch", "RocksDB", "OpenSSL"]
     bench = subprocess.run([command, "bench", "engine"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert bench.returncode == 1
     (line,) = bench.stderr.splitlines()
