@@ -14,6 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from doc_blocks import readme_first_block
 from nested_make import outside_make
 
 pytestmark = pytest.mark.started
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUNDLED = ("librocksdb", "libssl", "libcrypto", "libsnappy", "libzstd", "liblz4", "libbz2", "libgflags")
 # What pip needs to find packages, where the machine's own settings do not say it.
 OF_PIP = ("HOME", "PIP_", "SSL_CERT", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy", "HTTP", "NO_PROXY")
-FIRST_BLOCK = """
+WITH_TLS_AND_SSD = """
 import sys, tempfile
 import {first}, {second}
 import numpy as np, torch, sparserow as sr
@@ -119,15 +120,18 @@ def test_a_wheel_trains_publishes_and_serves_without_the_checkout(
     installed = time.monotonic()
     environment.run("python", "-m", "pip", "check")
     environment.run("sparserow", "security", "init", "certificates", "--host", "127.0.0.1")
-    block = FIRST_BLOCK.format(first="torch", second="sparserow", bundled=BUNDLED)
-    environment.run("python", "-c", block)
+    script, printed = readme_first_block()
+    assert environment.run("python", "-c", script) == printed
     trained = time.monotonic()
     with capsys.disabled():
         print(
             f"\nwheel: {wheel.stat().st_size / (1 << 20):.1f} MiB; download {downloaded - began:.1f} s, "
             f"install {installed - downloaded:.1f} s, train and publish {trained - installed:.1f} s"
         )
-    environment.run("python", "-c", FIRST_BLOCK.format(first="sparserow", second="torch", bundled=BUNDLED))
+    for first, second in (("torch", "sparserow"), ("sparserow", "torch")):
+        shutil.rmtree(environment.work / "models")
+        block = WITH_TLS_AND_SSD.format(first=first, second=second, bundled=BUNDLED)
+        environment.run("python", "-c", block)
     assert f"{version('torch')} is installed" in environment.run("sparserow", "--version")
     environment.run("python", "-m", "pip", "-q", "uninstall", "-y", "torch")
     environment.run("python", "-c", SERVED)

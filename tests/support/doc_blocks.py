@@ -38,6 +38,13 @@ def doc_blocks() -> list[DocBlock]:
     return [block for page in pages for block in blocks_of(page.read_text(), str(page.relative_to(ROOT)))]
 
 
+def readme_first_block() -> tuple[str, str]:
+    """README's first block of Python, and what it prints as the page says."""
+    blocks = [block for block in doc_blocks() if block.page == "README.md"]
+    at, script = next((at, block) for at, block in enumerate(blocks) if block.language == "python")
+    return script.text, blocks[at + 1].text
+
+
 def blocks_of(text: str, page: str) -> list[DocBlock]:
     """Blocks of one page, also those in a list."""
     found = []
