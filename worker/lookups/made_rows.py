@@ -138,7 +138,7 @@ def take_own(
     if forward.record is not None and not layer.is_joint:
         forward.record.note(layer, (ids, offsets, weights))
     made = forward.own
-    if made is None or has_hooks():
+    if made is None or has_hooks() or (weights is not None and weights.requires_grad):
         return None
     rows: Tensor | None = made.take(layer, ids, offsets, weights)
     return rows

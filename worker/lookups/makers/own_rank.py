@@ -4,7 +4,7 @@ The op is one node of autograd. Where its lookups are all lookups of the plan, i
 for all tables goes before it, with one frame a shard. On a device the rows cross in one copy before.
 
 Lookups in eval mode or without gradient make rows of their own, of what was pulled; so do those whose offsets or
-weights are no part of the batch.
+weights are no part of the batch, and those whose weights have a gradient, since the model may have detached them.
 """
 
 from __future__ import annotations
@@ -157,6 +157,8 @@ class OwnRank:
             expressions = (lookup.offsets, lookup.weights)
             offsets, weights = (None if each is None else part_of(batch, each) for each in expressions)
             if [offsets is None, weights is None] != [each is None for each in expressions]:
+                continue
+            if weights is not None and weights.requires_grad:
                 continue
             try:
                 ids.append(self._ids.of(of, tensor, parts))

@@ -150,3 +150,40 @@ def dense_names(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [
         (name, parameter) for name, parameter in model.named_parameters() if name not in ("table.weight", "table.rows")
     ]
+
+
+class Weighted(nn.Module):
+    """Bags whose offsets and weights are parts of the batch; ``use`` gives the weights to the layers."""
+
+    def __init__(self, use: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.bags, self.use = nn.ModuleList(nn.EmbeddingBag(ROWS, DIM, mode="sum") for _ in range(3)), use
+
+    def forward(self, ids: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        rows = [bag(ids[at], offsets[at], self.use(weights[at])) for at, bag in enumerate(self.bags)]
+        return torch.stack(rows).square().sum()
+
+
+@pytest.mark.parametrize("use", [lambda weights: weights, Tensor.detach], ids=["as they are", "detached"])
+@pytest.mark.parametrize("has_gradient", [False, True], ids=["without gradient", "with gradient"])
+def test_weights_of_the_batch_have_the_gradient_of_the_layer(
+    session: sr.Session, use: Callable[[Tensor], Tensor], has_gradient: bool
+) -> None:
+    """Lookups that are made together before the forward take what the batch has, and not what the model made of it."""
+    torch.manual_seed(0)
+    local = Weighted(use)
+    model = session.distribute(copy.deepcopy(local), optimizer=sr.optim.SGD(lr=0.0), min_rows=1, carry_weights=True)
+    for seed in range(4):
+        draw = torch.Generator().manual_seed(seed)
+        ids, offsets = torch.randint(0, ROWS, (3, 12), generator=draw), torch.tensor([[0, 3, 9]] * 3)
+        given = [torch.rand(3, 12, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
+        for weights in given:
+            weights.requires_grad_(has_gradient)
+        outs = [each(ids, offsets, weights) for each, weights in zip((local, model), given, strict=True)]
+        torch.testing.assert_close(outs[1], outs[0])
+        for out in outs:
+            out.backward()
+        session.step()
+        assert (given[1].grad is None) is (given[0].grad is None)
+        if given[0].grad is not None:
+            torch.testing.assert_close(given[1].grad, given[0].grad)
