@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .device import lookup_math as math
+from .device.bags import Bags, fixed_bags, lookup_of
 from .device.link import link_of
 from .device_pack import PackGradient
 from .device_step import FoundLookup
@@ -181,7 +182,7 @@ class LookupGroup:
         return tuple(self._sizes if self.mode == ROWS_OF_IDS else [each.count for each in self._bags_of_ids])
 
     @cached_property
-    def _bags(self) -> math.Bags:
+    def _bags(self) -> Bags:
         return bags_of(self._bags_of_ids, self._rows.device, lambda: self.pack.layout(self._parts)[1])
 
     @cached_property
@@ -206,7 +207,7 @@ class LookupGroup:
                 device,
             )
         if self.mode != ROWS_OF_IDS:
-            return of_parts.index_select(0, math.lookup_of(self._counts, device))
+            return of_parts.index_select(0, lookup_of(self._counts, device))
         return torch.repeat_interleave(of_parts, self.pack.layout(self._parts)[1], output_size=sum(self._sizes))
 
 
@@ -268,7 +269,7 @@ class BagIds:
         return self.ids.shape[0] if self.offsets is None else max(self.offsets.shape[0] - self.includes_last, 0)
 
 
-def bags_of(lookups: Sequence[BagIds], device: torch.device, sizes_there: Callable[[], Tensor]) -> math.Bags:
+def bags_of(lookups: Sequence[BagIds], device: torch.device, sizes_there: Callable[[], Tensor]) -> Bags:
     """Returns the bags of pooled lookups, whose ids follow one another.
 
     Offsets that only the device has are not checked, but no bag reaches ids of another lookup.
@@ -280,27 +281,27 @@ def bags_of(lookups: Sequence[BagIds], device: torch.device, sizes_there: Callab
     """
     given = [each.offsets for each in lookups if each.offsets is not None]
     if not given:
-        return math.fixed_bags(tuple((each.ids.shape[0], each.ids.shape[1]) for each in lookups), device)
+        return fixed_bags(tuple((each.ids.shape[0], each.ids.shape[1]) for each in lookups), device)
     is_here = all(each.is_cpu for each in given)
     sizes = [each.ids.numel() for each in lookups]
     there = torch.tensor(sizes) if is_here else sizes_there().to(torch.int64)
     begins, ends = [], []
     for at, each in enumerate(lookups):
         if each.offsets is None:
-            fixed = math.fixed_bags(((each.ids.shape[0], each.ids.shape[1]),), there.device)
+            fixed = fixed_bags(((each.ids.shape[0], each.ids.shape[1]),), there.device)
             begins.append(fixed.begins)
             ends.append(fixed.ends)
             continue
         offsets = each.offsets.to(there.device)
         begins.append(offsets[: each.count])
         ends += [offsets[1:], there[at : at + 1]][: 1 if each.includes_last or each.count == 0 else 2]
-    of_bag = math.lookup_of(tuple(each.count for each in lookups), there.device)
+    of_bag = lookup_of(tuple(each.count for each in lookups), there.device)
     limits = torch.cat([*begins, *ends]).to(torch.int64).view(2, -1).clamp(min=0)
     limits = torch.minimum(limits, there.index_select(0, of_bag))
     if len(lookups) > 1:
         limits = limits + (there.cumsum(0) - there).index_select(0, of_bag)
     limits = _sent(limits, device) if is_here else limits  # one copy brings those of all
-    return math.Bags(limits[0], limits[1], sum(sizes))
+    return Bags(limits[0], limits[1], sum(sizes))
 
 
 def _joined_rows(grads: Sequence[Tensor], dim: int) -> Tensor:

@@ -61,3 +61,9 @@ def lookup_math() -> ModuleType:
 def device() -> torch.device:
     """Where the kernels run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def layouts(lookup_math: ModuleType) -> ModuleType:
+    """``cpp_ext/device/bags.py``, likewise."""
+    return importlib.import_module(f"{lookup_math.__package__}.bags")

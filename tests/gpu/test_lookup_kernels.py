@@ -57,6 +57,7 @@ def test_rows_by_position(
 @pytest.mark.parametrize("padding", [-1, 0])
 def test_pooled_rows_and_their_gradients(
     lookup_math: ModuleType,
+    layouts: ModuleType,
     reference: ModuleType,
     device: torch.device,
     n: int,
@@ -66,7 +67,7 @@ def test_pooled_rows_and_their_gradients(
     padding: int,
 ) -> None:
     rows, positions, begins = lookup(n, u, dim, device)
-    bags = lookup_math.Bags(begins[:-1], begins[1:], n)
+    bags = layouts.Bags(begins[:-1], begins[1:], n)
     weights = torch.randn(n, device=device) if mode == lookup_math.SUM and padding == 0 else None
     paddings = None if padding < 0 else torch.arange(bags.count, dtype=torch.int32, device=device) % u - 1
     out, places = lookup_math.pool(rows, positions, bags, mode=mode, weights=weights, paddings=paddings)
@@ -91,15 +92,15 @@ def test_pooled_rows_and_their_gradients(
 @pytest.mark.parametrize("mode", ["SUM", "MEAN"])
 @pytest.mark.parametrize("length", [1, 3])
 def test_bags_of_one_length_need_no_search(
-    lookup_math: ModuleType, reference: ModuleType, device: torch.device, mode: str, length: int
+    lookup_math: ModuleType, layouts: ModuleType, reference: ModuleType, device: torch.device, mode: str, length: int
 ) -> None:
     """They have the bits of bags whose lengths are not known."""
     rows, positions, _ = lookup(20 * length, 9, 6, device)
-    alike, number = lookup_math.fixed_bags(((12, length), (8, length)), device), getattr(lookup_math, mode)
+    alike, number = layouts.fixed_bags(((12, length), (8, length)), device), getattr(lookup_math, mode)
     assert alike.length == length
     grads = torch.randn(20, 6, device=device)
     found = []
-    for bags in (alike, lookup_math.Bags(alike.begins, alike.ends, alike.size)):
+    for bags in (alike, layouts.Bags(alike.begins, alike.ends, alike.size)):
         for math in (lookup_math, reference):
             sums = torch.empty(9, 6, device=device)
             math.sum_entries([math.entries_of_bags(grads, positions, bags, rows=9, mode=number)], 9, sums)
@@ -110,10 +111,10 @@ def test_bags_of_one_length_need_no_search(
 
 
 def test_sums_run_over_several_lookups_in_their_order(
-    lookup_math: ModuleType, reference: ModuleType, device: torch.device
+    lookup_math: ModuleType, layouts: ModuleType, reference: ModuleType, device: torch.device
 ) -> None:
     _, positions, begins = lookup(50, 9, 6, device)
-    bags = lookup_math.Bags(begins[:-1], begins[1:], 50)
+    bags = layouts.Bags(begins[:-1], begins[1:], 50)
     two = torch.full((50,), 2, dtype=torch.int32, device=device)
     one = lookup_math.entries_of_rows(torch.randn(50, 6, device=device), positions, rows=9, paddings=two)
     other = lookup_math.entries_of_bags(
@@ -125,18 +126,20 @@ def test_sums_run_over_several_lookups_in_their_order(
     same(sums, expected)
 
 
-def test_offsets_that_are_out_of_order_read_no_memory_of_others(lookup_math: ModuleType, device: torch.device) -> None:
+def test_offsets_that_are_out_of_order_read_no_memory_of_others(
+    lookup_math: ModuleType, layouts: ModuleType, device: torch.device
+) -> None:
     rows, positions, _ = lookup(20, 5, 4, device)
     begins = torch.tensor([0, 90, -7, 15, 20], device=device)
     for mode in (lookup_math.SUM, lookup_math.MEAN, lookup_math.MAX):
-        out, _ = lookup_math.pool(rows, positions, lookup_math.Bags(begins[:-1], begins[1:], 20), mode=mode)
+        out, _ = lookup_math.pool(rows, positions, layouts.Bags(begins[:-1], begins[1:], 20), mode=mode)
         assert torch.isfinite(out).all()
 
 
-def test_no_ids_are_nothing(lookup_math: ModuleType, device: torch.device) -> None:
+def test_no_ids_are_nothing(lookup_math: ModuleType, layouts: ModuleType, device: torch.device) -> None:
     rows, none = torch.empty(0, 4, device=device), torch.empty(0, dtype=torch.int32, device=device)
     assert lookup_math.gather(rows, none).shape == (0, 4)
-    bags = lookup_math.fixed_bags(((3, 0),), device)
+    bags = layouts.fixed_bags(((3, 0),), device)
     assert torch.equal(lookup_math.pool(rows, none, bags, mode=0)[0], torch.zeros(3, 4, device=device))
     sums = torch.empty(0, 4, device=device)
     lookup_math.sum_entries([lookup_math.entries_of_rows(rows, none, rows=0)], 0, sums)

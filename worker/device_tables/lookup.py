@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext.device import lookup_math as math
+from ...cpp_ext.device.bags import Bags
 from ...cpp_ext.device_groups import BagIds, bags_of
 from ...proto.errors import InvalidArgument, SparserowError
 from .device_tables import tables_of
@@ -60,7 +61,7 @@ class _Lookup(IdKeys):
         generation: of the step.
     """
 
-    bags: math.Bags | None
+    bags: Bags | None
     mode: int
     generation: int
 
@@ -201,7 +202,7 @@ def _check_bags(ids: Tensor, bags: BagOptions) -> None:
         raise InvalidArgument("gather_bag: per_sample_weights must have the shape of ids")
 
 
-def _bags(ids: Tensor, bags: BagOptions, device: torch.device) -> math.Bags:
+def _bags(ids: Tensor, bags: BagOptions, device: torch.device) -> Bags:
     given = BagIds(ids, bags.offsets, bags.includes_last)
     return bags_of([given], device, lambda: torch.full((1,), ids.numel(), device=device))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext.device import lookup_math as math
+from ...cpp_ext.device.bags import Bags, fixed_bags
 from .lookup import ReadRows
 from .staged import JointKeys, StagedLookup
 
@@ -72,14 +73,14 @@ class _Group:
         self.generation = self.tables.generation
         self.joint: JointKeys = first.read.ids.joint  # type: ignore[assignment]  # with_outputs has looked
         self.positions = math.joined([each.positions for each in self.ids])
-        self.bags: math.Bags | None = None
+        self.bags: Bags | None = None
         if first.mode == ROWS:
             self.sizes = [each.positions.shape[0] for each in self.ids]
             self.shapes = [(*call.shape, self.rows.shape[1]) for call in calls]
         else:
             self.sizes = [call.shape[0] for call in calls]
             self.shapes = [(size, self.rows.shape[1]) for size in self.sizes]
-            self.bags = math.fixed_bags(((sum(self.sizes), first.shape[1]),), self.rows.device)
+            self.bags = fixed_bags(((sum(self.sizes), first.shape[1]),), self.rows.device)
 
     def outputs(self) -> tuple[Tensor, ...]:
         if self.bags is None:
@@ -103,7 +104,7 @@ class _Group:
         if len(reached) < len(grads):
             positions = math.joined([self.ids[at].positions for at in reached])
             if bags is not None:
-                bags = math.fixed_bags(((sum(map(len, parts)), bags.length or 0),), positions.device)
+                bags = fixed_bags(((sum(map(len, parts)), bags.length or 0),), positions.device)
         joined = math.joined(parts)
         if bags is None:
             entries = math.entries_of_rows(joined, positions, rows=count)
