@@ -1,6 +1,6 @@
-"""The command line ``sparserow`` in a process that really runs at about a tenth of its speed.
+"""The command line ``sparserow`` in a process that really runs at about a twentieth of its speed.
 
-A child stops this process for 90 ms of each 100 ms, by signals, once all modules are imported. It prints ``slowed
+A child stops this process for 95 ms of each 100 ms, by signals, once all modules are imported. It prints ``slowed
 PID`` first.
 """
 
@@ -24,9 +24,9 @@ pid = int(sys.argv[1])
 try:
     while os.getppid() == pid:
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.09)
+        time.sleep(0.095)
         os.kill(pid, signal.SIGCONT)
-        time.sleep(0.01)
+        time.sleep(0.005)
 except ProcessLookupError:
     pass
 """
