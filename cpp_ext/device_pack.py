@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -118,7 +118,7 @@ class DevicePack:
             return view_of(self.buffer(), begin, torch.int32, (total,))
         return torch.cat([self.positions([part]) for part in parts])
 
-    def order(self, run: int, parts: Sequence[int]) -> Callable[[], tuple[Tensor, Tensor]] | None:
+    def order(self, run: int, parts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
         """What :func:`lookup_math.sum_entries` takes for the ids of some parts of a run, one behind the other.
 
         None where the pack has no order, or these are not all parts of the run, in order.
@@ -126,7 +126,7 @@ class DevicePack:
         n, begins_at, ids_at = self._orders[run]
         if not begins_at or list(parts) != [part for part in range(len(self._parts)) if self.run_of(part) == run]:
             return None
-        return lambda: (
+        return (
             view_of(self.buffer(), begins_at, torch.int32, (self.runs[run][0] + 1,)),
             view_of(self.buffer(), ids_at, torch.int32, (n,)),
         )

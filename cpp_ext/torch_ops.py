@@ -7,7 +7,9 @@ into one, and half of the gradient would be lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +48,28 @@ def _on_device(name: str) -> Callable[..., list[torch.Tensor]]:
     return kernel
 
 
-def _register_device_kernels() -> torch.library.Library:
+def _register_device_kernels(*keys: str, overrides: bool = False) -> torch.library.Library:
     library = torch.library.Library("sparserow", "IMPL")
     for name in ("gather_all", "stage_all", "gather_merged"):
-        for key in ("CUDA", "PrivateUse1"):
-            library.impl(name, _on_device(name), key)
+        for key in keys:
+            library.impl(name, _on_device(name), key, allow_override=overrides)
     return library
 
 
+@contextmanager
+def device_lookups_on_host() -> Iterator[None]:
+    """Has lookups of layers on the host made as those on devices are, for tests and benchmarks without a device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns of a kernel that takes another's place
+        library = _register_device_kernels("CPU", overrides=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
 _load()
-_device_kernels = _register_device_kernels()  # unregistered when it is deleted
+_device_kernels = _register_device_kernels("CUDA", "PrivateUse1")  # unregistered when it is deleted
 gather = torch.ops.sparserow.gather.default
 gather_bag = torch.ops.sparserow.gather_bag.default
 gather_all = torch.ops.sparserow.gather_all.default

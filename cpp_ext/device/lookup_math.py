@@ -6,7 +6,6 @@ Needs torch alone; triton is imported where its kernels run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -250,17 +249,15 @@ def entries_of_max(grads: Tensor, positions: Tensor, places: Tensor, *, rows: in
     return Entries(grads.reshape(-1, 1), cells)
 
 
-def sum_entries(
-    entries: list[Entries], rows: int, out: Tensor, order: Callable[[], tuple[Tensor, Tensor]] | None = None
-) -> None:
+def sum_entries(entries: list[Entries], rows: int, out: Tensor, order: tuple[Tensor, Tensor] | None = None) -> None:
     """Sums of the entries by position, in order: of the first lookup's, then of the next one's.
 
     Args:
         entries: of one table; all with ``grads`` of one width.
         rows: positions of ``rows`` and above are left out.
         out: (rows, dim) float32; is written, with 0 where a position has no entry.
-        order: returns the entries of each position, where they are known: (rows + 1) integers, where those of a
-            position begin, and (entries) integers, ascending for each position. None: they are sorted here.
+        order: the entries of each position, where they are known: (rows + 1) integers, where those of a position
+            begin, and (entries) integers, ascending for each position. None: they are sorted here.
     """
     grads, positions = joined([one.grads for one in entries]), joined([one.positions for one in entries])
     sources, scales = _joined_sources(entries), None
@@ -282,7 +279,7 @@ def sum_entries(
         ordered, places = torch.sort(positions, stable=True)
         begins = torch.searchsorted(ordered, torch.arange(rows + 1, device=out.device, dtype=ordered.dtype))
     else:
-        begins, places = order()
+        begins, places = order
     dim, columns = out.shape[1], _columns(out.shape[1])
     if rows:
         sum_entries_kernel[(rows, triton.cdiv(dim, columns))](

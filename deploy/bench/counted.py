@@ -12,16 +12,14 @@ device are updated by the core.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ...cpp_ext import device_ops
+from ...cpp_ext.torch_ops import device_lookups_on_host
 from .click_model import DIM, TABLES, Size, ZipfBatches
 from .counting_device import COUNTS, device
 from .gpu import OnHost, dense_step, distributed, step_of_session
@@ -79,7 +77,7 @@ def run_counted(size: Size) -> Iterator[Figure]:
             ):
                 yield Figure(f"{name}, {what}: {figure}", value, unit, higher_is_better=False)
     few = replace(_FEW, repetitions=_FEW.repetitions if size.rows >= FULL.rows else size.repetitions)
-    with _lookups_of_devices_on_host():
+    with device_lookups_on_host():
         dense, *others = _kinds_of_steps(few, few.hot[0], "few", torch.device("cpu"))
     name = f"counted, {TABLES} tables, batch {few.batch}, on the host"
     yield Figure(f"{name}, dense part: time", dense.ms, "ms/step", higher_is_better=False)
@@ -90,20 +88,6 @@ def run_counted(size: Size) -> Iterator[Figure]:
 
 def _ids_of(batch: OnHost) -> dict[str, Tensor]:
     return {f"tables.{table}": batch.ids[table] for table in range(TABLES)}
-
-
-@contextmanager
-def _lookups_of_devices_on_host() -> Iterator[None]:
-    """Has lookups of layers on the host made as those on devices are."""
-    library = torch.library.Library("sparserow", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch warns of a kernel that takes another's place
-        for name in ("gather_all", "stage_all"):
-            library.impl(name, getattr(device_ops, name), "CPU", allow_override=True)
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 def _kinds_of_steps(size: Size, hot: int, name: str, there: torch.device) -> list[CountedSteps]:

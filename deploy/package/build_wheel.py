@@ -129,9 +129,8 @@ def main() -> None:
     information = only(folder, "*.dist-info")
     components = bundled(folder / "sparserow.libs")
     (information / "licenses" / "NOTICE").write_text(notice(components))
-    shutil.rmtree(
-        information / "sboms", ignore_errors=True
-    )  # auditwheel's own misses packages, and what is compiled in
+    # auditwheel's own misses packages, and what is compiled in.
+    shutil.rmtree(information / "sboms", ignore_errors=True)
     (information / "sboms").mkdir()
     bill = bill_of_materials(components, folder.name.removeprefix("sparserow-"))
     (information / "sboms" / "sparserow.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")

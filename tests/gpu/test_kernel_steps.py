@@ -5,9 +5,7 @@ Without a CUDA device the lookups of layers on the host are made as those on dev
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,8 +14,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("sparserow.cpp_ext._client", reason="the native libraries are not built", exc_type=ImportError)
 import sparserow as sr
-from sparserow.cpp_ext import device_ops
 from sparserow.cpp_ext.device import lookup_math
+from sparserow.cpp_ext.torch_ops import device_lookups_on_host
 
 TABLES, ROWS, DIM, BATCH, STEPS = 3, 20, 4, 5, 4
 # The kind of lookup, and whether the pack's order of ids serves the sums.
@@ -41,23 +39,6 @@ class Net(nn.Module):
         else:
             outs = [table(each) for table, each in zip(self.tables, ids, strict=True)]
         return torch.stack([(at + 1) * out.square().sum() for at, out in enumerate(outs)]).sum()
-
-
-@contextmanager
-def as_on_devices(device: torch.device) -> Iterator[None]:
-    """Has lookups on the host made as those on devices are."""
-    if device.type != "cpu":
-        yield
-        return
-    library = torch.library.Library("sparserow", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch warns of a kernel that takes another's place
-        for name in ("gather_all", "stage_all"):
-            library.impl(name, getattr(device_ops, name), "CPU", allow_override=True)
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 def rows_after(kind: str, device: torch.device) -> list[Tensor]:
@@ -88,7 +69,7 @@ def test_rows_are_those_of_the_host(
         sum_entries(entries, rows, out, order)
 
     monkeypatch.setattr(lookup_math, "sum_entries", spy)
-    with as_on_devices(device):
+    with nullcontext() if device.type == "cuda" else device_lookups_on_host():
         found = rows_after(kind, device)
     assert len(orders) >= STEPS - 1  # layers of the first forward look up by themselves
     assert orders[-1] is has_order
