@@ -38,7 +38,7 @@ class SlotVersions {
     const std::uint64_t version = of_sequence(sequence);
     if (stripe.log.is_open() && table.is_followed.load(std::memory_order_relaxed)) {
       stripe.log.touch(slot, sequence);
-      const bool is_comparable = (before ^ version) >> 48 == 0 && !counts_writes.load(std::memory_order_relaxed);
+      const bool is_comparable = (before ^ version) >> 48 == 0 && !stripe.log.counts();
       if (stripe.log.wants(slot, is_comparable ? before & kSequence : 0)) {
         stripe.log.written(slot, {sequence, key, table.schema.id, wall_ms()}, change_budget);
       }
@@ -65,7 +65,6 @@ class SlotVersions {
   [[nodiscard]] std::uint16_t lineage() const noexcept { return lineage_.load(std::memory_order_relaxed); }
   void set_lineage(std::uint16_t lineage) noexcept { lineage_ = lineage; }
 
-  std::atomic<bool> counts_writes{false};  // a follower wants to know how often each row was written
   ChangeBudget change_budget;
 
  private:

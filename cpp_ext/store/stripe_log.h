@@ -139,7 +139,7 @@ class StripeLog {
 
   // What a log of so many slots takes while it has no notes.
   [[nodiscard]] static std::uint64_t bytes_for(std::uint64_t slots) noexcept {
-    return slots * (sizeof(ChangeRing) + 3 * sizeof(std::uint64_t));
+    return slots * (sizeof(ChangeRing) + 4 * sizeof(std::uint64_t));
   }
   // Begins: nothing is missing after these sequences of the slots.
   void open(const std::vector<std::uint64_t>& sequences) {
@@ -153,10 +153,19 @@ class StripeLog {
     for (std::size_t slot = 0; slot < floors_.size(); ++slot) floors_[slot] = std::max(floors_[slot], sequences[slot]);
     touched_ = sequences;
   }
+  // A follower wants to know how often each row was written: every write after these sequences is noted.
+  void count(const std::vector<std::uint64_t>& sequences) {
+    if (!counts()) counted_ = sequences;
+  }
+  [[nodiscard]] bool counts() const noexcept { return !counted_.empty(); }
+  // Whether every write after this sequence was noted. Before, a row's first write after a read pass is.
+  [[nodiscard]] bool counts_since(std::uint32_t slot, std::uint64_t sequence) const noexcept {
+    return counts() && sequence >= counted_[slot];
+  }
   void close(ChangeBudget& budget) noexcept {
     for (ChangeRing& ring : erased_) ring.reset(0, budget);
     erased_ = {};
-    floors_ = seen_ = touched_ = {};
+    floors_ = seen_ = touched_ = counted_ = {};
     resets_ = {};
     written_.clear();
     release(budget);
@@ -315,6 +324,7 @@ class StripeLog {
   std::vector<std::uint64_t> seen_;     // by slot
   std::vector<std::uint64_t> floors_;   // by slot, of writes
   std::vector<std::uint64_t> touched_;  // by slot
+  std::vector<std::uint64_t> counted_;  // by slot; empty: no follower counts
   std::vector<Reset> resets_;           // the last one of each table, until every cursor has passed it
   std::vector<Change> written_;         // in order; the slot beside the sequence
   std::size_t room_ = 0;                // that the budget has given for them

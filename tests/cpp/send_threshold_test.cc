@@ -44,6 +44,36 @@ TEST_CASE("a row goes when it was written often enough") {
   CHECK(follow(*from, "serving", *to).empty());
 }
 
+TEST_CASE("a row that was written before the follower came goes at once, since nobody counted") {
+  const auto from = make_store();
+  const auto to = make_store();
+  const std::vector<std::uint64_t> published = from->changes().versions();
+  REQUIRE(from->changes().open("publication", published, {}, std::chrono::seconds(0)).is_ok());
+  push(*from, 1, range(0, 50));
+  push(*from, 1, range(0, 50));
+  open(*from, published, {.updates = 3, .longest = kLong});
+  push(*from, 1, range(0, 10));
+  push(*from, 1, range(60, 70));
+  follow(*from, "serving", *to);
+  const auto got = rows_of(*to);
+  const auto all = rows_of(*from);
+  for (const std::uint64_t key : range(0, 50)) CHECK((got.contains({1, key}) && got.at({1, key}) == all.at({1, key})));
+  for (int i = 0; i < 2; ++i) {  // from here on they are counted
+    push(*from, 1, range(0, 50));
+    CHECK(follow(*from, "serving", *to).empty());
+  }
+  push(*from, 1, range(0, 50));
+  follow(*from, "serving", *to);
+  for (const std::uint64_t key : range(0, 50)) CHECK(rows_of(*to).at({1, key}) == rows_of(*from).at({1, key}));
+  // Another follower that counts finds counting as it is: what this one knows goes on.
+  REQUIRE(from->changes()
+              .open("another", from->changes().versions(), {}, std::chrono::seconds(0),
+                    {.updates = 3, .longest = kLong})
+              .is_ok());
+  push(*from, 1, range(0, 50));
+  CHECK(follow(*from, "serving", *to).empty());
+}
+
 TEST_CASE("a row goes when it has moved far enough from what was sent") {
   const auto from = make_store();
   const auto to = make_store();

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sparserow as sr
+from restart_scene import status_of
 from sparserow_process import Launcher, wait_until
 
 DIM = 4
@@ -36,6 +37,11 @@ def test_a_row_is_sent_when_it_has_changed_enough(tmp_path: Path, launcher: Laun
             def served(client: sr.ServingClient, keys: np.ndarray) -> np.ndarray:
                 return client.lookup("user", keys, deadline_ms=10_000).rows
 
+            # Of what was written before a follower came, a shard sends all, however little. The publication has a cursor.
+            wait_until(
+                lambda: [it.load.followers for it in status_of(cluster.address).shards] == [3, 3],
+                "both to follow both shards",
+            )
             # A shard that measures moves must have sent a row once to know what the follower has, and does so at once:
             # whenever it looks, each of these is enough.
             push(both, 3, step=3.0)

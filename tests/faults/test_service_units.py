@@ -113,7 +113,7 @@ def test_a_shard_of_a_synchronous_job_is_let_in_when_the_job_has_ended(units: Un
 def test_a_process_waits_while_the_holder_is_silent_and_ends_when_that_one_lives(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    scene = Scene(launcher, tmp_path)
+    scene = Scene(launcher, tmp_path, "--shard-lease=60s")  # longer than the start of two processes
     holder = scene.shards[0]
     holder.signal(signal.SIGSTOP)
     second = scene.shard(0, "--log-level=warning")

@@ -86,6 +86,7 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
     Store::Impl::Stripe& stripe = store.stripes[number];
     const std::unique_lock stripe_lock(stripe.mutex);
     if (is_wider) stripe.log.widen(stripe.sequences);
+    if (threshold.updates > 0) stripe.log.count(stripe.sequences);
     for (std::uint32_t slot = number; slot < slot_count; slot += stripes) {
       const std::uint64_t version = cursor.versions[slot];
       const std::uint64_t sequence = version & kSequence;
@@ -97,7 +98,6 @@ Status ChangeLog::open(const std::string& name, std::span<const std::uint64_t> v
           (before != nullptr && before->versions[slot] == version && before->is_read_pass[slot] != 0);
     }
   }
-  if (threshold.updates > 0) store.versions.counts_writes = true;
   if (before != nullptr) store.tables.unfollow(before->tables);
   cursors_.insert_or_assign(name, std::move(cursor));
   return Status::ok();
@@ -155,7 +155,6 @@ void ChangeLog::end_rings() {
     const std::unique_lock lock(stripe.mutex);
     stripe.log.close(store.versions.change_budget);
   }
-  store.versions.counts_writes = false;
   store.versions.change_budget.give_back(ring_bytes_);
 }
 
@@ -248,12 +247,12 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
   Store::Impl& store = *store_->impl_;
   const std::uint32_t stripes = store.slots.stripe_count();
   Store::Impl::Stripe& stripe = store.stripes[slots.front().slot % stripes];
-  std::vector<std::uint32_t> place(stripe.sequences.size(), kNone);  // of a counted slot in `out`
+  std::vector<std::uint32_t> place(stripe.sequences.size(), kNone);  // of a noted slot in `out`
   const std::unique_lock lock(stripe.mutex);
   StripeLog& log = stripe.log;
   if (!log.is_open()) return Status(Code::kNotFound, "the cursor was closed; open it again");
   const std::uint64_t last_reset = log.last_reset(behind.tables);
-  out.may_repeat = store.versions.counts_writes.load(std::memory_order_relaxed);
+  out.may_repeat = log.counts();
   for (const Behind::Slot& from : slots) {
     SlotChanges& changes = out.slots.emplace_back(SlotChanges{.slot = from.slot, .since = from.since});
     const std::uint32_t in_stripe = from.slot / stripes;
@@ -274,8 +273,9 @@ Result<StripeChanges> ChangeLog::read(const Behind& behind, std::span<const Behi
       changes.since = 0;
       continue;
     }
-    changes.is_counted = from.is_read_pass && since >= log.floor(in_stripe);
-    if (changes.is_counted) place[in_stripe] = static_cast<std::uint32_t>(out.slots.size() - 1);
+    changes.is_noted = from.is_read_pass && since >= log.floor(in_stripe);
+    changes.is_counted = changes.is_noted && log.counts_since(in_stripe, since);
+    if (changes.is_noted) place[in_stripe] = static_cast<std::uint32_t>(out.slots.size() - 1);
     erasures.visit_after(std::max(since, changes.from.erased_after), [&](const Change& change) {
       if (change.sequence > (changes.until & kSequence) || !is_wanted(behind.tables, change.table_id)) return;
       changes.erased.push_back({change.key, changes.until >> 48 << 48 | change.sequence, change.table_id});

@@ -50,7 +50,7 @@ namespace sparserow {
 struct ChangedRow {
   std::uint64_t key = 0;
   std::uint32_t table_id = 0;
-  std::uint32_t times = 0;  // how often it was, as far as cursors count it (SlotChanges::is_counted)
+  std::uint32_t times = 0;  // how often it was, where SlotChanges::is_counted
 };
 // A row that was erased: at this version, so it is older, or was created again.
 struct ErasedRow {
@@ -76,7 +76,8 @@ struct SlotChanges {
   enum class Kind : std::uint8_t { kDelta = 0, kSnapshot = 1 };
   std::uint32_t slot = 0;
   Kind kind = Kind::kDelta;
-  bool is_counted = false;            // the rows are from notes, and those that wait were not passed over
+  bool is_noted = false;              // the rows are from notes, and those that wait were not passed over
+  bool is_counted = false;            // every write of them is noted, not each row once
   std::uint32_t oldest_at_ms = 0;     // when the first of them was made, low half of the system's clock; 0: not known
   std::uint64_t since = 0;            // version; 0 of a snapshot
   std::uint64_t until = 0;            // version: with these changes a follower has everything up to it
@@ -94,7 +95,7 @@ struct StripeChanges {
     std::uint32_t slot = 0;  // index in slots
   };
   std::vector<SlotChanges> slots;  // without the rows that were written: those are in `written`, or not looked for yet
-  std::vector<Row> written;        // of the slots that are counted, in the order of the writes
+  std::vector<Row> written;        // of the slots that are noted, in the order of the writes
   bool may_repeat = false;         // a row may be there more than once
 };
 

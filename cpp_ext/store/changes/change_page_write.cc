@@ -44,18 +44,18 @@ class PageWriter {
       SlotChanges& changes = stripe.slots[done];
       for (const ErasedRow& row : changes.erased) batch(row.table_id, is_whole(changes));  // takes room
       const std::uint64_t bytes = bytes_of_slot[done] + changes.erased.size() * kErasedBytes + kSlotBytes;
-      if (changes.is_counted && changes.from == SlotPlace() && bytes <= room() && behind_.threshold == nullptr) {
+      if (changes.is_noted && changes.from == SlotPlace() && bytes <= room() && behind_.threshold == nullptr) {
         bytes_ += bytes_of_slot[done];
         is_whole_here[done] = 1;
         add(std::move(changes));
         continue;
       }
       // What fits into a page of its own waits for that.
-      if (!slots_.empty() && changes.is_counted && bytes > room() && bytes <= max_bytes_) break;
+      if (!slots_.empty() && changes.is_noted && bytes > room() && bytes <= max_bytes_) break;
       const auto taken = fit(changes, stripe, static_cast<std::uint32_t>(done));
       SR_RETURN_IF_ERROR(taken.status());
       if (!taken.value()) break;
-      if (!changes.is_counted) log_.count_look(changes);
+      if (!changes.is_noted) log_.count_look(changes);
       const bool has_more = changes.to.has_value();
       add(std::move(changes));
       if (has_more) break;
@@ -183,7 +183,7 @@ class PageWriter {
     }
     left -= std::min(left, changes.erased.size() * kErasedBytes);
     const std::uint64_t used = bytes_;  // and what tables take that come to the page
-    if (!changes.is_counted) {
+    if (!changes.is_noted) {
       SR_RETURN_IF_ERROR(log_.find_rows(changes, behind_.tables, left));
     } else if (behind_.threshold == nullptr) {
       for (const StripeChanges::Row& row : stripe.written) {
@@ -191,7 +191,7 @@ class PageWriter {
       }
     }
     if (behind_.threshold != nullptr) behind_.threshold->begin(changes);
-    if (changes.is_counted || behind_.threshold != nullptr) keep_range(changes, left);
+    if (changes.is_noted || behind_.threshold != nullptr) keep_range(changes, left);
     std::uint64_t bytes = 0;
     std::size_t kept = 0;
     for (; kept < changes.written.size(); ++kept) {

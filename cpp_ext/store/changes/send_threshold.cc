@@ -53,6 +53,7 @@ std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std:
   const MutexLock lock(mutex_);
   Slot& slot = slots_[changes.slot];
   Pending& pass = *slot.pass;
+  const bool has_all = options_.updates > 0 ? changes.is_counted : changes.is_noted;
   for (std::size_t i = 0; i < goes.size(); ++i) {
     if (found[i] == 0) continue;
     const RowName name{names[i].table_id, names[i].key};
@@ -62,7 +63,7 @@ std::vector<std::uint8_t> SendThreshold::choose(const SlotChanges& changes, std:
         .updates = 0, .at_ms = changes.oldest_at_ms, .since = changes.since, .until = now + options_.longest};
     if (before != slot.waiting.end()) waiting = before->second;
     waiting.updates += names[i].times;
-    const bool is_known = !pass.is_snapshot && changes.is_counted && !pass.gone.contains(name);
+    const bool is_known = !pass.is_snapshot && has_all && !pass.gone.contains(name);
     const bool is_counted = options_.updates > 0 && waiting.updates >= options_.updates;
     const bool is_far = options_.move > 0.0f && has_moved(slot, name, row);
     pass.forget_sent(name);  // a part may be read again
