@@ -388,13 +388,6 @@ class NativeSession:
     ) -> None: ...
     def set_lr(self, name: str, lr: float) -> None: ...
     def set_frozen(self, name: str, frozen: bool) -> None: ...
-    def keep_device_rows(self, bytes: int, dtype: str) -> None:  # noqa: A002 - the native name
-        """Has the model's device keep so many bytes of rows, of this dtype; once, before the first lookup."""
-
-    @property
-    def device_stores(self) -> list[tuple[int, int]]:
-        """(dim, places) of each store of rows on the device; [] while it keeps none."""
-
     def start_trace(self) -> LookupTrace: ...
     def record_pulls(self) -> None: ...
     def take_pull_spans(self) -> list[tuple[int, int, int, int]]:
@@ -529,16 +522,6 @@ class LookupPack:
     @property
     def orders(self) -> list[tuple[int, int, int]]:
         """(ids, first byte of (rows + 1) int32, first byte of (ids) int32) of each run, after ``order_ids``."""
-
-    def plan(self) -> None:
-        """Asks which rows the device has; before ``bytes`` is read and ``write``."""
-
-    @property
-    def plans(self) -> list[tuple[int, int, int, int, int] | None]:
-        """(sent, kept, put, number of the dtype, generation of the stores) of each run.
-
-        None is a run of which the device keeps no rows. The numbers of dtypes are those of cpp_ext/util/dtype.h.
-        """
 
     @property
     def parts(self) -> list[tuple[int, int, int]]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from .device import lookup_math as math
 from .device.bags import Bags, fixed_bags, lookup_of
 from .device.link import link_of
-from .device_pack import PackGradient
-from .device_step import FoundLookup
+from .device_pack import FoundPart, PackGradient
 
 ROWS_OF_IDS = -1  # the mode of a lookup without bags (cpp_ext/ops/merged_lookups.h)
 
@@ -35,13 +34,13 @@ class Lookups:
     """The lookups of one call; lists have an item of each.
 
     Attributes:
-        found: the parts of packs.
+        found: the rows of each.
         options: how ids are pooled.
         ids: of any shape.
         offsets, weights: what the options say that a lookup does not have is not looked at.
     """
 
-    found: Sequence[FoundLookup]
+    found: Sequence[FoundPart]
     options: Sequence[LookupOptions]
     ids: Sequence[Tensor]
     offsets: Sequence[Tensor]
@@ -195,11 +194,10 @@ class LookupGroup:
         if all(self.pack.padding_of(part) == each for part, each in zip(self._parts, wanted, strict=True)):
             of_parts = self.pack.layout(self._parts)[2]
         else:  # the pack was made before a lookup of this padding id, or lookups of a table have several
-            native = self.pack.native
             of_parts = _sent(
                 torch.tensor(
                     [
-                        -1 if each < 0 else native.position_of(part, each)
+                        -1 if each < 0 else self.pack.position_of(part, each)
                         for part, each in zip(self._parts, wanted, strict=True)
                     ],
                     dtype=torch.int32,

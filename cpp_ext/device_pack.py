@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from torch import Tensor
 from . import _client
 from .device import lookup_math as math
 from .device.byte_layout import ByteLayout, view_of
-from .device.link import DeviceLink, Prepare, Sent
-from .device.row_store import DTYPES, RowPlan, RowStores
+from .device.link import DeviceLink, Sent
 
 if TYPE_CHECKING:
     from .device_step import StepOnDevice
@@ -21,6 +20,54 @@ if TYPE_CHECKING:
 # Ids as the native half takes them: the address that the op sees, that of contiguous int64 on the host, sizes, strides,
 # and bytes of an item.
 Described: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+
+
+class RowsOfLookups(Protocol):
+    """Rows of several lookups on a device, and the position of each id among them."""
+
+    def run_of(self, part: int) -> int:
+        """The run whose rows a part reads: its tables have one width."""
+        ...
+
+    def table_of(self, part: int) -> int:
+        """A number that parts of one table share, where their gradients are added to the same sums."""
+        ...
+
+    def padding_of(self, part: int) -> int:
+        """The id whose position :meth:`layout` has for a part; negative: none."""
+        ...
+
+    def position_of(self, part: int, padding: int) -> int:
+        """The position of an id that a part leaves out; -1 where no id is that."""
+        ...
+
+    def rows(self, run: int) -> Tensor:
+        """(n, dim) float32 on the device."""
+        ...
+
+    def positions(self, parts: Sequence[int]) -> Tensor:
+        """(n) int32 on the device: the row of each id of some lookups of a run, in the rows of the run."""
+        ...
+
+    def layout(self, parts: Sequence[int]) -> Tensor:
+        """(3, parts) int32 on the device: the first id of each part among those of its run, its number of ids, and the
+        position of the id :meth:`padding_of`, -1 where it is not there.
+        """
+        ...
+
+
+class FoundPart(Protocol):
+    """The part of such rows that one lookup reads."""
+
+    @property
+    def pack(self) -> RowsOfLookups:
+        """The rows."""
+        ...
+
+    @property
+    def part(self) -> int:
+        """The part."""
+        ...
 
 
 @dataclass
@@ -86,7 +133,7 @@ class DevicePack:
         return self._buffer
 
     def run_of(self, part: int) -> int:
-        """The run whose rows a part reads."""
+        """See :class:`RowsOfLookups`."""
         return self._groups[self._parts[part][0]][0]
 
     def table_of(self, part: int) -> int:
@@ -95,20 +142,22 @@ class DevicePack:
         return table
 
     def padding_of(self, part: int) -> int:
-        """The id whose position :meth:`layout` has for a part; negative: none."""
+        """See :class:`RowsOfLookups`."""
         return self._paddings[self._parts[part][0]]
+
+    def position_of(self, part: int, padding: int) -> int:
+        """See :class:`RowsOfLookups`."""
+        return self.native.position_of(part, padding)
 
     def rows(self, run: int) -> Tensor:
         """(unique rows, dim) float32 on the device."""
-        if self._sent.made:  # the rows came together on the way
-            return self._sent.made[run]
         if run not in self._rows:
             n, dim, begin = self.runs[run]
             self._rows[run] = view_of(self.buffer(), begin, torch.float32, (n, dim))
         return self._rows[run]
 
     def positions(self, parts: Sequence[int]) -> Tensor:
-        """(n) int32 on the device: the row of each id of some lookups of a run, in the rows of the run."""
+        """See :class:`RowsOfLookups`."""
         begin, total, lie_together = self._parts[parts[0]][2], 0, True
         for part in parts:
             _, n, at = self._parts[part]
@@ -132,9 +181,7 @@ class DevicePack:
         )
 
     def layout(self, parts: Sequence[int]) -> Tensor:
-        """(3, parts) int32 on the device: the first id of each part among those of its run, its number of ids, and the
-        position of the id :meth:`padding_of`, -1 where it is not there.
-        """
+        """See :class:`RowsOfLookups`."""
         if self._layout is None:
             self._layout = view_of(self.buffer(), self.native.layout_begin, torch.int32, (3, len(self._parts)))
         first = parts[0]
@@ -145,7 +192,6 @@ class DevicePack:
 
 def make_pack(
     link: DeviceLink,
-    stores: RowStores,
     lookups: Sequence[tuple[str, Described]],
     paddings: Mapping[str, int],
     *,
@@ -156,26 +202,21 @@ def make_pack(
 
     Args:
         link: to the device.
-        stores: of the rows that the device keeps.
         lookups: the binding and the ids of each; what is described must live until the call returns.
         paddings: the id that lookups of a table leave out, by the table's binding.
         train: by the step's clock, remembered until the step ends; else the newest rows.
         with_gradient: whether a backward follows.
     """
     native = _client.LookupPack(list(lookups), train=train, with_gradient=with_gradient)
-    return send_pack(link, stores, native, paddings, trains=train and with_gradient)
+    return send_pack(link, native, paddings, trains=train and with_gradient)
 
 
-def send_pack(
-    link: DeviceLink, stores: RowStores, native: _client.LookupPack, paddings: Mapping[str, int], *, trains: bool
-) -> DevicePack:
-    """Sends the rows and positions of a pack in one copy; rows that the device has kept stay out of it."""
+def send_pack(link: DeviceLink, native: _client.LookupPack, paddings: Mapping[str, int], *, trains: bool) -> DevicePack:
+    """Sends the rows and positions of a pack in one copy."""
     _prepare(native, paddings, link, trains=trains)
-    with stores.order:
-        native.plan()
-        host = link.host_buffer(native.bytes)
-        native.write(host.data_ptr())
-        return DevicePack(native, link, link.send(host, rows_by_plan(native, stores)))
+    host = link.host_buffer(native.bytes)
+    native.write(host.data_ptr())
+    return DevicePack(native, link, link.send(host))
 
 
 def _prepare(native: _client.LookupPack, paddings: Mapping[str, int], link: DeviceLink, *, trains: bool) -> None:
@@ -191,24 +232,6 @@ def _prepare(native: _client.LookupPack, paddings: Mapping[str, int], link: Devi
         native.set_paddings([paddings.get(table, -1) for table in native.tables])
     if trains and math.runs_kernels(link.device):
         native.order_ids()
-
-
-def rows_by_plan(native: _client.LookupPack, stores: RowStores) -> Prepare:
-    """What brings the rows of a planned pack together on the device; nothing for a pack without a plan."""
-    plans = [
-        None if plan is None else (RowPlan(n, dim, begin, *plan[:3], DTYPES[plan[3]]), plan[4])
-        for plan, (n, dim, begin) in zip(native.plans, native.runs, strict=True)
-    ]
-
-    def prepare(pack: Tensor) -> tuple[Tensor, ...]:
-        made = []
-        for planned in plans:
-            if planned is not None:
-                plan, generation = planned
-                made.append(plan.rows(pack, stores.store(plan, generation, pack.device)))
-        return tuple(made)
-
-    return prepare
 
 
 def sum_pack(pack: DevicePack, sums: Tensor, at: int) -> int:
@@ -248,17 +271,14 @@ class BatchOnDevice:
         self._layout, self._link, self._step, self._tensors = ByteLayout(), link, step, list(tensors)
         if native is not None:
             _prepare(native, step.paddings, link, trains=True)
-        with step.stores.order:
-            if native is not None:
-                native.plan()
-                self._layout.reserve(native.bytes)
-            for tensor in self._tensors:
-                self._layout.add(tensor)
-            host = link.host_buffer(self._layout.size)
-            if native is not None and native.bytes:
-                native.write(host.data_ptr())
-            self._layout.write(self._tensors, host)
-            self._sent = link.send(host) if native is None else link.send(host, rows_by_plan(native, step.stores))
+            self._layout.reserve(native.bytes)
+        for tensor in self._tensors:
+            self._layout.add(tensor)
+        host = link.host_buffer(self._layout.size)
+        if native is not None and native.bytes:
+            native.write(host.data_ptr())
+        self._layout.write(self._tensors, host)
+        self._sent = link.send(host)
         self.pack = None if native is None else DevicePack(native, link, self._sent, self)
 
     def receive(self) -> list[Tensor]:

@@ -23,10 +23,8 @@ from torch import Tensor
 
 from . import _client
 from .device.link import DeviceLink, link_of
-from .device.row_store import KeptRows, RowStores
+from .device_cache import DeviceCache
 from .device_pack import Described, DevicePack, PackGradient, make_pack, send_pack, sum_pack
-
-_NO_ROWS = KeptRows()
 
 
 class Carried:
@@ -86,19 +84,18 @@ class StepOnDevice:
 
     Args:
         native: the session's native half.
-        kept: the size and the dtype of the rows that the device keeps from one step to the next.
 
     Attributes:
-        stores: of the rows that the device keeps from one step to the next.
+        cache: of rows for lookups that do not train; None: they are pulled.
         paddings: the id that the last lookup of a table has left out, by the table's binding.
         steps_undone: by how many steps the session is ahead of its rows, since a restore set them back.
     """
 
-    def __init__(self, native: _client.NativeSession, kept: KeptRows = _NO_ROWS) -> None:
-        self._native, self._kept = native, kept
+    def __init__(self, native: _client.NativeSession) -> None:
+        self._native = native
+        self.cache: DeviceCache | None = None
         self.steps_undone = 0
         self.paddings: dict[str, int] = {}
-        self.stores = RowStores(lambda: [] if native is None else native.device_stores)
         self._link: DeviceLink | None = None
         self._offered: dict[bool, list[DevicePack]] = {True: [], False: []}  # by whether they are of the step
         self._is_prefetched = False
@@ -113,18 +110,9 @@ class StepOnDevice:
 
         Raises:
             RuntimeError: lookups of this session were on another device before.
-            ValueError: the rows that the device is to keep are more than what is free there.
         """
         link = link_of(device)
         if self._link is None:
-            free = link.free_bytes()
-            if self._kept.bytes > free:
-                raise ValueError(
-                    f"InvalidArgument: cache.bytes: {self._kept.bytes} is not allowed; allowed: 1 to {free}, the bytes "
-                    f"that are free on {device}, or cache.storage host"
-                )
-            if self._kept.bytes:
-                self._native.keep_device_rows(self._kept.bytes, self._kept.dtype)
             self._link = link
         if link is not self._link:
             raise RuntimeError(
@@ -163,7 +151,7 @@ class StepOnDevice:
             train: whether the lookups belong to this step, or else to an evaluation.
         """
         if native.bytes and self._link is not None:
-            self._offered[train].append(send_pack(self._link, self.stores, native, self.paddings, trains=train))
+            self._offered[train].append(send_pack(self._link, native, self.paddings, trains=train))
 
     def end_evaluation(self) -> None:
         """Forgets the packs that were offered to an evaluation's forward, and this thread's copies on the host."""
@@ -237,7 +225,7 @@ class StepOnDevice:
             if not lacking:
                 break
         if lacking:
-            pack = make_pack(link, self.stores, lacking, self.paddings, train=train, with_gradient=with_gradient)
+            pack = make_pack(link, lacking, self.paddings, train=train, with_gradient=with_gradient)
             for part, place in enumerate(places):
                 found[place] = FoundLookup(pack, part)
         whole = [each for each in found if each is not None]

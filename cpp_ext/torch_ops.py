@@ -8,7 +8,7 @@ into one, and half of the gradient would be lost.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,21 +36,24 @@ def _load() -> None:
         _register_effectful_op(op, _EffectType.ORDERED)
 
 
-def _on_device(name: str) -> Callable[..., list[torch.Tensor]]:
+def _on_device(name: str) -> Callable[..., Any]:
     """The kernel of an op for anchors on a device; it is imported at its first call, since it needs the session."""
 
-    def kernel(*args: Any) -> list[torch.Tensor]:
+    def kernel(*args: Any) -> Any:
         from . import device_ops
 
-        made: list[torch.Tensor] = getattr(device_ops, name)(*args)
-        return made
+        return getattr(device_ops, name)(*args)
 
     return kernel
 
 
-def _register_device_kernels(*keys: str, overrides: bool = False) -> torch.library.Library:
+_OF_MANY = ("gather_all", "stage_all", "gather_merged")
+_OF_ONE = ("gather", "gather_bag")  # which call those of the host where they train
+
+
+def _register_device_kernels(names: Sequence[str], *keys: str, overrides: bool = False) -> torch.library.Library:
     library = torch.library.Library("sparserow", "IMPL")
-    for name in ("gather_all", "stage_all", "gather_merged"):
+    for name in names:
         for key in keys:
             library.impl(name, _on_device(name), key, allow_override=overrides)
     return library
@@ -61,7 +64,7 @@ def device_lookups_on_host() -> Iterator[None]:
     """Has lookups of layers on the host made as those on devices are, for tests and benchmarks without a device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns of a kernel that takes another's place
-        library = _register_device_kernels("CPU", overrides=True)
+        library = _register_device_kernels(_OF_MANY, "CPU", overrides=True)
     try:
         yield
     finally:
@@ -69,7 +72,8 @@ def device_lookups_on_host() -> Iterator[None]:
 
 
 _load()
-_device_kernels = _register_device_kernels("CUDA", "PrivateUse1")  # unregistered when it is deleted
+# Unregistered when it is deleted.
+_device_kernels = _register_device_kernels((*_OF_MANY, *_OF_ONE), "CUDA", "PrivateUse1")
 gather = torch.ops.sparserow.gather.default
 gather_bag = torch.ops.sparserow.gather_bag.default
 gather_all = torch.ops.sparserow.gather_all.default

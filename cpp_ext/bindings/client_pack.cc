@@ -83,7 +83,6 @@ void bind_pack(py::module_& module) {
            py::arg("with_gradient") = true)
       .def_property_readonly("bytes", &LookupPack::bytes)
       .def_property_readonly("floats_of_sums", &LookupPack::floats_of_sums)
-      .def("plan", &LookupPack::plan, Unlocked())
       .def("order_ids", &LookupPack::order_ids)
       .def_property_readonly("orders",
                              [](const LookupPack& pack) {
@@ -94,20 +93,6 @@ void bind_pack(py::module_& module) {
                                }
                                return out;
                              })
-      .def_property_readonly(
-          "plans",
-          [](const LookupPack& pack) {
-            std::vector<std::optional<std::array<std::size_t, 5>>> out;
-            for (const LookupPack::Run& run : pack.runs()) {
-              if (!run.planned) {
-                out.emplace_back(std::nullopt);
-                continue;
-              }
-              const auto& [sent, kept, put, generation, dtype] = *run.planned;
-              out.push_back(std::array<std::size_t, 5>{sent, kept, put, static_cast<std::size_t>(dtype), generation});
-            }
-            return out;
-          })
       .def_property_readonly("runs",
                              [](const LookupPack& pack) {
                                std::vector<std::array<std::size_t, 3>> out;

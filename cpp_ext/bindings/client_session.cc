@@ -281,20 +281,6 @@ void bind_session(py::module_& module) {
       .def(
           "set_lr", [](Session& self, const std::string& name, float lr) { raise_if_error(self.set_lr(name, lr)); },
           py::arg("name"), py::arg("lr"))
-      .def(
-          "keep_device_rows",
-          [](Session& self, std::uint64_t bytes, const std::string& dtype) {
-            self.state().keep_device_rows(bytes, dtype_of("cache.dtype", dtype));
-          },
-          py::arg("bytes"), py::arg("dtype"))
-      .def_property_readonly("device_stores",
-                             [](Session& self) {
-                               std::vector<std::pair<std::uint32_t, std::uint64_t>> out;
-                               const DeviceDirectory* directory = self.state().device_directory();
-                               if (directory == nullptr) return out;
-                               for (const auto& store : directory->stores()) out.emplace_back(store.dim, store.places);
-                               return out;
-                             })
       .def("start_trace", [](Session& self) { return self.state().start_trace(); })
       .def("record_pulls", [](Session& self) { self.state().record_pulls(); })
       .def("take_pull_spans",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,21 +50,11 @@ class Sent:
 
     Attributes:
         tensor: (n) uint8 on the device; :meth:`DeviceLink.receive` says when it may be read.
-        made: tensors that were made of it on the way; they may be read then as well.
-        ready: the event after which all are there; None when they are there already.
+        ready: the event after which they are there; None when they are there already.
     """
 
     tensor: Tensor
-    made: tuple[Tensor, ...] = ()
     ready: Any = None
-
-
-# Makes tensors of what was sent; it runs behind the copy, beside what the device computes.
-Prepare: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
-
-
-def _as_sent(_: Tensor) -> tuple[Tensor, ...]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -97,11 +87,8 @@ class DeviceLink(Protocol):
         """(size) uint8 on the host, in memory that the device can read directly."""
         ...
 
-    def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
-        """Begins to copy a host buffer, (n) uint8, to the device; the caller no longer writes to it.
-
-        What ``prepare`` queues on the device runs in the order of the calls, whichever threads make them.
-        """
+    def send(self, host: Tensor) -> Sent:
+        """Begins to copy a host buffer, (n) uint8, to the device; the caller no longer writes to it."""
         ...
 
     def receive(self, sent: Sent) -> Tensor:
@@ -114,6 +101,14 @@ class DeviceLink(Protocol):
 
     def wait(self, fetched: Fetched) -> Tensor:
         """What was fetched, after it is there."""
+        ...
+
+    def mark(self) -> Any:
+        """An event behind all that the caller has queued on the device."""
+        ...
+
+    def after(self, mark: Any) -> None:
+        """What the caller queues from now on runs after :meth:`mark` of another thread; None: after nothing."""
         ...
 
     def address(self, tensor: Tensor) -> int:
@@ -136,11 +131,10 @@ class HostLink:
         """See :class:`DeviceLink`."""
         return torch.empty(size, dtype=torch.uint8)
 
-    def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
+    def send(self, host: Tensor) -> Sent:
         """See :class:`DeviceLink`."""
         self.crossings.count_send(host)
-        there = host.to(self.device, copy=True)
-        return Sent(there, prepare(there))
+        return Sent(host.to(self.device, copy=True))
 
     def receive(self, sent: Sent) -> Tensor:
         """See :class:`DeviceLink`."""
@@ -155,6 +149,12 @@ class HostLink:
         """See :class:`DeviceLink`."""
         self.crossings.waits += 1
         return fetched.tensor
+
+    def mark(self) -> Any:
+        """See :class:`DeviceLink`. The host does one thing after another."""
+
+    def after(self, mark: Any) -> None:
+        """See :class:`DeviceLink`."""
 
     def address(self, tensor: Tensor) -> int:
         """See :class:`DeviceLink`."""
@@ -181,20 +181,17 @@ class CudaLink:
         """See :class:`DeviceLink`. torch gives pinned memory out again once the copies that read it are done."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def send(self, host: Tensor, prepare: Prepare = _as_sent) -> Sent:
+    def send(self, host: Tensor) -> Sent:
         """See :class:`DeviceLink`."""
         self.crossings.count_send(host)
         with torch.cuda.stream(self._stream):
-            there = host.to(self.device, non_blocking=True)
-            made = prepare(there)
-            return Sent(there, made, self._stream.record_event())
+            return Sent(host.to(self.device, non_blocking=True), self._stream.record_event())
 
     def receive(self, sent: Sent) -> Tensor:
         """See :class:`DeviceLink`. The memory is kept until the current stream has used it."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(sent.ready)
-        for tensor in (sent.tensor, *sent.made):
-            tensor.record_stream(stream)
+        sent.tensor.record_stream(stream)
         return sent.tensor
 
     def fetch(self, tensor: Tensor) -> Fetched:
@@ -209,6 +206,15 @@ class CudaLink:
         self.crossings.waits += 1
         fetched.ready.synchronize()
         return fetched.tensor
+
+    def mark(self) -> Any:
+        """See :class:`DeviceLink`."""
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def after(self, mark: Any) -> None:
+        """See :class:`DeviceLink`."""
+        if mark is not None:
+            torch.cuda.current_stream(self.device).wait_event(mark)
 
     def address(self, tensor: Tensor) -> int:
         """See :class:`DeviceLink`."""

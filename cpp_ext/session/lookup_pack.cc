@@ -1,7 +1,6 @@
 #include "session/lookup_pack.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "session/pull_together.h"
@@ -11,17 +10,6 @@ namespace sparserow {
 namespace {
 
 std::uint32_t dim_of(const LookupPack::Group& group) { return group.binding->spec().dim; }
-
-// The numbers of a plan in the order in which they are sent, and whether each counts rows of the group.
-struct Numbers {
-  const std::vector<std::int32_t> DeviceDirectory::Plan::* list;
-  bool are_rows;
-};
-constexpr std::array<Numbers, 5> kNumbers{{{&DeviceDirectory::Plan::sent, true},
-                                           {&DeviceDirectory::Plan::kept, true},
-                                           {&DeviceDirectory::Plan::kept_at, false},
-                                           {&DeviceDirectory::Plan::put, true},
-                                           {&DeviceDirectory::Plan::put_at, false}}};
 
 }  // namespace
 
@@ -46,7 +34,7 @@ void LookupPack::add(const std::shared_ptr<Binding>& binding, std::span<const st
     return group.binding == binding && group.rows.rows() == lookup.rows();
   });
   if (found == groups_.end()) {
-    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, {}, std::nullopt, 0, 0, -1});
+    found = groups_.insert(groups_.end(), {binding, {}, {}, lookup, 0, 0, -1});
     places_.emplace_back();
   }
   Part part;
@@ -81,23 +69,10 @@ void LookupPack::lay_out() {
     group.first = run->rows;
     run->groups.push_back(g);
     run->rows += group.keys.size();
-    if (!group.plan) continue;
-    if (!run->planned) run->planned.emplace(Run::Planned{});
-    run->planned->sent += group.plan->sent.size();
-    run->planned->kept += group.plan->kept.size();
-    run->planned->put += group.plan->put.size();
-    run->planned->generation = group.plan->generation;
-    run->planned->dtype = group.plan->dtype;
   }
   for (Run& run : runs_) {
     run.begin = bytes_;
-    if (!run.planned) {
-      bytes_ += aligned(run.rows * row_bytes(Dtype::kFloat32, run.dim));
-      continue;
-    }
-    const auto& [sent, kept, put, generation, dtype] = *run.planned;
-    for (const std::size_t n : {sent, kept, kept, put, put}) bytes_ += aligned(n * sizeof(std::int32_t));
-    bytes_ += aligned(sent * row_bytes(dtype, run.dim));
+    bytes_ += aligned(run.rows * row_bytes(Dtype::kFloat32, run.dim));
   }
   for (std::size_t r = 0; r < runs_.size(); ++r) {
     const std::size_t begin = bytes_;
@@ -124,58 +99,20 @@ void LookupPack::order_ids() {
   lay_out();
 }
 
-void LookupPack::plan() {
-  DeviceDirectory* directory = nullptr;
-  for (const Group& group : groups_) directory = group.binding->state().device_directory();
-  if (directory == nullptr) return;
-  DeviceDirectory::Planning planning(*directory);
-  for (Group& group : groups_) {
-    const BindingSpec& spec = group.binding->spec();
-    group.plan = planning.table(spec.table_id, group.keys, group.indexes, group.rows.rows(), group.skips);
-    SessionCounters& counters = group.binding->state().counters;
-    counters.device_hits += group.plan->kept.size();
-    counters.device_misses += group.plan->sent.size();
-    counters.device_bytes_saved += group.plan->kept.size() * row_bytes(group.plan->dtype, spec.dim);
-  }
-  lay_out();
-}
-
 std::size_t LookupPack::floats_of_sums() const noexcept {
   std::size_t floats = 0;
   for (const Group& group : groups_) floats += group.keys.size() * dim_of(group);
   return floats;
 }
 
-void LookupPack::write_plan(const Run& run, std::byte* to) const {
-  for (const Numbers& numbers : kNumbers) {
-    std::byte* at = to;
-    for (const std::size_t g : run.groups) {
-      const std::vector<std::int32_t>& list = (*groups_[g].plan).*numbers.list;
-      write_shifted(list, numbers.are_rows ? groups_[g].first : 0, at);
-      at += list.size() * sizeof(std::int32_t);
-    }
-    to += aligned(static_cast<std::size_t>(at - to));
-  }
-  const Dtype dtype = run.planned->dtype;
-  for (const std::size_t g : run.groups) {
-    const Group& group = groups_[g];
-    for (const std::int32_t i : group.plan->sent) {
-      const float* row = group.rows.rows() + std::size_t{group.indexes[static_cast<std::size_t>(i)]} * run.dim;
-      convert_from_float(dtype, row, to, run.dim);
-      to += row_bytes(dtype, run.dim);
-    }
-  }
-}
-
 void LookupPack::write(std::byte* to) {
   for (const Run& run : runs_) {
-    if (run.planned) write_plan(run, to + run.begin);
     const std::size_t bytes = row_bytes(Dtype::kFloat32, run.dim);
     for (const std::size_t g : run.groups) {
       Group& group = groups_[g];
       std::byte* at = to + run.begin + group.first * bytes;
       const float* rows = group.rows.rows();
-      for (std::size_t i = 0; !run.planned && i < group.indexes.size(); ++i, at += bytes) {
+      for (std::size_t i = 0; i < group.indexes.size(); ++i, at += bytes) {
         std::memcpy(at, rows + std::size_t{group.indexes[i]} * run.dim, bytes);
       }
       group.rows = Lookup();

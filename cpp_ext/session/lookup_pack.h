@@ -1,15 +1,14 @@
 // The rows of several lookups and the position of each id among them, in one run of bytes that a device can be sent.
 //
 //   pack = (rows of run 0, rows of run 1, ... positions of run 0, positions of run 1, ... layout, order of run 0, ...)
-//   rows       (unique keys, dim) float32; of a planned run: (sent) int32, (kept) int32, (kept) int32, (put) int32,
-//              (put) int32, (sent, dim) of the plan's dtype, as DeviceDirectory::Plan names them
+//   rows       (unique keys, dim) float32; those of fresh() are unspecified
 //   positions  (ids) int32, below the number of unique keys of the run; lookups one after another without gaps
 //   layout     (kLayout, lookups) int32: the first id of each lookup among those of its run, its number of ids, and the
 //              position of its table's padding id, -1 where no lookup of the table has that id
 //   order      (unique keys + 1) int32, then (ids) int32, where order_ids() asks for it: the ids of each row,
 //   ascending:
 //              those of row r are ids[begins[r]:begins[r + 1]]
-//   Each of these, and each of a plan's numbers, begins at a multiple of kAlign bytes.
+//   Each of these begins at a multiple of kAlign bytes.
 //
 // A group holds the unique rows of one table, and a run the groups of one width, one after another: the device does for
 // a run at once what it would do for each table. It sums gradients by position, so what comes back is one sum for each
@@ -26,7 +25,6 @@
 #include <vector>
 
 #include "session/binding.h"
-#include "session/device_directory.h"
 #include "session/lookup.h"
 #include "session/read_together.h"
 #include "util/status.h"
@@ -46,8 +44,6 @@ class LookupPack {
     std::vector<std::uint64_t> keys;     // (u) unique, in the order in which the lookups met them
     std::vector<std::uint32_t> indexes;  // (u): the row of each in the Lookup
     Lookup rows;                         // whose rows these are
-    std::vector<std::uint8_t> skips;     // (u), or empty: 1 where the row is not known yet and comes with fresh()
-    std::optional<DeviceDirectory::Plan> plan;  // set by plan(), where the session's device keeps rows
     std::size_t run = 0;
     std::size_t first = 0;      // the group's first row among those of its run
     std::int64_t padding = -1;  // the id that lookups of the table leave out; -1: none
@@ -57,14 +53,8 @@ class LookupPack {
     std::vector<std::size_t> groups;
     std::size_t rows = 0;   // unique keys of all groups
     std::size_t ids = 0;    // of all lookups
-    std::size_t begin = 0;  // the first byte of the rows, or of the plan, in the pack
+    std::size_t begin = 0;  // the first byte of the rows in the pack
     std::size_t order = 0;  // the first byte of the order; 0: there is none
-    struct Planned {        // what the plans of the groups say together
-      std::size_t sent = 0, kept = 0, put = 0;
-      std::uint64_t generation = 0;
-      Dtype dtype = Dtype::kFloat32;
-    };
-    std::optional<Planned> planned;
   };
   struct Part {
     std::size_t group = 0;
@@ -96,10 +86,7 @@ class LookupPack {
 
   // Has write() say which ids each row has. Call after the last add(), before bytes().
   void order_ids();
-  // Asks the directory of the session's device which rows it has; does nothing where it keeps none. Call after the last
-  // add(), once; packs must reach the device in the order of these calls.
-  void plan();
-  // to: bytes() bytes. Call after the last add() and plan(). The Lookups' rows are given back.
+  // to: bytes() bytes. Call after the last add(). The Lookups' rows are given back.
   void write(std::byte* to);
   // The part of a binding whose ids are these; nullopt when there is none. Every id is compared.
   [[nodiscard]] std::optional<std::size_t> find(const Binding& binding, std::span<const std::int64_t> ids) const;
@@ -127,7 +114,6 @@ class LookupPack {
   void lay_out();
   void write_layout(std::byte* to) const;
   void write_order(std::size_t run, std::byte* to) const;
-  void write_plan(const Run& run, std::byte* to) const;
   // The position of a key in a group; -1 when the group does not have it.
   static std::int32_t position_in(const Group& group, std::int64_t id) noexcept;
 };

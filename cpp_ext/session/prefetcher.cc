@@ -254,12 +254,6 @@ Result<std::unique_ptr<LookupPack>> Prefetcher::pack(PrefetchedBatch& batch, std
       parts.push_back(i);
     }
   }
-  for (LookupPack::Group& group : pack->mutable_groups()) {
-    const auto binding = std::find(bindings_.begin(), bindings_.end(), group.binding);
-    const PrefetchedBatch::Part& part = batch.parts_[static_cast<std::size_t>(binding - bindings_.begin())];
-    if (!exact_ || part.deferred.size() != part.step.keys()) continue;
-    for (const std::uint32_t index : group.indexes) group.skips.push_back(part.deferred[index]);
-  }
   return pack;
 }
 

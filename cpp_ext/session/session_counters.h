@@ -8,32 +8,29 @@
 
 namespace sparserow {
 
-#define SR_SESSION_COUNTERS(COUNTER)                                                              \
-  COUNTER(steps_committed)                                                                        \
-  COUNTER(steps_aborted)                                                                          \
-  COUNTER(refused_steps) /* steps that have their quorum without this worker */                   \
-  COUNTER(missed_steps)  /* steps that this worker passed over after a refusal */                 \
-  COUNTER(rows_pulled)                                                                            \
-  COUNTER(rows_pushed)                                                                            \
-  COUNTER(pulls)              /* calls to the shards */                                           \
-  COUNTER(pulls_merged)       /* those of them that serve several lookups of a forward */         \
-  COUNTER(lookups_missed)     /* lookups that pull although a merged pull went before */          \
-  COUNTER(nonfinite_rows)     /* summed gradients with NaN or Inf */                              \
-  COUNTER(clipped_rows)       /* summed gradients that were shortened */                          \
-  COUNTER(rows_prefetched)    /* rows that were pulled before their step began */                 \
-  COUNTER(rows_hinted)        /* rows that shards with an SSD fetch to memory after a hint */     \
-  COUNTER(rows_deferred)      /* rows that a prefetch leaves to their step, which changes them */ \
-  COUNTER(rows_revalidated)   /* prefetched rows whose versions were checked at their step */     \
-  COUNTER(rows_refreshed)     /* those of them that had changed and were sent again */            \
-  COUNTER(bytes_refreshed)    /* float32 weights of rows_refreshed */                             \
-  COUNTER(cache_hits)         /* rows that a step took from the cache without asking */           \
-  COUNTER(cache_misses)       /* rows that the cache did not have */                              \
-  COUNTER(cache_revalidated)  /* cached rows whose versions were checked */                       \
-  COUNTER(cache_refreshed)    /* those of them that had changed and were sent again */            \
-  COUNTER(cache_bytes_saved)  /* float32 weights of hits and of rows that had not changed */      \
-  COUNTER(device_hits)        /* rows that the model's device had, so that they did not cross */  \
-  COUNTER(device_misses)      /* rows that crossed to a device that keeps rows */                 \
-  COUNTER(device_bytes_saved) /* weights of device_hits */
+#define SR_SESSION_COUNTERS(COUNTER)                                                             \
+  COUNTER(steps_committed)                                                                       \
+  COUNTER(steps_aborted)                                                                         \
+  COUNTER(refused_steps) /* steps that have their quorum without this worker */                  \
+  COUNTER(missed_steps)  /* steps that this worker passed over after a refusal */                \
+  COUNTER(rows_pulled)                                                                           \
+  COUNTER(rows_pushed)                                                                           \
+  COUNTER(pulls)             /* calls to the shards */                                           \
+  COUNTER(pulls_merged)      /* those of them that serve several lookups of a forward */         \
+  COUNTER(lookups_missed)    /* lookups that pull although a merged pull went before */          \
+  COUNTER(nonfinite_rows)    /* summed gradients with NaN or Inf */                              \
+  COUNTER(clipped_rows)      /* summed gradients that were shortened */                          \
+  COUNTER(rows_prefetched)   /* rows that were pulled before their step began */                 \
+  COUNTER(rows_hinted)       /* rows that shards with an SSD fetch to memory after a hint */     \
+  COUNTER(rows_deferred)     /* rows that a prefetch leaves to their step, which changes them */ \
+  COUNTER(rows_revalidated)  /* prefetched rows whose versions were checked at their step */     \
+  COUNTER(rows_refreshed)    /* those of them that had changed and were sent again */            \
+  COUNTER(bytes_refreshed)   /* float32 weights of rows_refreshed */                             \
+  COUNTER(cache_hits)        /* rows that a step took from the cache without asking */           \
+  COUNTER(cache_misses)      /* rows that the cache did not have */                              \
+  COUNTER(cache_revalidated) /* cached rows whose versions were checked */                       \
+  COUNTER(cache_refreshed)   /* those of them that had changed and were sent again */            \
+  COUNTER(cache_bytes_saved) /* float32 weights of hits and of rows that had not changed */
 
 // Values of one moment.
 struct SessionStats {

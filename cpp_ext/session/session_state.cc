@@ -96,18 +96,6 @@ Status SessionState::check_lookup() const {
 void SessionState::add_binding(const std::shared_ptr<Binding>& binding) {
   const MutexLock lock(bindings_mutex_);
   bindings_.push_back(binding);
-  const BindingSpec& spec = binding->spec();
-  if (device_directory_ && spec.cached) device_directory_->add_table(spec.table_id, spec.dim);
-}
-
-void SessionState::keep_device_rows(std::uint64_t bytes, Dtype dtype) {
-  const MutexLock lock(bindings_mutex_);
-  auto directory = std::make_unique<DeviceDirectory>(bytes, dtype);
-  for (const auto& held : bindings_) {
-    const auto binding = held.lock();
-    if (binding && binding->spec().cached) directory->add_table(binding->spec().table_id, binding->spec().dim);
-  }
-  device_directory_ = std::move(directory);
 }
 
 void SessionState::bound_no_grad_rows() {

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "session/device_directory.h"
 #include "session/lookup.h"
 #include "session/sequence_numbers.h"
 #include "session/session_cache.h"
@@ -106,10 +105,6 @@ class SessionState {
   // As pull_step() where there is no cache; waits for the commit in flight.
   Status pull_past_cache(std::span<const TablePull> tables, const CallOptions& options);
   [[nodiscard]] SessionCache* cache() const noexcept { return cache_.get(); }
-  // Which rows the model's device keeps; null while it keeps none.
-  [[nodiscard]] DeviceDirectory* device_directory() const noexcept { return device_directory_.get(); }
-  // The device keeps `bytes` of rows from now on, of tables bound before and later. Once, before the first lookup.
-  void keep_device_rows(std::uint64_t bytes, Dtype dtype);
   // After rows were changed by key.
   void forget_cached(std::uint32_t table_id, std::span<const std::uint64_t> keys) {
     if (cache_) cache_->changed(table_id, keys);
@@ -154,8 +149,7 @@ class SessionState {
   std::shared_ptr<RowReader> shards_;
   RowWriter* const writer_;
   SessionOptions options_;
-  std::unique_ptr<SessionCache> cache_;                // null: none
-  std::unique_ptr<DeviceDirectory> device_directory_;  // null: none; written before the first lookup
+  std::unique_ptr<SessionCache> cache_;  // null: none
   std::uint64_t fork_generation_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> broken_{false};

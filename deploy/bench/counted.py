@@ -96,14 +96,14 @@ def _kinds_of_steps(size: Size, hot: int, name: str, there: torch.device) -> lis
     batches = [OnHost(*source.make()) for _ in range(n + _DROPPED + _DEPTH)]
     step = dense_step(size, there)
     made = [_counted((each.labels.to(there) for each in batches), lambda labels: step(labels, labels), n)]
-    with distributed(size, there, f"bench-counted-{name}", None) as (session, model):
+    with distributed(size, there, f"bench-counted-{name}") as (session, model):
         train = step_of_session(session, model)
 
         given: Iterable[OnHost] = batches
         if there.type != "cpu":
             given = session.prefetch(batches, _DEPTH, ids=_ids_of, device=there, on_host=lambda batch: [batch.ids])
         made.append(_counted(given, lambda batch: train(batch.ids, batch.labels), n))
-    with distributed(size, there, f"bench-counted-{name}-there", None, "device") as (session, model):
+    with distributed(size, there, f"bench-counted-{name}-there", "device") as (session, model):
         train_there = step_of_session(session, model)
         moved = ((each.ids.to(there), each.labels.to(there)) for each in batches)
         made.append(_counted(moved, lambda given: train_there(*given), n))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from ...cpp_ext.device.link import Crossings, Fetched, HostLink, Prepare, Sent, register_link
+from ...cpp_ext.device.link import Crossings, Fetched, HostLink, Sent, register_link
 
 _SYNCHRONISING = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "unique_consecutive", "_unique2"}
 _NAME = "counted"
@@ -134,11 +134,10 @@ def _copy(to: Tensor, source: Tensor) -> Tensor:
 class CountingLink(HostLink):
     """The package's link to the device."""
 
-    def send(self, host: Tensor, prepare: Prepare = lambda _: ()) -> Sent:
+    def send(self, host: Tensor) -> Sent:
         """See :class:`HostLink`."""
         self.crossings.count_send(host)
-        there = host.to(self.device)
-        return Sent(there, prepare(there))
+        return Sent(host.to(self.device))
 
     def fetch(self, tensor: Tensor) -> Fetched:
         """See :class:`HostLink`."""

@@ -16,7 +16,7 @@ cross are counted, and lookups are timed. Without a CUDA device the command refu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,7 +31,6 @@ from ...proto.optim import Adagrad
 from ...proto.schema import Constant, Placement, Table
 from ...worker.api.connect import connect
 from ...worker.api.session import Session
-from ...worker.session.row_cache import RowCache
 from ..launch.local_cluster import local_cluster
 from .click_model import DIM, TABLES, PooledClickModel, Size, ZipfBatches, mlp_of_click_model
 from .harness import Figure, median
@@ -46,7 +45,6 @@ LEAST_OF_TORCH = 2.2  # of rows on a shard, with one id in a bag
 MOST_OF_ONE_MATRIX = 1.5  # of tables on the device
 _BLOCKS = 5
 _DROPPED = DEPTH + 2
-_CACHE_SHARE = 0.05  # of the rows of all tables
 
 FULL = Size(rows=100_000, batch=4096, hot=(1, 10), repetitions=50)
 QUICK = Size(rows=1_000, batch=64, hot=(2,), repetitions=10)
@@ -88,7 +86,7 @@ def run_on(size: Size, device: torch.device) -> list[Figure]:
     figures: list[Figure] = []
     for hot in size.hot:
         figures += measure_steps(size, hot, device)
-    return [*figures, *_measure_kept_rows(size, device)]
+    return figures
 
 
 def _finish(device: torch.device) -> None:
@@ -99,10 +97,10 @@ def _finish(device: torch.device) -> None:
 
 @contextmanager
 def distributed(
-    size: Size, device: torch.device, name: str, cache: RowCache | None, placement: Placement = "servers"
+    size: Size, device: torch.device, name: str, placement: Placement = "servers"
 ) -> Iterator[tuple[Session, nn.Module]]:
     """Gives the session and the model whose rows are on one shard process, or on the device; the model is there."""
-    with local_cluster(shards=1) as cluster, connect(cluster.address, name, cache=cache) as session:
+    with local_cluster(shards=1) as cluster, connect(cluster.address, name) as session:
         torch.manual_seed(0)
         model = PooledClickModel(size.rows)
         model = session.distribute(
@@ -272,8 +270,8 @@ def measure_steps(size: Size, hot: int, device: torch.device) -> list[Figure]:
     is_cuda = device.type == "cuda"
     batches = [OnHost(*source.make()) for _ in range(max(size.repetitions // _BLOCKS, 2) + _DROPPED)]
     with (
-        distributed(size, device, f"bench-gpu-{hot}", None) as (session, model),
-        distributed(size, device, f"bench-gpu-{hot}-there", None, "device") as (session_there, model_there),
+        distributed(size, device, f"bench-gpu-{hot}") as (session, model),
+        distributed(size, device, f"bench-gpu-{hot}-there", "device") as (session_there, model_there),
         job_of_one_rank(device) as reduced,
     ):
         runs: dict[str, Callable[[list[OnHost]], float]] = {
@@ -383,48 +381,3 @@ def _busy_ms(run: Callable[[list[OnHost]], float], batches: list[OnHost]) -> flo
 
 def _counts(crossings: object) -> tuple[int, int, int]:
     return tuple(getattr(crossings, name) for name in ("to_device", "bytes_to_device", "bytes_to_host"))
-
-
-def _measure_kept_rows(size: Size, device: torch.device) -> list[Figure]:
-    source = ZipfBatches(size, 1)
-    batches = [OnHost(*source.make()) for _ in range(size.repetitions)]
-    kept = max(int(size.rows * TABLES * _CACHE_SHARE), TABLES * 8) * DIM * 4
-    crossed: dict[str, int] = {}
-    seconds: dict[str, Sequence[float]] = {}
-    rate = 0.0
-    for storage in ("host", "auto"):
-        cache = RowCache(kept, storage=storage)
-        with distributed(size, device, "bench-gpu-kept", cache) as (session, model), torch.no_grad():
-            model.eval()
-            for batch in batches:
-                model(batch.ids)
-            before, taken = link_of(device).crossings.bytes_to_device, []
-            for batch in batches:
-                began = time.perf_counter()
-                model(batch.ids)
-                _finish(device)
-                taken.append(time.perf_counter() - began)
-            crossed[storage], seconds[storage] = link_of(device).crossings.bytes_to_device - before, taken
-            stats = session.stats()
-            if storage == "auto":
-                rate = stats.device_hits / max(stats.device_hits + stats.device_misses, 1)
-    name = f"gpu, evaluation at Zipf 1.05, the device keeps {_CACHE_SHARE:.0%} of {TABLES} x {size.rows} rows"
-    figures = [
-        Figure(f"{name}: hits", 100 * rate, "% of rows"),
-        Figure(
-            f"{name}: bytes to the device, of those without",
-            crossed["auto"] / len(batches) / 1e6,
-            "MB/batch",
-            None,
-            crossed["auto"] / crossed["host"],
-            higher_is_better=False,
-        ),
-    ]
-    for storage, words in (("host", "without kept rows"), ("auto", "with kept rows")):
-        ordered = sorted(seconds[storage])
-        for share in (0.5, 0.99):
-            at = ordered[min(int(share * len(ordered)), len(ordered) - 1)]
-            figures.append(
-                Figure(f"{name}: p{share * 100:.0f} of a batch, {words}", at * 1e3, "ms", higher_is_better=False)
-            )
-    return figures

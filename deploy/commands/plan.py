@@ -100,12 +100,8 @@ def plan(
     ):
         shown.add_row(name, value)
     if made.cache is not None:
-        shown.add_row("rows in a row cache", f"{made.cache.rows:,}, as many bytes again with storage device")
+        shown.add_row("rows in a row cache", f"{made.cache.rows:,}")
         shown.add_row("found in a row cache", f"{made.cache.hit_rate:.1%} of unique keys")
-        shown.add_row(
-            "bus of a worker's step",
-            f"{_size(made.cache.bus_bytes)} to the device, {_size(made.cache.bus_bytes_without)} if it keeps no rows",
-        )
     figures = asdict(made)
     if device_memory is not None:
         there = plan_on_devices(table, load, device_bytes=parse_bytes(device_memory))

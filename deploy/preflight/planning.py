@@ -51,8 +51,6 @@ SSD_COSTS: Mapping[str, SsdCosts] = MappingProxyType({
 })  # fmt: skip
 CACHE_OVERHEAD = 40  # bytes of a cached row beyond its weights (row_cache.h)
 DEVICE_SHARE = 0.25  # of a device's memory, for all tables with placement auto together
-_POSITION = 4  # bytes of a lookup's position among the rows that cross to a device (lookup_pack.h)
-_PLACES_SENT, _PLACES_KEPT = 12, 8  # bytes of the places of a row that crosses, and of one that the device has
 _FRAME, _SECTION, _TABLE, _ACK = 64, 16, 40, 24  # frame.h
 
 
@@ -140,16 +138,12 @@ class CachePlan:
     """What a row cache saves in a worker's step.
 
     Attributes:
-        rows: the rows of the table that it holds, on the host and as many bytes of them on the device.
-        hit_rate: the share of unique keys that need no pull, and whose rows do not cross to the device again.
-        bus_bytes: the bytes of a step that cross to a device that keeps rows: rows and positions.
-        bus_bytes_without: the same bytes when the device keeps none.
+        rows: the rows of the table that it holds.
+        hit_rate: the share of unique keys that need no pull.
     """
 
     rows: int
     hit_rate: float
-    bus_bytes: float
-    bus_bytes_without: float
 
 
 @dataclass(frozen=True)
@@ -262,14 +256,7 @@ def plan(
 def _cache_plan(table: PlannedTable, load: Load, cache: PlannedCache, popularity: Popularity) -> CachePlan:
     row = table.dim * DTYPE_BYTES[cache.dtype]
     room = min(table.rows, cache.bytes // (row + CACHE_OVERHEAD))
-    rate = popularity.hits_within(load.lookups, room, cache.staleness)
-    unique, positions = popularity.unique(load.lookups), _POSITION * load.lookups
-    return CachePlan(
-        rows=room,
-        hit_rate=rate,
-        bus_bytes=unique * ((1 - rate) * (row + _PLACES_SENT) + rate * _PLACES_KEPT) + positions,
-        bus_bytes_without=unique * table.dim * DTYPE_BYTES["float32"] + positions,
-    )
+    return CachePlan(rows=room, hit_rate=popularity.hits_within(load.lookups, room, cache.staleness))
 
 
 def _wire_bytes(row_bytes: int, unique: float, shards: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...proto.config.job import JobConfig
-from ...proto.errors import FailedPrecondition, SparserowError, not_allowed
+from ...proto.errors import FailedPrecondition, SparserowError
 from ...proto.process.cores import available_cores
 from ...proto.process.lone_work import lone_work
 from ...worker.training.training_report import Observer, Silence, TrainResult
@@ -128,12 +128,7 @@ def run_worker(
     from .placements import placements_of
 
     train = job.train
-    if train.cache is not None and train.cache.storage == "device" and group.device.type == "cpu":
-        raise not_allowed("train.cache.storage", "device", "auto, host, as this worker trains on the host")
-    # The model is moved to its device after its tables were distributed, so the first lookup decides.
     cache = None if train.cache is None else RowCache(**train.cache.model_dump())
-    if cache is not None and cache.storage == "device":
-        cache = replace(cache, storage="auto")
     check_cache(cache, train.staleness, "train.cache")
     place: dict[str, Any] = {"rank": group.rank, "world_size": group.world}
     if isinstance(group, ParallelGroup):

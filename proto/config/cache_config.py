@@ -22,12 +22,6 @@ class CacheConfig(StrictModel):
         description="Number of steps for which a cached row is used without asking the servers; it counts towards "
         "train.staleness. 0: each use asks whether the row has changed.",
     )
-    storage: Literal["auto", "host", "device"] = Field(
-        "host",
-        description="Where rows are kept. host: in the worker's memory. device: the model's device keeps as many bytes "
-        "of rows as well, and a row that it has unchanged does not cross to it again, which spares the bus and costs "
-        "the host. auto: device with CUDA.",
-    )
     own_commits: Literal["exact", "bounded"] = Field(
         "exact",
         description="exact: a row that the worker's own step changed is read again before its next use. bounded: such "
@@ -35,8 +29,8 @@ class CacheConfig(StrictModel):
     )
     dtype: Dtype = Field(
         "float32",
-        description="Dtype in which rows are kept, and cross to a device that keeps rows. 16 bits round a kept row, "
-        "not those of the servers, and need staleness of at least 1.",
+        description="Dtype in which rows are kept. 16 bits round a kept row, not those of the servers, and need "
+        "staleness of at least 1.",
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...cpp_ext import _client
 from ...cpp_ext.device.link import link_of
-from ...cpp_ext.device.row_store import KeptRows
+from ...cpp_ext.device_cache import CacheSize, DeviceCache
 from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice, register
 from ...cpp_ext.torch_arrays import tensor_of
@@ -28,7 +28,6 @@ from ...proto.published.dense import DenseVersion, check_dense, newest_number, r
 from ...proto.published.manifest import ModelManifest
 from ...proto.published.proof import trusted_keys
 from ...proto.published.registry import ModelRegistry
-from ...proto.schema import DTYPES, Dtype
 from ..client.client import ServingClient
 from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
@@ -71,7 +70,7 @@ class _Loaded:
 
     version: int
     session: _client.NativeSession
-    cache: _client.CachedLookups | None
+    cache: _client.CachedLookups | DeviceCache | None
     program: torch.export.ExportedProgram
     module: torch.nn.Module
     generation: int  # the generation of the client's connections
@@ -95,12 +94,9 @@ class ServedModel(Closing):
         refresh_sec: the pause between two calls of :meth:`refresh` that the model makes itself, in seconds;
             it has to be less than the ``--grace`` of the serving processes (30 s). None: it makes none, and stays with
             its version for as long as that is served.
-        cache: the options of a cache of rows in this process; None: every lookup asks the serving processes.
+        cache: the options of a cache of rows in this process, on the device where there is one; None: every lookup asks
+            the serving processes.
         device: the device of the program; arguments may be on the host, and cross in one copy. None: the host.
-        device_bytes: how many bytes of rows the device keeps from one call to the next, so that a row that has not
-            changed does not cross again; 0: none.
-        device_dtype: the dtype in which those rows cross and are kept: "float32", "bfloat16" or "float16". 16 bits
-            round the rows, so that as many bytes hold twice of them.
 
     Raises:
         NotFound: the version was published without a program.
@@ -120,8 +116,6 @@ class ServedModel(Closing):
         refresh_sec: float | None = _REFRESH_SEC,
         cache: LookupCache | None = None,
         device: torch.device | str | None = None,
-        device_bytes: int = 0,
-        device_dtype: Dtype = "float32",
     ) -> None:
         if not isinstance(client, ServingClient):
             raise not_allowed("ServedModel.client: type", type(client).__name__, "sr.ServingClient")
@@ -130,19 +124,12 @@ class ServedModel(Closing):
         check_integer("ServedModel.deadline_ms", deadline_ms, 1)
         if refresh_sec is not None:
             check_number("ServedModel.refresh_sec", refresh_sec)
-        check_integer("ServedModel.device_bytes", device_bytes, 0)
         self._device = torch.device("cpu" if device is None else device)
         if self._device.type != "cpu":
             try:
                 link_of(self._device)
             except ValueError as error:
                 raise InvalidArgument(f"ServedModel.{error}") from None
-        if device_bytes and self._device.type == "cpu":
-            raise not_allowed("ServedModel.device_bytes", device_bytes, "0 without a device, integers >= 0 with one")
-        if device_dtype not in DTYPES or (device_dtype != "float32" and not device_bytes):
-            allowed = ", ".join(DTYPES) if device_bytes else "float32 without device_bytes"
-            raise not_allowed("ServedModel.device_dtype", device_dtype, allowed)
-        self._kept = KeptRows(device_bytes, device_dtype)
         self._client = client
         self._root = root
         self._deadline_ms = deadline_ms
@@ -206,10 +193,6 @@ class ServedModel(Closing):
             version=loaded.version,
             dense_version=self.dense_version,
             pulls=session["pulls"],
-            device_hits=session["device_hits"],
-            device_misses=session["device_misses"],
-            device_bytes_saved=session["device_bytes_saved"],
-            device_bytes=0 if loaded.on_device is None else loaded.on_device.stores.bytes,
             cache_hits=cache["hits"],
             cache_misses=cache["misses"],
             cache_hit_age_seconds=cache["hit_age_ms"] / 1000,
@@ -314,26 +297,24 @@ class ServedModel(Closing):
         shards, version, shapes = self._client.shards()
         manifest = ModelRegistry(self._root).trusted_manifest(self._client.model, version, self._keys())
         program = before.program if before is not None and before.version == version else self._program(manifest)
-        cached = None
-        if self._cache is not None:
-            dims = [(shape.id, shape.dim) for shape in shapes.values()]
-            bytes_, ttl_ms = self._cache.capacity_bytes, self._cache.ttl_ms
-            cached = _client.CachedLookups(shards, dims, capacity_bytes=bytes_, ttl_ms=ttl_ms)
+        tables = {f"{manifest.namespace}/{name}": shape for name, shape in shapes.items()}
+        on_host = None if self._device.type != "cpu" else self._cache_on_host(shards, shapes)
         session = _client.NativeSession(
-            cached if cached is not None else shards,
+            on_host if on_host is not None else shards,
             first_step=0,
             first_sequence=1,
             clocked=False,
             grad_sum=False,
             deadline_ms=self._deadline_ms,
         )
-        on_device = None if self._device.type == "cpu" else StepOnDevice(session, self._kept)
+        on_device = None if self._device.type == "cpu" else StepOnDevice(session)
+        if on_device is not None:
+            on_device.cache = self._cache_on_device({name: shape.dim for name, shape in tables.items()}, before)
         features, arguments = features_of_version(self._folder(version), manifest.features)
-        tables = {f"{manifest.namespace}/{name}": shape for name, shape in shapes.items()}
         loaded = _Loaded(
             version,
             session,
-            cached,
+            on_host if on_device is None else on_device.cache,
             program,
             program.module(),
             generation,
@@ -353,8 +334,31 @@ class ServedModel(Closing):
                 raise
             if before is not None:
                 before.session.close()
+                if isinstance(loaded.cache, DeviceCache):
+                    loaded.cache.forget()
             _bind(loaded, {name: shape for name, shape in tables.items() if name in kept})
             self._loaded = loaded
+
+    def _cache_on_host(
+        self, shards: _client.LookupShards, shapes: dict[str, TableShape]
+    ) -> _client.CachedLookups | None:
+        if self._cache is None:
+            return None
+        dims = [(shape.id, shape.dim) for shape in shapes.values()]
+        size, ttl_ms = self._cache.capacity_bytes, self._cache.ttl_ms
+        return _client.CachedLookups(shards, dims, capacity_bytes=size, ttl_ms=ttl_ms)
+
+    def _cache_on_device(self, tables: dict[str, int], before: _Loaded | None) -> DeviceCache | None:
+        """That of the version before where tables are the same, so that the device need not hold two."""
+        if self._cache is None:
+            return None
+        if before is not None and isinstance(before.cache, DeviceCache) and before.cache.tables == tables:
+            return before.cache
+        size = CacheSize(self._cache.capacity_bytes, self._cache.ttl_ms)
+        try:
+            return DeviceCache(tables, size, link_of(self._device))
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from None
 
     def _keys(self) -> Security:
         return trusted_keys(self._client.security)

@@ -9,10 +9,10 @@ from ...proto.arguments import check_integer
 
 @dataclass(frozen=True)
 class LookupCache:
-    """The options of a cache of rows in this process.
+    """The options of a cache of rows in this process, or on the device of a served model.
 
     Args:
-        capacity_bytes: the capacity for the rows of all tables, in bytes.
+        capacity_bytes: the capacity for the rows of all tables, in bytes; on a device its directory included.
         ttl_ms: how long a row is used after it was requested, in milliseconds. A cached row is at most this much older
             than the served row.
 

@@ -25,16 +25,12 @@ class ServedModelStats:
     version: int = _gauge("Version of the model that is in use (number).")
     dense_version: int = _gauge("Dense weights in use, 0 for those of the program (number).")
     pulls: int = _counter("Round trips of lookups to the serving processes (count).")
-    cache_hits: int = _counter("Rows that lookups took from the cache of this process (count).")
-    cache_misses: int = _counter("Rows that lookups sought in the cache of this process in vain (count).")
+    cache_hits: int = _counter("Rows that lookups took from the cache, by id where it is on a device (count).")
+    cache_misses: int = _counter("Rows that lookups missed in the cache, by id where it is on a device (count).")
     cache_hit_age_seconds: float = _counter(
         "Time between the request of a cached row and its use, summed over hits; divided by the hits it is their mean "
         "staleness (seconds)."
     )
-    device_hits: int = _counter("Rows that the device had kept, so that they did not cross to it (count).")
-    device_misses: int = _counter("Rows that crossed to the device although it keeps rows (count).")
-    device_bytes_saved: int = _counter("Weights of device_hits (bytes).")
-    device_bytes: int = _gauge("Memory of the device that holds kept rows (bytes).")
 
 
 class HasStats(Protocol):

@@ -23,9 +23,6 @@ def test_each_part_is_measured() -> None:
     assert figures["step, of the longer part"].ratio > 0
     assert figures["tables on the device, of one matrix in torch"].ratio > 0
     assert not any("busy" in name for name in figures)  # torch's profiler knows CUDA alone
-    assert 20 < figures["hits"].value < 100
-    assert figures["bytes to the device, of those without"].ratio < 0.9
-    assert {"p50 of a batch, with kept rows", "p99 of a batch, without kept rows"} <= set(figures)
 
 
 def test_without_cuda_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

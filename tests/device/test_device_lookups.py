@@ -275,13 +275,13 @@ class Widths(nn.Module):
         return self.head(torch.tanh(torch.cat(parts, 1))).squeeze(1)
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["sent", "kept on the device"])
-def test_tables_of_several_widths_whose_rows_are_changed_in_place(cluster: sr.InProcessCluster, kept: bool) -> None:
+@pytest.mark.parametrize("cached", [False, True], ids=["pulled", "cached"])
+def test_tables_of_several_widths_whose_rows_are_changed_in_place(cluster: sr.InProcessCluster, cached: bool) -> None:
     ends = []
     for number, where in enumerate((torch.device("cpu"), device())):
         torch.manual_seed(0)
-        cache = sr.RowCache(1 << 20, storage="auto" if kept else "host")
-        with cluster.connect(f"widths-{kept}-{number}", cache=cache if kept else None) as session:
+        cache = sr.RowCache(1 << 20) if cached else None
+        with cluster.connect(f"widths-{cached}-{number}", cache=cache) as session:
             model = session.distribute(Widths(), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1, carry_weights=True)
             model = model.to(where)
             dense, outs = torch.optim.SGD(model.parameters(), lr=0.1), []

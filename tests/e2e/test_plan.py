@@ -293,7 +293,7 @@ def test_the_blocks_of_the_page_are_what_the_command_says(capsys: pytest.Capture
     blocks = [block.strip() for block in page.split("```")[1::2]]
     first = next(block for block in blocks if block.startswith("$ sparserow plan"))
     command, _, shown = first.removeprefix("$ sparserow ").replace("\\\n", " ").partition("\n")
-    more = re.search(r"With `(--cache [^`]+)` three lines follow", page)
+    more = re.search(r"With `(--cache [^`]+)` two lines follow", page)
     assert more is not None
     cached = next(block for block in blocks if block.startswith("rows in a row cache"))
     for options, expected in (("", shown), (more[1], f"{shown}\n{cached}")):

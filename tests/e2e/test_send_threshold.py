@@ -37,7 +37,7 @@ def test_a_row_is_sent_when_it_has_changed_enough(tmp_path: Path, launcher: Laun
             def served(client: sr.ServingClient, keys: np.ndarray) -> np.ndarray:
                 return client.lookup("user", keys, deadline_ms=10_000).rows
 
-            # Of what was written before a follower came, a shard sends all, however little. The publication has a cursor.
+            # Of what was written before a follower came, a shard sends all, however little. A publication has a cursor.
             wait_until(
                 lambda: [it.load.followers for it in status_of(cluster.address).shards] == [3, 3],
                 "both to follow both shards",

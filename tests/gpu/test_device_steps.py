@@ -102,15 +102,6 @@ def test_mixed_precision_trains(amp: torch.dtype) -> None:
         assert train(session, CUDA, ahead=True, amp=amp) == pytest.approx(expected, rel=0.05)
 
 
-def test_a_device_that_keeps_rows_gives_the_same() -> None:
-    cluster = sr.InProcessCluster(shards=1)
-    results = []
-    for storage in ("host", "auto"):
-        with cluster.connect(storage, cache=sr.RowCache(1 << 20, storage=storage)) as session:
-            results.append(train(session, CUDA, ahead=False))
-    assert results[0] == pytest.approx(results[1], rel=1e-6)
-
-
 def test_a_compiled_model_trains_as_the_model() -> None:
     cluster = sr.InProcessCluster(shards=1)
     with cluster.connect("eager") as session:

@@ -105,7 +105,6 @@ def layers_of_tables(
 
 
 def _swap(model: nn.Module, session: JobSession, swaps: list[Swap]) -> list[SwappedWeight]:
-    session.core.check_cache_place(model)
     layers = _layers_on_devices(model, session, [swap for swap in swaps if swap.on_devices])
     there = [swap for swap in swaps if not swap.on_devices]
     try:

@@ -118,7 +118,6 @@ def lift_embeddings(
                 f"lift_embeddings: tables[{swap.schema.name!r}].placement: 'device' is not allowed, as a graph has no "
                 "layer that calls all ranks; allowed: servers, or distribute of a model with layers"
             )
-    session.core.check_cache_place(source)
     made = create_on_first_rank(session, swaps)
     for lookups, swap, schema in zip(by_weight.values(), swaps, made, strict=True):
         distributed = [

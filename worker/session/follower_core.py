@@ -6,7 +6,6 @@ does. No table is bound in it, so a lookup that does not go through the tensor g
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...cpp_ext import _client
@@ -72,9 +71,6 @@ class FollowerCore(SessionCore):
 
     def send_learning_rates(self) -> None:
         """Does nothing: the leader sends its own, which a schedule sets alike on every rank."""
-
-    def check_cache_place(self, model: torch.nn.Module) -> None:
-        """Does nothing: the leader has the row cache."""
 
     def is_lowest_rank(self) -> bool:
         """Returns False: the leader acts for the group."""

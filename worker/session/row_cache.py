@@ -1,20 +1,15 @@
-"""``RowCache``: the size of a session's row cache, the age that its rows may have, and the memory that holds them."""
+"""``RowCache``: the size of a session's row cache, and the age that its rows may have."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from ...cpp_ext.device.row_store import KeptRows
 from ...proto.errors import not_allowed
 from ...proto.schema import DTYPES, Dtype
 
-if TYPE_CHECKING:
-    import torch
-
 OwnCommits = Literal["exact", "bounded"]
-Storage = Literal["auto", "host", "device"]
 
 
 @dataclass(frozen=True)
@@ -22,29 +17,21 @@ class RowCache:
     """The settings of a session's row cache, for :func:`connect`.
 
     Attributes:
-        bytes: the capacity for the rows of all tables, bookkeeping included, in bytes; at most the memory of the host,
-            and of the device where that keeps rows too.
+        bytes: the capacity for the rows of all tables, bookkeeping included, in bytes; at most the memory of the host.
         staleness: the number of steps for which a row serves lookups before it is validated. To validate a row, the
             session asks the shards by the row's version, and they send the row again if it has changed. The value is a
             part of the session's ``staleness``, and at most equal to it. 0 validates every use; rows are then
             bit-identical to those without a cache.
         own_commits: "exact": a row that this session changed is validated before its next use, so the session always
             sees its own steps. "bounded": the session sees its own steps within ``staleness``, like those of others.
-        storage: "device": the model's device keeps ``bytes`` of rows as well, and a row that it has unchanged does not
-            cross to it again. "host": rows are in the host's memory alone, and cross at each step that uses them.
-            "auto": "device" for a model whose lookups give their rows on a device, else "host". A row that stays
-            saves the bus and costs the host a hash and a search, which took longer where it was measured
-            (docs/measurements/gpu.md).
-        dtype: the dtype in which rows are kept, and in which they cross to a device that keeps rows: "float32",
-            "bfloat16" or "float16". With 16 bits a row is rounded when it is kept, so that as many bytes hold about
-            twice the rows; they need a ``staleness`` of at least 1, as 0 promises the bits of the shards. The shards'
-            rows are not rounded. A float16 row has values beyond 65504 as infinities.
+        dtype: the dtype in which rows are kept: "float32", "bfloat16" or "float16". With 16 bits a row is rounded when
+            it is kept, so that as many bytes hold about twice the rows; they need a ``staleness`` of at least 1, as 0
+            promises the bits of the shards. The shards' rows are not rounded.
     """
 
     bytes: int
     staleness: int = 0
     own_commits: OwnCommits = "exact"
-    storage: Storage = "host"
     dtype: Dtype = "float32"
 
 
@@ -68,8 +55,6 @@ def check_cache(cache: RowCache | None, staleness: int | None, where: str = "con
         raise not_allowed(f"{where}.staleness", cache.staleness, "[0, 2**31)")
     if cache.own_commits not in ("exact", "bounded"):
         raise not_allowed(f"{where}.own_commits", cache.own_commits, "exact, bounded")
-    if cache.storage not in ("auto", "host", "device"):
-        raise not_allowed(f"{where}.storage", cache.storage, "auto, host, device")
     if cache.dtype not in DTYPES:
         raise not_allowed(f"{where}.dtype", cache.dtype, DTYPES)
     if cache.dtype != "float32" and cache.staleness == 0:
@@ -89,27 +74,3 @@ def cache_arguments(cache: RowCache | None) -> dict[str, Any]:
         "cache_exact": is_exact,
         "cache_dtype": cache.dtype,
     }
-
-
-def kept_on_device(cache: RowCache | None) -> KeptRows:
-    """Returns the rows that a model's device keeps, once lookups give their rows there."""
-    return KeptRows() if cache is None or cache.storage == "host" else KeptRows(cache.bytes, cache.dtype)
-
-
-def check_place(cache: RowCache | None, model: torch.nn.Module, where: str = "connect.cache") -> None:
-    """Checks that a cache on the device is for a model that is on one.
-
-    Args:
-        cache: the settings of the cache; None: there is none.
-        model: the model that is being distributed.
-        where: the name of the settings in error texts.
-
-    Raises:
-        InvalidArgument: ``storage="device"``, and every parameter of the model is on the host.
-    """
-    if cache is None or cache.storage != "device":
-        return
-    if all(parameter.device.type in ("cpu", "meta") for parameter in model.parameters()):
-        raise not_allowed(
-            f"{where}.storage", "device", "auto, host for a model on cpu; move the model to its device first"
-        )

@@ -50,11 +50,6 @@ class SessionStats:
     cache_revalidated: int = _counter("Unique rows of the row cache that were asked about by version (count).")
     cache_refreshed: int = _counter("Rows asked about by version that had changed and were sent again (count).")
     cache_bytes_saved: int = _counter("Float32 weights of hits and of rows asked about that had not changed (bytes).")
-    device_hits: int = _counter(
-        "Unique rows that the model's device had kept, so that they did not cross to it (count)."
-    )
-    device_misses: int = _counter("Unique rows that crossed to the model's device although it keeps rows (count).")
-    device_bytes_saved: int = _counter("Weights of device_hits, of the cache's dtype (bytes).")
     device_tables: int = _gauge("Tables whose rows are on the devices of the ranks (count).")
     device_table_bytes: int = _gauge("Weights and state of device_tables that this rank has (bytes).")
 

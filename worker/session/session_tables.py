@@ -13,7 +13,6 @@ from ...cpp_ext.device_step import StepOnDevice, register
 from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound
 from ...proto.schema import TableSchema
 from .device_side import DeviceSide
-from .row_cache import check_place, kept_on_device
 from .session_parts import Catalog, Placement
 from .sparse_optimizer import SparseOptimizer
 from .table import KeyedRows
@@ -33,7 +32,7 @@ class SessionTables:
         self.native = native
         self.catalog = catalog
         self.placement = placement
-        self.on_device = StepOnDevice(native, kept_on_device(placement.cache))
+        self.on_device = StepOnDevice(native)
         self.device_tables: DeviceSide | None = None
         self._optimizer: SparseOptimizer | None = None
         self._schemas: dict[str, TableSchema] = {}
@@ -196,14 +195,6 @@ class SessionTables:
     def bound_tables(self) -> Sequence[str]:
         """Returns the names of the tables that models of this process use."""
         return tuple(self._sent_rates)
-
-    def check_cache_place(self, model: torch.nn.Module) -> None:
-        """Checks that the row cache can be where its ``storage`` says; ``distribute`` and ``lift_embeddings`` call it.
-
-        Raises:
-            InvalidArgument: the cache is to be on a device, and the model is on the host.
-        """
-        check_place(self.placement.cache, model)
 
     def _rows_of(self, schema: TableSchema) -> KeyedRows:
         self._schemas[schema.name] = schema

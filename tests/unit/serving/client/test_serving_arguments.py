@@ -95,8 +95,6 @@ def test_of_a_cache(field: str, value: Any) -> None:
         ({"cache": 1 << 20}, "cache: type: 'int'", "sr.LookupCache, None"),
         ({"deadline_ms": "5"}, "deadline_ms: '5'", FROM_1),
         ({"refresh_sec": 0}, "refresh_sec: 0", "numbers > 0"),
-        ({"device_bytes": -1}, "device_bytes: -1", "integers >= 0"),
-        ({"device_bytes": 9}, "device_bytes: 9", "0 without a device, integers >= 0 with one"),
     ],
 )
 def test_of_a_served_model(given: dict[str, Any], words: str, allowed: str, client: Any) -> None:

@@ -164,7 +164,6 @@ GOOD = sr.RowCache(MIB)
         (replace(GOOD, bytes=1 << 60), 0, f"connect.cache.bytes: {1 << 60} is not allowed; allowed: 1 to "),
         (replace(GOOD, staleness=-1), 0, r"connect.cache.staleness: -1 is not allowed; allowed: \[0, 2"),
         (replace(GOOD, staleness=3), 2, "connect.cache.staleness: 3 is not allowed; allowed: 0 to 2, the session"),
-        (replace(GOOD, storage="disk"), 0, "connect.cache.storage: 'disk' is not allowed; allowed: auto, host, device"),
         (replace(GOOD, staleness=1, dtype="int8"), 1, "connect.cache.dtype: 'int8' is not allowed; allowed: float32, "),
         (replace(GOOD, dtype="bfloat16"), 0, "connect.cache.dtype: 'bfloat16' is not allowed; allowed: float32 with s"),
         (replace(GOOD, own_commits="no"), 0, "connect.cache.own_commits: 'no' is not allowed; allowed: exact, bounded"),
