@@ -8,8 +8,7 @@ takes as long as the longer one. The dense part runs under DDP in a job of one r
 the whole model in fbgemm's table-batched embeddings where they are. On CUDA torch's profiler says how long the device
 is busy.
 
-Then the same model is evaluated over Zipf-distributed ids with rows that the device keeps and without; the bytes that
-cross are counted, and lookups are timed. Without a CUDA device the command refuses; any device that has a link
+Then a served model is called (served_calls.py). Without a CUDA device the command refuses; any device that has a link
 (cpp_ext/device/link.py) can be given to :func:`run_on`, as a test does with one that counts what crosses.
 """
 
@@ -32,6 +31,7 @@ from ...proto.schema import Constant, Placement, Table
 from ...worker.api.connect import connect
 from ...worker.api.session import Session
 from ..launch.local_cluster import local_cluster
+from . import served_calls
 from .click_model import DIM, TABLES, PooledClickModel, Size, ZipfBatches, mlp_of_click_model
 from .harness import Figure, median
 from .peers.fbgemm_tables import FbgemmTables, lack_of_fbgemm
@@ -86,6 +86,8 @@ def run_on(size: Size, device: torch.device) -> list[Figure]:
     figures: list[Figure] = []
     for hot in size.hot:
         figures += measure_steps(size, hot, device)
+    for calls in served_calls.FULL if size == FULL else served_calls.QUICK:
+        figures += served_calls.measure_served_calls(calls, device, _finish)
     return figures
 
 

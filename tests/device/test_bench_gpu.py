@@ -22,6 +22,9 @@ def test_each_part_is_measured() -> None:
     assert figures["tables on the device, of torch"].value > 0
     assert figures["step, of the longer part"].ratio > 0
     assert figures["tables on the device, of one matrix in torch"].ratio > 0
+    assert figures["rows kept, p50"].value > 0
+    assert figures["rows kept, of one matrix"].ratio > 0
+    assert figures["ids that were not kept"].value == 0
     assert not any("busy" in name for name in figures)  # torch's profiler knows CUDA alone
 
 
