@@ -54,7 +54,7 @@ class LazyCommands(TyperGroup):
 def _print_version(wanted: bool) -> None:
     if wanted:
         from ..cpp_ext import _client
-        from .versions import installed_torch, version_lines
+        from .preflight.versions import installed_torch, version_lines
 
         typer.echo("\n".join(version_lines(_client.build(), installed_torch())))
         raise typer.Exit

@@ -80,7 +80,7 @@ PYTHON_ROOMS = {
     "ps_server/coordinator/storage": set(),
     "ps_server/coordinator/procedures": {"ps_server/coordinator/state"},
     "ps_server/coordinator": {f"ps_server/coordinator/{room}" for room in ("state", "storage", "procedures")},
-    "deploy": set(),
+    "deploy": {"deploy/preflight"},  # what --version prints
     "deploy/package": set(),
     "deploy/launch": set(),
     "deploy/observe": set(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparserow import __version__
 from sparserow.cpp_ext import _client
-from sparserow.deploy.versions import installed_torch, version_lines
+from sparserow.deploy.preflight.versions import installed_torch, version_lines
 
 BUILD = {"compiler": "GCC 12.2.0", "kernels": "AVX2", "torch": "2.13.0+cpu", "rocksdb": "7.8.3", "openssl": "3.0.19"}
 
