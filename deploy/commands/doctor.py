@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from ..preflight.finding import Finding
     from ..preflight.node_check import CheckSettings
 
 
@@ -43,27 +45,13 @@ def doctor(
     ] = "60s",
     json_file: Annotated[Path | None, typer.Option("--json", help="File to write the findings to, as JSON.")] = None,
 ) -> None:
-    """Check machine, config, ports, certificates, disks and cluster. Exit code 1 when something is wrong.
+    """Check installation, machine, config, ports, certificates, disks and cluster. Exit code 1 when something is wrong.
 
-    The checked certificates are those of the file that `sparserow --security FILE doctor` names.
+    A part that is absent and not always needed is not wrong. The checked certificates are those of the file that
+    `sparserow --security FILE doctor` names.
     """
-    from dataclasses import asdict
-
-    from rich.table import Table
-
     from ...proto.errors import InvalidArgument, not_allowed
-    from ...proto.options.units import parse_bytes
-    from ...proto.security.security import process_security
-    from ..preflight.health_checks import (
-        check_disk,
-        check_job,
-        check_machine,
-        check_ports,
-        machine_facts,
-    )
-    from ..preflight.peer_checks import check_certificates, check_cluster
-    from .result_file import check_result_file, write_result
-    from .terminal import tables_console
+    from .result_file import check_result_file
 
     check_result_file(json_file)
     if nodes:
@@ -84,28 +72,78 @@ def doctor(
         raise InvalidArgument(f"{option}: has no effect without --nodes; remove it")
     if disk_bytes != "1GiB" and not disk:
         raise InvalidArgument("--disk-bytes: has no effect without --disk; name the folders")
-    security = process_security()
-    findings = list(check_machine(machine_facts(), parse_bytes(memory_budget)))
-    if job is not None:
-        findings += check_job(job)
-    findings += check_ports(listen or ())
-    findings += check_certificates(security, host or ())
-    for folder in disk or ():
-        findings += check_disk(folder, parse_bytes(disk_bytes))
-    if coordinator is not None:
-        findings += check_cluster(coordinator, security)
+    from ..preflight.installed_parts import check_parts
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    colors = {"ok": "green", "warning": "yellow", "wrong": "red"}
-    for each in findings:
-        text = each.text + (f"\n-> {each.remedy}" if each.remedy else "")
-        table.add_row(each.area, f"[{colors[each.level]}]{each.level}[/]", text)
-    tables_console().print(table)
-    write_result(json_file, {"findings": [asdict(each) for each in findings]})
+    findings = check_parts()
+    unusable = [each.area for each in findings if each.area in ("packages", "core") and each.level == "wrong"]
+    if not unusable:  # the other checks import both
+        has_torch = any(each.area == "torch" and each.level == "ok" for each in findings)
+        findings += _other_findings(
+            job=job,
+            has_torch=has_torch,
+            coordinator=coordinator,
+            listen=listen or (),
+            host=host or (),
+            disk=disk or (),
+            disk_bytes=disk_bytes,
+            memory_budget=memory_budget,
+        )
+    _show(findings, json_file)
+    if unusable:
+        typer.echo(f"nothing else was checked, as that needs the {' and the '.join(unusable)}")
     wrong = sum(each.level == "wrong" for each in findings)
     typer.echo(f"{wrong} of {len(findings)} findings are wrong" if wrong else "nothing is wrong")
     if wrong:
         raise typer.Exit(1)
+
+
+def _other_findings(
+    *,
+    job: Path | None,
+    has_torch: bool,
+    coordinator: str | None,
+    listen: Sequence[str],
+    host: Sequence[str],
+    disk: Sequence[Path],
+    disk_bytes: str,
+    memory_budget: str,
+) -> list[Finding]:
+    """Returns the findings of the machine and of what the options name."""
+    from ...proto.options.units import parse_bytes
+    from ...proto.security.security import process_security
+    from ..preflight.health_checks import check_disk, check_job, check_machine, check_ports, machine_facts
+    from ..preflight.peer_checks import check_certificates, check_cluster
+
+    security = process_security()
+    findings = list(check_machine(machine_facts(), parse_bytes(memory_budget)))
+    if job is not None:
+        findings += check_job(job, has_torch=has_torch)
+    findings += check_ports(listen)
+    findings += check_certificates(security, host)
+    for folder in disk:
+        findings += check_disk(folder, parse_bytes(disk_bytes))
+    if coordinator is not None:
+        findings += check_cluster(coordinator, security)
+    return findings
+
+
+def _show(findings: Sequence[Finding], json_file: Path | None) -> None:
+    """Prints the findings as a table, and writes them to the file, if there is one."""
+    from dataclasses import asdict
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    from .result_file import write_result
+    from .terminal import tables_console
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    colors = {"ok": "green", "absent": "cyan", "warning": "yellow", "wrong": "red"}
+    for each in findings:
+        text = each.text + (f"\n-> {each.remedy}" if each.remedy else "")
+        table.add_row(each.area, f"[{colors[each.level]}]{each.level}[/]", escape(text))
+    tables_console().print(table)
+    write_result(json_file, {"findings": [asdict(each) for each in findings]})
 
 
 def _settings(slower_than: float, timeout: str, folder: Path | None) -> CheckSettings:

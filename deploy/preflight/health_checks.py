@@ -19,31 +19,13 @@ from ...proto.options.document import load_config
 from ...proto.options.units import format_bytes
 from ...proto.process.cores import available_cores
 from ...proto.process.listen import check_port_free
-
-Level = Literal["ok", "warning", "wrong"]
+from .finding import Finding
 
 LEAST_FILES = 8192  # descriptors: a shard's 4,096 connections, its files, and as much again
 LEAST_DISK_BYTES = 1 << 30
 _SLOW_SYNC_SEC = 0.02
 _SYNCS = 32
 _CLOCK_BUILT = 1_700_000_000  # a clock before this time is wrong
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of a check.
-
-    Attributes:
-        area: machine, config, ports, certificates, disk or cluster.
-        level: "ok"; "warning" when it works, but slower or for less long than it should; "wrong" when it will fail.
-        text: what the check found.
-        remedy: what to do; empty when the level is "ok".
-    """
-
-    area: str
-    level: Level
-    text: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,16 +132,24 @@ def check_machine(facts: MachineFacts, memory_budget_bytes: int) -> Iterator[Fin
 _PARTS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
 
-def check_job(path: Path) -> Iterator[Finding]:
-    """Checks a job file: its data files exist, have its columns, and their first lines can be read."""
-    from ...worker.data.sources import find_files
+def check_job(path: Path, *, has_torch: bool = True) -> Iterator[Finding]:
+    """Checks a job file: its data files exist, have its columns, and their first lines can be read.
 
+    Args:
+        path: the job file.
+        has_torch: whether torch can be imported; without it only the keys of the file are checked.
+    """
     try:
         job = load_config(JobConfig, path)
     except SparserowError as error:
         yield Finding("config", "wrong", str(error), "correct the file; docs/configuration.md lists its keys")
         return
     yield Finding("config", "ok", f"{path}: job {job.name}")
+    if not has_torch:
+        yield Finding("config", "wrong", f"{path}: a job needs torch", "install torch as the finding of torch says")
+        return
+    from ...worker.data.sources import find_files
+
     is_complete = True
     for which in _PARTS:
         try:

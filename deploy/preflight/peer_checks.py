@@ -13,7 +13,7 @@ from ...proto.control import ControlClient
 from ...proto.errors import SparserowError
 from ...proto.security.security import Security
 from ...worker.membership.shard_client import shard_client
-from .health_checks import Finding
+from .finding import Finding
 
 _SOON_SEC = 14 * 86400
 _LEAST_SLOTS = 64  # as many as a shard has stripes (slot_order.h)

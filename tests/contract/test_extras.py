@@ -9,6 +9,7 @@ import tomllib
 import pytest
 
 from rooms import ROOT, line_of
+from sparserow.deploy.preflight import installed_parts
 from sparserow.proto import extras
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -23,6 +24,10 @@ def test_the_command_has_the_packages_of_the_extra() -> None:
             wrong.append(f"{extra}: {told}; in pyproject.toml: {expected}")
     assert EXTRAS
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_doctor_knows_what_each_extra_is_for() -> None:
+    assert list(installed_parts.EXTRAS) == list(EXTRAS)
 
 
 def test_a_tree_that_was_not_installed_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
