@@ -24,6 +24,7 @@ _CHECKSUM_END = 16
 _MAGIC = 0x47505253
 _INDEX_HEAD = struct.Struct("<4I")  # magic, format, tables, partitions
 _INDEX_MAGIC = 0x58495253
+FORMAT, INDEX_FORMAT = 1, 2  # of a page, and of the index
 _TABLE_HEAD = struct.Struct("<2I")  # table id, record bytes
 _VERSION = slice(16, 24)  # bytes of a row image (row_codec.h)
 _PLACE = np.dtype([("bytes", "u1", 5)])
@@ -48,7 +49,7 @@ def page_log_rows(folder: Path) -> Iterator[StoredImage]:
     """Yields every row in ``folder``, the folder ``rows`` of a shard.
 
     Raises:
-        DataLoss: a page that has rows fails its checksum, or the index is not whole.
+        DataLoss: a page that has rows fails its checksum, the index is not whole, or one of them has another format.
     """
     live = _live_places(folder / "index")
     newest: dict[tuple[int, int], _Record] = {}
@@ -74,8 +75,10 @@ def _live_places(path: Path) -> set[int] | None:
     try:
         magic, version, tables, partitions = _INDEX_HEAD.unpack_from(stored)
         at = _INDEX_HEAD.size
-        if (magic, version) != (_INDEX_MAGIC, 2):
+        if magic != _INDEX_MAGIC:
             raise DataLoss(f"{path} is not an index of pages")
+        if version != INDEX_FORMAT:
+            raise DataLoss(f"{path}: the index has format {version}; this program reads format {INDEX_FORMAT}")
         for _ in range(tables):
             at += _TABLE_HEAD.size
             for _ in range(partitions):
@@ -101,8 +104,11 @@ def _records(path: Path, live: set[int] | None) -> Iterator[_Record]:
                 magic, version, units, checksum, _, _, table_id, record_bytes, rows, *_, slot_bits = (
                     _HEADER.unpack_from(stored, at)
                 )
-                if magic != _MAGIC or version != 1 or units == 0:
+                if magic != _MAGIC or units == 0:
                     break
+                if version != FORMAT:
+                    place = f"{path}: the page at byte {segment * SEGMENT_BYTES + at}"
+                    raise DataLoss(f"{place} has format {version}; this program reads format {FORMAT}")
                 first = segment << 16 | unit << 8
                 end = at + _HEADER.size + rows * record_bytes
                 is_whole = end <= len(stored) and checksum == xxhash.xxh3_64_intdigest(stored[at + _CHECKSUM_END : end])

@@ -138,8 +138,11 @@ def decode_row(stored_key: bytes, value: bytes) -> StoredRow:
     seed = xxhash.xxh3_64_intdigest(struct.pack("<Q", key), seed=table_id)
     if checksum != xxhash.xxh3_64_intdigest(value[4:], seed=seed) & 0xFFFFFFFF:
         raise DataLoss(f"table id {table_id}, key {key}: the stored row fails its checksum")
-    if version_of_format != FORMAT or dtype >= len(_DTYPES):
-        raise DataLoss(f"table id {table_id}, key {key}: the row has format {version_of_format}, dtype {dtype}")
+    if version_of_format != FORMAT:
+        has = f"the row has format {version_of_format}; this program reads format {FORMAT}"
+        raise DataLoss(f"table id {table_id}, key {key}: {has}")
+    if dtype >= len(_DTYPES):
+        raise DataLoss(f"table id {table_id}, key {key}: the row has dtype {dtype}; allowed: 0 to {len(_DTYPES) - 1}")
     weights_bytes = dim * (4 if dtype == 0 else 2)
     state_at = _HEADER.size + (weights_bytes + 3) // 4 * 4
     if len(value) != state_at + 4 * state_floats:

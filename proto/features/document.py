@@ -90,10 +90,10 @@ def vocabulary_files(data: bytes, where: str) -> tuple[str, ...]:
         where: the place of the files, which begins error texts.
 
     Raises:
-        DataLoss: the file does not hold features.
+        DataLoss: the file does not hold features, or has another format.
     """
     place = f"{where}/{FEATURES}"
-    document = checked(_DOCUMENT, parse_json(data, place, MOST_BYTES), place)
+    document = _document_of(data, place)
     named = (options.get("vocabulary") for options in document.features.values())
     return tuple(dict.fromkeys(file for file in named if isinstance(file, str)))
 
@@ -109,10 +109,10 @@ def features_of(
         hasher: makes keys of texts.
 
     Raises:
-        DataLoss: a file is missing, or does not hold features.
+        DataLoss: a file is missing, does not hold features, or has another format.
     """
     place = f"{where}/{FEATURES}"
-    document = checked(_DOCUMENT, parse_json(files[FEATURES], place, MOST_BYTES), place)
+    document = _document_of(files[FEATURES], place)
     try:
         features = tuple(feature_of(name, _chosen(entry)) for name, entry in document.features.items())
         named = {feature.name: getattr(feature, "vocabulary", None) for feature in features}
@@ -129,6 +129,14 @@ def features_of(
         if isinstance(feature, NumericFeature) and feature.scale != "none" and len(whole.statistics[feature.name]) != 2:
             raise DataLoss(f"{place}: is damaged: statistics.{feature.name} has not two numbers")
     return whole, document.arguments
+
+
+def _document_of(data: bytes, place: str) -> FeatureDocument:
+    document = parse_json(data, place, MOST_BYTES)
+    found = document.get("format") if isinstance(document, dict) else None
+    if found != FORMAT:
+        raise DataLoss(f"{place}: the features have format {found!r}; this program reads format {FORMAT}")
+    return checked(_DOCUMENT, document, place)
 
 
 def _chosen(options: dict[str, Any]) -> dict[str, Any]:

@@ -185,7 +185,7 @@ class ModelManifest:
         document = parse_json(data, where, MOST_BYTES)
         found = document.get("format") if isinstance(document, dict) else None
         if found != FORMAT:
-            raise DataLoss(f"{where}: is damaged: it has format {found!r}; this program reads {FORMAT}")
+            raise DataLoss(f"{where}: the manifest has format {found!r}; this program reads format {FORMAT}")
         manifest = checked(_MANIFEST, document, where)
         if security is not None:
             check_proof("version", _signed_fields(document), manifest.proof, security, where)

@@ -14,7 +14,7 @@ import pytest
 import sparserow as sr
 from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound
 from sparserow.proto.features.base import Feature
-from sparserow.proto.features.document import FEATURES, features_of, files_of
+from sparserow.proto.features.document import FEATURES, features_of, files_of, vocabulary_files
 from sparserow.proto.features.feature_set import FeatureSet
 from sparserow.proto.features.kinds import KINDS, feature_of
 
@@ -145,7 +145,6 @@ def test_damaged_documents_are_refused() -> None:
     document = json.loads(whole[FEATURES])
     assert features_of(whole, "v1")[0].features == features.features
     for change in (
-        {"format": 1},
         {"features": []},
         {"features": {"a": {"kind": "id", "modulo": 0}, "b": document["features"]["b"]}},
         {"statistics": {}},
@@ -159,6 +158,17 @@ def test_damaged_documents_are_refused() -> None:
             features_of(damaged, "v1")
     with pytest.raises(DataLoss, match="it is not JSON"):
         features_of({FEATURES: b"{"}, "v1")
+
+
+def test_features_of_another_format_are_refused_by_name() -> None:
+    whole = files_of(set_of(sr.features.IdFeature("a")), ("a",))
+    document = json.loads(whole[FEATURES])
+    for read in (features_of, lambda files, where: vocabulary_files(files[FEATURES], where)):
+        for other in (1, 3):
+            changed = {FEATURES: json.dumps({**document, "format": other}).encode()}
+            text = rf"v1/features\.json: the features have format {other}; this program reads format 2"
+            with pytest.raises(DataLoss, match=text):
+                read(changed, "v1")
 
 
 def test_a_timestamp_without_a_zone_is_in_utc() -> None:
