@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu bench lint lint-locks format sanitize audit docs wheel lock clean
+.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize audit docs wheel lock clean
 # The system packages, for who installs them before; tests want the last ones.
 packages:
 	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
@@ -109,6 +109,10 @@ sanitize: setup
 # Everything, the long forms too (fuzzing of a million frames, three seeds of Adult), with programs that are started.
 test-full: setup
 	@$(MAKE) --no-print-directory test FUZZ_FRAMES=1000000 SPARSEROW_TEST_FULL=1
+
+# tests/fixtures of this version anew; after its release they stay as they are (docs/versioning.md).
+fixtures: setup
+	@$(PY) tests/support/fixtures.py
 
 # Every benchmark but the longest, three rounds; it goes on where it was interrupted.
 bench: setup
