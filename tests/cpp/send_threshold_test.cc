@@ -66,10 +66,10 @@ TEST_CASE("a row that was written before the follower came goes at once, since n
   follow(*from, "serving", *to);
   for (const std::uint64_t key : range(0, 50)) CHECK(rows_of(*to).at({1, key}) == rows_of(*from).at({1, key}));
   // Another follower that counts finds counting as it is: what this one knows goes on.
-  REQUIRE(from->changes()
-              .open("another", from->changes().versions(), {}, std::chrono::seconds(0),
-                    {.updates = 3, .longest = kLong})
-              .is_ok());
+  REQUIRE(
+      from->changes()
+          .open("another", from->changes().versions(), {}, std::chrono::seconds(0), {.updates = 3, .longest = kLong})
+          .is_ok());
   push(*from, 1, range(0, 50));
   CHECK(follow(*from, "serving", *to).empty());
 }
