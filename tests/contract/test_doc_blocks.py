@@ -25,6 +25,7 @@ NOT_RUN = {
     "docs/own-models.md: sparserow train": "tests/e2e/test_own_models.py runs the first in a folder of its own",
     "docs/models.md: sparserow serve": "needs a published model; tests/e2e/test_zoo_jobs.py runs the second on one",
     "docs/parallel-towers.md: /ckpt/save": "a list of files",
+    "docs/compose.md: docker compose": "needs Docker; tests/e2e/test_compose.py runs the servers as processes",
     "docs/foreign-models.md: pip install": "installs packages; tests/e2e/test_foreign_models.py runs the scripts",
     "docs/gpu.md: make test-gpu": "installs torch for CUDA; tests/contract/test_gpu_target.py runs the second",
     "docs/gpu.md: docker build": "needs Docker",
