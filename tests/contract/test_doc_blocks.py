@@ -29,7 +29,7 @@ NOT_RUN = {
     "docs/foreign-models.md: pip install": "installs packages; tests/e2e/test_foreign_models.py runs the scripts",
     "docs/gpu.md: make test-gpu": "installs torch for CUDA; tests/contract/test_gpu_target.py runs the second",
     "docs/gpu.md: docker build": "needs Docker",
-    "docs/gpu.md: cd deploy/k8s": "needs a Kubernetes cluster",
+    "docs/gpu.md: cd deploy/k8s/base": "needs a Kubernetes cluster",
     "docs/job-metrics.md: sparserow report": "test_run_report.py does it; the second needs TensorBoard",
     "docs/kubernetes.md: docker build": "needs Docker and a Kubernetes cluster",
     "docs/operations.md: sparserow --security": "needs a machine of that name and an NVMe disk",

@@ -70,7 +70,7 @@ def test_the_image_for_cuda_is_the_workers_with_another_build_of_torch() -> None
     assert "COPY --from=worker-cuda-environment /opt/sparserow /opt/sparserow" in image
     assert {"gcc", "python3-dev"} <= packages("worker-cuda"), "with which Triton compiles launchers"
     (cache,) = re.findall(r"TRITON_CACHE_DIR=(\S+)", image)
-    train = (ROOT / "deploy" / "k8s" / "train.yaml").read_text()
+    train = (ROOT / "deploy" / "k8s" / "base" / "train.yaml").read_text()
     assert "readOnlyRootFilesystem: true" in train
     assert any(cache.startswith(f"{mount}/") for mount in re.findall(r"mountPath: (/tmp)\b", train))
     assert image.index("USER root") < image.index("apt-get") < image.index("USER 10001")
