@@ -97,7 +97,7 @@ class StepOnDevice:
         self.steps_undone = 0
         self.paddings: dict[str, int] = {}
         self._link: DeviceLink | None = None
-        self._offered: dict[bool, list[DevicePack]] = {True: [], False: []}  # by whether they are of the step
+        self._of_step: list[DevicePack] = []  # that were offered to it
         self._is_prefetched = False
         self._packs: list[DevicePack] = []
         self._known: dict[tuple[object, ...], _KnownLookups] = {}
@@ -121,6 +121,15 @@ class StepOnDevice:
             )
         return link
 
+    def _offered(self, train: bool) -> list[DevicePack]:
+        """The packs that were offered to the step, or else to this thread's forward of an evaluation."""
+        if train:
+            return self._of_step
+        if not hasattr(self._of_thread, "offered"):
+            self._of_thread.offered = []
+        offered: list[DevicePack] = self._of_thread.offered
+        return offered
+
     @property
     def _copies(self) -> list[_HostCopy]:
         if not hasattr(self._of_thread, "copies"):
@@ -139,8 +148,10 @@ class StepOnDevice:
         return self._is_prefetched
 
     def offer(self, pack: DevicePack, *, train: bool = True) -> None:
-        """Has lookups of this step, or of an evaluation's forward, look for their ids in the pack of a batch first."""
-        self._offered[train].append(pack)
+        """Has lookups of this step, or of this thread's forward of an evaluation, look for their ids in the pack of a
+        batch first.
+        """
+        self._offered(train).append(pack)
         self._is_prefetched = self._is_prefetched or train
 
     def send_and_offer(self, native: _client.LookupPack, *, train: bool) -> None:
@@ -151,11 +162,11 @@ class StepOnDevice:
             train: whether the lookups belong to this step, or else to an evaluation.
         """
         if native.bytes and self._link is not None:
-            self._offered[train].append(send_pack(self._link, native, self.paddings, trains=train))
+            self._offered(train).append(send_pack(self._link, native, self.paddings, trains=train))
 
     def end_evaluation(self) -> None:
-        """Forgets the packs that were offered to an evaluation's forward, and this thread's copies on the host."""
-        self._offered[False] = []
+        """Forgets the packs that were offered to this thread's forward of an evaluation, and its copies on the host."""
+        self._offered(train=False).clear()
         self._copies.clear()
 
     def keep_host_copy(self, there: Tensor, host: Tensor) -> None:
@@ -216,7 +227,7 @@ class StepOnDevice:
         lacking = [(table, _describe(each, host, link)) for table, each, host in zip(tables, ids, hosts, strict=True)]
         found: list[FoundLookup | None] = [None] * len(ids)
         places = list(range(len(ids)))  # of those that are lacking
-        for pack in self._offered[train]:
+        for pack in self._offered(train):
             parts = pack.native.find(lacking)
             for place, part in zip(places, parts, strict=True):
                 found[place] = FoundLookup(pack, part) if part >= 0 else None
@@ -304,7 +315,7 @@ class StepOnDevice:
     def forget(self) -> None:
         """Ends the step: its packs are forgotten, and their memory is free once nothing reads it."""
         self.drop_gradients()
-        self._offered[True] = []
+        self._of_step = []
         self._is_prefetched = False
         self._packs, self._known = [], {}
         self._copies.clear()

@@ -31,6 +31,7 @@ from ...proto.published.registry import ModelRegistry
 from ..client.client import ServingClient
 from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
+from .ids_ahead import IdsAhead
 from .load_program import exported_program
 from .lookup_cache import LookupCache
 from .program_inputs import ProgramInput, error_of_call, inputs_of
@@ -76,6 +77,7 @@ class _Loaded:
     generation: int  # the generation of the client's connections
     names: frozenset[str]  # the names of tables that the session binds in this process
     on_device: StepOnDevice | None = None  # None: the program is on the host
+    ids_ahead: IdsAhead | None = None  # of a program on a device
     features: FeatureSet | None = None  # None: the program takes tensors
     arguments: tuple[str, ...] = ()  # the feature of each argument
     dense: DenseVersion | None = None
@@ -273,9 +275,11 @@ class ServedModel(Closing):
         if loaded.on_device is None:
             return loaded.module(*arguments)
         try:
-            return loaded.module(*_there(arguments, loaded.on_device, self._device))
+            there, computed = _there(arguments, loaded.on_device, self._device, loaded.ids_ahead)
+            with IdsAhead.given(computed):
+                return loaded.module(*there)
         finally:
-            loaded.on_device.forget()  # of this thread: the host's copies of its arguments
+            loaded.on_device.end_evaluation()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -296,7 +300,10 @@ class ServedModel(Closing):
         generation = self._client.generation
         shards, version, shapes = self._client.shards()
         manifest = ModelRegistry(self._root).trusted_manifest(self._client.model, version, self._keys())
-        program = before.program if before is not None and before.version == version else self._program(manifest)
+        if before is not None and before.version == version:
+            program, ids_ahead = before.program, before.ids_ahead
+        else:
+            program, ids_ahead = self._program(manifest)
         tables = {f"{manifest.namespace}/{name}": shape for name, shape in shapes.items()}
         on_host = None if self._device.type != "cpu" else self._cache_on_host(shards, shapes)
         session = _client.NativeSession(
@@ -316,10 +323,11 @@ class ServedModel(Closing):
             session,
             on_host if on_device is None else on_device.cache,
             program,
-            program.module(),
+            _module_of(program, ids_ahead),
             generation,
             frozenset(tables),
             on_device,
+            ids_ahead,
             features,
             arguments,
         )
@@ -363,24 +371,33 @@ class ServedModel(Closing):
     def _keys(self) -> Security:
         return trusted_keys(self._client.security)
 
-    def _program(self, manifest: ModelManifest) -> torch.export.ExportedProgram:
+    def _program(self, manifest: ModelManifest) -> tuple[torch.export.ExportedProgram, IdsAhead | None]:
+        """The program on the model's device, and what computes its ids on the host where that is another one."""
         program = exported_program(self._folder(manifest.version), manifest, self._keys())
         for name, constant in program.constants.items():  # the anchors, which make autograd record lookups
             if isinstance(constant, torch.Tensor):
                 program.constants[name] = constant.detach()
-        return program if self._device.type == "cpu" else move_to_device_pass(program, self._device)
+        if self._device.type == "cpu":
+            return program, None
+        ids_ahead = IdsAhead(program.module())
+        return move_to_device_pass(program, self._device), ids_ahead if ids_ahead else None
 
     def _with_newest_dense(self, loaded: _Loaded) -> _Loaded:
         folder = self._folder(loaded.version)
         check = check_dense(self._client.model, loaded.version, self._keys())
         dense, data = read_dense(folder, newest_number(folder), check)
         weights = decode_tree(data, f"{folder.url}: dense weights {dense.number}", tensor_of)
-        module = loaded.program.module()
+        module = _module_of(loaded.program, loaded.ids_ahead)
         present = module.state_dict()
         if {key: value.shape for key, value in weights.items()} != {key: value.shape for key, value in present.items()}:
             raise DataLoss(f"{folder.url}: dense weights {dense.number} do not match those of the program")
         module.load_state_dict({key: value.to(present[key]) for key, value in weights.items()}, assign=True)
         return dataclasses.replace(loaded, module=module, dense=dense)
+
+
+def _module_of(program: torch.export.ExportedProgram, ids_ahead: IdsAhead | None) -> torch.fx.GraphModule:
+    module = program.module()
+    return module if ids_ahead is None else ids_ahead.on_device(module)
 
 
 def _bind(loaded: _Loaded, tables: dict[str, TableShape]) -> None:
@@ -397,14 +414,38 @@ def _is_on_host(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
-def _there(arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device) -> tuple[Any, ...]:
-    """Returns the arguments on the device; those on the host cross in one copy, and ids are known on both sides."""
+def _there(
+    arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device, ids_ahead: IdsAhead | None
+) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Returns the arguments on the device, and what the program is given beside them.
+
+    What is on the host crosses in one copy, with the rows of lookups whose ids are known ahead; ids are known on both
+    sides.
+    """
     leaves, structure = pytree.tree_flatten(arguments)
     mine = [value for value in leaves if _is_on_host(value)]
-    crossed = iter(BatchOnDevice(step.link(device), step, None, mine).receive())
+    native, computed = None, []
+    if ids_ahead is not None:
+        ids = ids_ahead.of(
+            value if _is_on_host(value) or not isinstance(value, torch.Tensor) else value.cpu() for value in leaves
+        )
+        computed = list(ids.computed)
+        if step.cache is None:
+            native = _client.LookupPack(
+                [
+                    (table, (each.data_ptr(), each.data_ptr(), tuple(each.shape), each.stride(), each.element_size()))
+                    for table, each in ids.lookups
+                ],
+                train=False,
+                with_gradient=False,
+            )
+    sent = BatchOnDevice(step.link(device), step, native, [*mine, *computed])
+    if sent.pack is not None:
+        step.offer(sent.pack, train=False)
+    crossed = iter(sent.receive())
     there = [next(crossed) if _is_on_host(value) else value for value in leaves]
     moved: tuple[Any, ...] = pytree.tree_unflatten(there, structure)
-    return moved
+    return moved, list(crossed)
 
 
 def _keep_fresh(model: weakref.ref[ServedModel], ended: threading.Event, pause_sec: float) -> None:

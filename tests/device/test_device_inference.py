@@ -39,8 +39,8 @@ def test_scores_are_those_of_the_host(published: tuple[str, list[Tensor]]) -> No
             torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-6)
         COUNTS.reset()
         again = served(*batch(0))
-        # The arguments in one copy, rows in another; ids that the program makes come back in one.
-        assert (COUNTS.to_device, COUNTS.to_host) == (2, 1), COUNTS.log
+        # Arguments, computed ids and rows in one copy; no id comes back.
+        assert (COUNTS.to_device, COUNTS.to_host, COUNTS.waits) == (1, 0, 0), COUNTS.log
         torch.testing.assert_close(again.cpu(), scores[0], rtol=1e-5, atol=1e-6)
 
 
@@ -273,3 +273,54 @@ def test_a_call_whose_rows_are_kept_has_as_many_operations_for_26_tables_as_for_
     assert few == many
     print(many)
     assert sum(many.values()) <= 25
+
+
+class Chained(nn.Module):
+    """Ids that another lookup's rows give, ids by arithmetic of floats and of integers, and ids by bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = (nn.Embedding(200, 4) for _ in range(4))
+        self.register_buffer("bounds", torch.tensor([0.2, 0.4, 0.8]))
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, ids: Tensor, age: Tensor) -> Tensor:
+        first = self.first((ids * 31).remainder(200))
+        rows = [
+            first,
+            self.second(first.argmax(1)),
+            self.third((age * 100.0).long()),
+            self.fourth(torch.bucketize(age, self.bounds)),
+        ]
+        return self.head(torch.cat(rows, 1)).squeeze(1)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["pulled", "cached"])
+def test_ids_that_are_not_known_ahead_are_looked_up_when_they_are(tmp_path: Path, cached: bool) -> None:
+    root = str(tmp_path)
+
+    def given(seed: int) -> tuple[Tensor, Tensor]:
+        made = torch.Generator().manual_seed(seed)
+        return torch.randint(0, 10**6, (9,), generator=made), torch.rand(9, generator=made)
+
+    with sr.local_cluster(shards=1) as cluster, sr.connect(cluster.address, "ads") as session:
+        torch.manual_seed(0)
+        model = session.distribute(Chained(), optimizer=sr.optim.SGD(lr=0.1), min_rows=1)
+        session.publish("ctr", root=root, model=model, example=given(0))
+        model.eval()
+        with torch.no_grad():
+            expected = [model(*given(seed)) for seed in range(4)]
+    cache = sr.LookupCache(1 << 20, ttl_ms=3_600_000) if cached else None
+    with (
+        sr.local_serving("ctr", root=root, poll="50ms") as serving,
+        sr.ServingClient(serving.addresses) as client,
+        ServedModel(client, root, device=device(), cache=cache) as served,
+    ):
+        for seed in (*range(4), 0):
+            torch.testing.assert_close(served(*given(seed)).cpu(), expected[seed], rtol=1e-5, atol=1e-6)
+        there = [each.to(device()) for each in given(1)]
+        torch.testing.assert_close(served(*there).cpu(), expected[1], rtol=1e-5, atol=1e-6)
+        with pytest.raises(sr.errors.InvalidArgument, match="the number of arguments is 1, and 2 is allowed"):
+            served(given(0)[0])
+        with pytest.raises(sr.errors.InvalidArgument, match="ids"):
+            served(torch.rand(9), torch.rand(9))
