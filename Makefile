@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize audit docs wheel lock clean
+.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize audit docs wheel release lock clean
 # The system packages, for who installs them before; tests want the last ones.
 packages:
 	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
@@ -180,7 +180,11 @@ docs: setup
 # dist/*.whl, with RocksDB, OpenSSL and the libraries that they need inside: it installs without a compiler and a system
 # package.
 wheel: setup
-	@$(PY) deploy/package/build_wheel.py
+	@$(PY) -m sparserow.deploy.package.build_wheel
+
+# A release of this checkout: its version, the section of the changelog, wheel, sdist, commit and tag. Publishes nothing.
+release: setup
+	@$(PY) -m sparserow.deploy.package.release "$(VERSION)"
 
 # requirements/*.txt anew, with the versions that they have where pyproject.toml allows these; ARGS="--upgrade" takes the
 # newest. torch is in none, since TORCH names it; a build without CUDA is where TORCH_PIP="--index-url URL" says.

@@ -1,0 +1,123 @@
+"""Makes a release of this checkout, for ``make release VERSION=X.Y.Z``; what is made stays on this machine.
+
+    check -> version and changelog -> wheel and sdist, looked at -> commit -> tag
+
+Whatever fails, the checkout is as it was before: the commit and the tag come last, and what was written is taken back.
+Publishing is a person's act; the last line says how.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from zipfile import ZipFile
+
+from . import build_wheel
+from .build_wheel import DIST, ROOT, only, output
+
+PROJECT, CHANGELOG = ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"
+TOOLS = Path("build", "release-tools")  # in the checkout
+IN_WHEEL = ("licenses/NOTICE", "licenses/LICENSE", "sboms/sparserow.cdx.json")
+_HEADING = "## [Unreleased]\n"
+
+
+def problem_of(version: str, tags: Sequence[str], changed: str, changelog: str) -> str:
+    """Returns why a version cannot be released; "" where it can.
+
+    Args:
+        version: as it was asked for.
+        tags: of the checkout.
+        changed: what ``git status --porcelain`` prints.
+        changelog: the text of CHANGELOG.md.
+    """
+    if re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", version) is None:
+        return f"VERSION: {version!r} is not allowed; allowed: X.Y.Z, three numbers"
+    if changed:
+        return f"the checkout has changes that are not committed:\n{changed.rstrip()}"
+    released = [tag[1:] for tag in tags if re.fullmatch(r"v\d+\.\d+\.\d+", tag)]
+    newest = max(released, key=_numbers, default="")
+    if newest and _numbers(version) <= _numbers(newest):
+        return f"VERSION: {version} is not allowed; allowed: later than {newest}, which was released"
+    if "- " not in unreleased(changelog):
+        return "CHANGELOG.md: [Unreleased] has no entry; allowed: one for each change that users see"
+    return ""
+
+
+def unreleased(changelog: str) -> str:
+    """Returns what stands under [Unreleased]."""
+    _, _, rest = changelog.partition(_HEADING)
+    return re.split(r"^## \[", rest, maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
+def released(changelog: str, version: str, day: str) -> str:
+    """Returns the changelog with the entries under [Unreleased] as those of a version."""
+    return changelog.replace(_HEADING, f"{_HEADING}\n## [{version}] - {day}\n", 1)
+
+
+def with_version(project: str, version: str) -> str:
+    """Returns the text of pyproject.toml with another version."""
+    made = re.sub(r'^version = ".*"$', f'version = "{version}"', project, count=1, flags=re.MULTILINE)
+    if tomllib.loads(made)["project"]["version"] != version:
+        raise SystemExit("sparserow: pyproject.toml has no line with the project's version")
+    return made
+
+
+def build(version: str) -> list[Path]:
+    """Builds wheel and sdist into ``dist`` and looks at both; returns their paths."""
+    output("make", "setup")
+    build_wheel.main()
+    for old in DIST.glob("*.tar.gz"):
+        old.unlink()
+    make_sdist = f"import setuptools.build_meta as backend; backend.build_sdist({str(DIST)!r})"
+    output(sys.executable, "-c", make_sdist)
+    wheel, sdist = only(DIST, f"sparserow-{version}-*.whl"), only(DIST, f"sparserow-{version}.tar.gz")
+    with ZipFile(wheel) as content:
+        lacking = {f"sparserow-{version}.dist-info/{name}" for name in IN_WHEEL} - set(content.namelist())
+    if lacking:
+        raise SystemExit(f"sparserow: {wheel.name} is without {', '.join(sorted(lacking))}")
+    if not (ROOT / TOOLS / "bin" / "twine").exists():
+        output(sys.executable, "-m", "venv", TOOLS)
+        output(TOOLS / "bin" / "pip", "install", "-q", "--disable-pip-version-check", "twine")
+    print(output(TOOLS / "bin" / "twine", "check", "--strict", wheel, sdist).strip())
+    print(output(sys.executable, "-m", "auditwheel", "show", wheel).strip())
+    return [wheel, sdist]
+
+
+def main(version: str) -> None:
+    """Makes a release.
+
+    Raises:
+        SystemExit: the version cannot be released, or a step failed; the checkout is as before.
+    """
+    changelog = CHANGELOG.read_text()
+    problem = problem_of(version, output("git", "tag").split(), output("git", "status", "--porcelain"), changelog)
+    if problem:
+        raise SystemExit(f"sparserow: {problem}")
+    before = output("git", "rev-parse", "HEAD").strip()
+    try:
+        PROJECT.write_text(with_version(PROJECT.read_text(), version))
+        CHANGELOG.write_text(released(changelog, version, f"{datetime.now(UTC):%Y-%m-%d}"))
+        made = build(version)
+        output("git", "commit", "-q", "-a", "-m", f"release: {version}", "-m", "Made by `make release`.")
+        output("git", "tag", "-a", f"v{version}", "-m", f"Sparserow {version}")
+    except BaseException:
+        output("git", "reset", "-q", "--hard", before)
+        print(f"sparserow: no release was made, and the checkout is at {before[:12]} as before", file=sys.stderr)
+        raise
+    names = " ".join(str(path.relative_to(ROOT)) for path in made)
+    print(f"sparserow: {version} is committed and has the tag v{version}; nothing is published. To publish it:")
+    print(f"  git push origin HEAD v{version} && {TOOLS}/bin/twine upload {names}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not sys.argv[1]:
+        raise SystemExit("usage: make release VERSION=X.Y.Z")
+    main(sys.argv[1])
