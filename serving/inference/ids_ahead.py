@@ -17,8 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
-from ...cpp_ext import torch_ops as ops
+from ...cpp_ext import _client, torch_ops as ops
+from ...cpp_ext.device_pack import BatchOnDevice
+from ...cpp_ext.device_step import StepOnDevice
 
 _VIEWS = ("select", "slice", "view", "_unsafe_view", "unsqueeze", "squeeze", "transpose", "t", "permute", "expand")
 
@@ -34,6 +37,18 @@ class HostIds:
 
     lookups: Sequence[tuple[str, Tensor]]
     computed: Sequence[Tensor]
+
+    def pulled(self) -> _client.LookupPack:
+        """The rows of all lookups, in one pull.
+
+        Raises:
+            SparserowError: they cannot be pulled, or an id is out of range.
+        """
+        described = [
+            (table, (ids.data_ptr(), ids.data_ptr(), tuple(ids.shape), ids.stride(), ids.element_size()))
+            for table, ids in self.lookups
+        ]
+        return _client.LookupPack(described, train=False, with_gradient=False)
 
 
 class IdsAhead:
@@ -52,6 +67,7 @@ class IdsAhead:
         self._computed = [node.name for node in bases if node.op == "call_function"]
         outputs = [ids for _, ids in lookups] + [node for node in bases if node.op == "call_function"]
         self._graph = fx.GraphModule(program, _graph_of(program.graph, outputs))
+        self._needed = [bool(node.users) for node in self._graph.graph.nodes if node.op == "placeholder"]
 
     def __bool__(self) -> bool:
         """Whether the ids of a lookup are known ahead."""
@@ -72,9 +88,13 @@ class IdsAhead:
         """Computes the ids of a call.
 
         Args:
-            leaves: the arguments on the host, flattened.
+            leaves: the arguments, flattened; those on a device that ids depend on are copied from there.
+
+        Raises:
+            ValueError: there are more or fewer than the program takes.
         """
-        made = self._graph(*leaves)
+        pairs = zip(leaves, self._needed, strict=True)
+        made = self._graph(*(_on_host(each) if is_needed else None for each, is_needed in pairs))
         of_lookups = made[: len(self._tables)]
         ids = [each.to(torch.int64).contiguous() for each in of_lookups]
         return HostIds(list(zip(self._tables, ids, strict=True)), made[len(self._tables) :])
@@ -88,6 +108,44 @@ class IdsAhead:
             yield
         finally:
             _of_thread.given = ()
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def sent_arguments(
+    arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device, ids_ahead: IdsAhead | None
+) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """Returns the arguments of a call on the device, and what the program is given beside them.
+
+    What is on the host crosses in one copy, with the rows of lookups whose ids are known ahead; a cache on the device
+    has those of its own.
+
+    Args:
+        arguments: of the call.
+        step: what the session has on the device.
+        device: of the program.
+        ids_ahead: of the program; None: no lookup's ids are known ahead.
+    """
+    leaves, structure = pytree.tree_flatten(arguments)
+    mine = [value for value in leaves if _is_on_host(value)]
+    native, computed = None, []
+    if ids_ahead is not None:
+        ids = ids_ahead.of(leaves)
+        computed = list(ids.computed)
+        native = ids.pulled() if step.cache is None else None
+    sent = BatchOnDevice(step.link(device), step, native, [*mine, *computed])
+    if sent.pack is not None:
+        step.offer(sent.pack, train=False)
+    crossed = iter(sent.receive())
+    there = [next(crossed) if _is_on_host(value) else value for value in leaves]
+    moved: tuple[Any, ...] = pytree.tree_unflatten(there, structure)
+    return moved, list(crossed)
+
+
+def _is_on_host(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu"
 
 
 _of_thread = threading.local()

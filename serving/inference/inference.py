@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export.passes import move_to_device_pass
-from torch.utils import _pytree as pytree
 
 from ...cpp_ext import _client
 from ...cpp_ext.device.link import link_of
 from ...cpp_ext.device_cache import CacheSize, DeviceCache
-from ...cpp_ext.device_pack import BatchOnDevice
 from ...cpp_ext.device_step import StepOnDevice, register
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto.arguments import check_integer, check_number
@@ -31,7 +29,7 @@ from ...proto.published.registry import ModelRegistry
 from ..client.client import ServingClient
 from .call_gate import CallGate
 from .column_arguments import arguments_of, features_of_version, is_of_columns
-from .ids_ahead import IdsAhead
+from .ids_ahead import IdsAhead, sent_arguments
 from .load_program import exported_program
 from .lookup_cache import LookupCache
 from .program_inputs import ProgramInput, error_of_call, inputs_of
@@ -275,7 +273,7 @@ class ServedModel(Closing):
         if loaded.on_device is None:
             return loaded.module(*arguments)
         try:
-            there, computed = _there(arguments, loaded.on_device, self._device, loaded.ids_ahead)
+            there, computed = sent_arguments(arguments, loaded.on_device, self._device, loaded.ids_ahead)
             with IdsAhead.given(computed):
                 return loaded.module(*there)
         finally:
@@ -408,44 +406,6 @@ def _bind(loaded: _Loaded, tables: dict[str, TableShape]) -> None:
         )
         if loaded.on_device is not None:
             register(name, loaded.on_device)
-
-
-def _is_on_host(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
-
-
-def _there(
-    arguments: tuple[Any, ...], step: StepOnDevice, device: torch.device, ids_ahead: IdsAhead | None
-) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-    """Returns the arguments on the device, and what the program is given beside them.
-
-    What is on the host crosses in one copy, with the rows of lookups whose ids are known ahead; ids are known on both
-    sides.
-    """
-    leaves, structure = pytree.tree_flatten(arguments)
-    mine = [value for value in leaves if _is_on_host(value)]
-    native, computed = None, []
-    if ids_ahead is not None:
-        ids = ids_ahead.of(
-            value if _is_on_host(value) or not isinstance(value, torch.Tensor) else value.cpu() for value in leaves
-        )
-        computed = list(ids.computed)
-        if step.cache is None:
-            native = _client.LookupPack(
-                [
-                    (table, (each.data_ptr(), each.data_ptr(), tuple(each.shape), each.stride(), each.element_size()))
-                    for table, each in ids.lookups
-                ],
-                train=False,
-                with_gradient=False,
-            )
-    sent = BatchOnDevice(step.link(device), step, native, [*mine, *computed])
-    if sent.pack is not None:
-        step.offer(sent.pack, train=False)
-    crossed = iter(sent.receive())
-    there = [next(crossed) if _is_on_host(value) else value for value in leaves]
-    moved: tuple[Any, ...] = pytree.tree_unflatten(there, structure)
-    return moved, list(crossed)
 
 
 def _keep_fresh(model: weakref.ref[ServedModel], ended: threading.Event, pause_sec: float) -> None:
