@@ -84,11 +84,11 @@ def test_the_second_coordinator_leads_when_the_first_one_ends(
             table = session.create_table("clicks", dim=4, optimizer=sr.optim.SGD(lr=1.0))
             table.push(keys, np.ones((9, 4), np.float32))
             rows = table.pull(keys)
-        first = next(each for each in coordinators.values() if "this coordinator leads" in each.err)
-        (second,) = (each for each in coordinators.values() if each is not first)
-        assert "this coordinator leads" not in second.err
+        # On a busy machine etcd may have chosen another one meanwhile.
+        second, first = sorted(coordinators.values(), key=_led_at)
+        before = second.err.count(_IS_READY)
         first.signal(signal.SIGKILL)
-        wait_until(lambda: _IS_READY in second.err, "the second coordinator to lead both shards")
+        wait_until(lambda: second.err.count(_IS_READY) > before, "the second coordinator to lead both shards")
         with sr.connect(address, "ads", staleness=None) as session:
             np.testing.assert_array_equal(session.table("clicks").pull(keys), rows)
     finally:
@@ -98,6 +98,11 @@ def test_the_second_coordinator_leads_when_the_first_one_ends(
 
 
 _IS_READY = "the cluster is ready: all 2 shards serve"
+
+
+def _led_at(coordinator: Process) -> str:
+    """When a coordinator began to lead the last time; "" where it never did."""
+    return max((line for line in coordinator.err.splitlines() if "this coordinator leads" in line), default="")
 
 
 def _without_ssd(words: list[str]) -> list[str]:
