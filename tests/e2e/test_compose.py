@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from torch import nn
@@ -30,6 +31,7 @@ class Clicks(nn.Module):
         return self.tower(self.ad(ids))[:, 0]
 
 
+@pytest.mark.full("tests/contract/test_compose.py checks the same command lines, ports and files")
 def test_its_servers_train_publish_and_serve(launcher: Launcher, tmp_path: Path) -> None:
     local = LocalServices(tmp_path)
 

@@ -32,7 +32,7 @@ def secrets(tmp_path: Path) -> Iterator[Path]:
     use_security(None)
 
 
-@pytest.mark.full("tests/e2e/test_compose.py trains and serves, without TLS")
+@pytest.mark.full("tests/contract/test_kubernetes.py checks the same command lines")
 def test_the_trial_trains_and_serves_without_storage(launcher: Launcher, tmp_path: Path, secrets: Path) -> None:
     made = Manifests("small")
     pods = LocalPods(made, tmp_path)

@@ -44,9 +44,12 @@ class LocalServices:
     def __init__(self, volume: Path) -> None:
         self._volume = volume
         self._services = server_services()
-        self._ports = {
-            (name, port): free_port() for name, service in self._services.items() for port in ports_of(service).values()
-        }
+        wanted = [(name, port) for name, service in self._services.items() for port in ports_of(service).values()]
+        self._ports: dict[tuple[str, int], int] = {}
+        while len(self._ports) < len(wanted):
+            port = free_port()
+            if port not in self._ports.values():  # none of them listens yet, so one may be drawn twice
+                self._ports[wanted[len(self._ports)]] = port
 
     def address(self, target: str) -> str:
         """``127.0.0.1:PORT`` of ``SERVICE:PORT``; KeyError where that service does not listen there."""
