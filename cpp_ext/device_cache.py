@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from .device.byte_layout import ByteLayout, view_of
 from .device.link import DeviceLink
 from .device.lookup_math import joined
 from .device.row_directory import BYTES_OF_PLACE, WAYS, RowDirectory
+from .device_pack import described
 
 if TYPE_CHECKING:
     from .device_groups import LookupOptions
@@ -150,14 +152,11 @@ class DeviceCache:
         begin = 0
         for run in runs:
             here = lacking[(lacking >= begin) & (lacking < begin + run.size)] - begin
-            wanted.append(_Wanted.of(run, here, keys[begin : begin + run.size]))
+            if len(here):
+                wanted.append(_Wanted.of(run, here, keys[begin : begin + run.size]))
             begin += run.size
         hosts = [(name, torch.from_numpy(unique)) for each in wanted for name, unique in each.unique]
-        native = _client.LookupPack(
-            [(name, (ids.data_ptr(), ids.data_ptr(), (len(ids),), (1,), 8)) for name, ids in hosts],
-            train=False,
-            with_gradient=False,
-        )
+        native = _client.LookupPack([(name, described(ids)) for name, ids in hosts], train=False, with_gradient=False)
         # The pack's runs are of the widths that lack rows, in their order, and a run's rows those of its tables.
         with self._lock:
             self._link.after(self._last)
@@ -172,22 +171,13 @@ class DeviceCache:
             layout.write(tensors, host)
             buffer = self._link.receive(self._link.send(host))
             there = iter(layout.views(buffer))
-            pack_runs = iter(native.runs)
-            for each in wanted:
-                if not each.unique:
-                    for _ in range(_LISTS):
-                        next(there)
-                    continue
-                n, dim, first = next(pack_runs)
+            for each, (n, dim, first) in zip(wanted, native.runs, strict=True):
                 rows = view_of(buffer, first, torch.float32, (n, dim))
-                lacks, sources, kept, kept_keys, places = (next(there) for _ in range(_LISTS))
+                lacks, sources, kept, kept_keys, places = itertools.islice(there, 5)
                 each.run.rows.index_copy_(0, lacks, rows.index_select(0, sources))
                 width = each.run.width
                 width.directory.write(width.store, rows.index_select(0, kept), kept_keys, places, now)
             self._last = self._link.mark()
-
-
-_LISTS = 5  # that _Wanted.lists gives
 
 
 class _Width:

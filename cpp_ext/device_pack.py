@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 Described: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 
 
+def described(ids: Tensor) -> Described:
+    """Ids on the host, contiguous int64, as the native half takes them; they must outlive its call."""
+    return ids.data_ptr(), ids.data_ptr(), tuple(ids.shape), ids.stride(), ids.element_size()
+
+
 class RowsOfLookups(Protocol):
     """Rows of several lookups on a device, and the position of each id among them."""
 

@@ -84,10 +84,9 @@ class RowDirectory:
             request.
         """
         sets = np.remainder((keys * np.int64(_MULTIPLIER)) >> _SHIFT, self._sets) + first_set
-        kept, asked = self._host_keys[sets], self._host_asked[sets].copy()
-        own = (kept == keys[:, None]) & (asked > _NEVER)
+        own = (self._host_keys[sets] == keys[:, None]) & (self._host_asked[sets] > _NEVER)
         has_own, ways = own.any(1), own.argmax(1)
-        places = np.where(has_own & (asked.max(1, initial=_NEVER, where=own) < asked_ms), sets * WAYS + ways, -1)
+        places = np.where(has_own & (self._host_asked[sets, ways] < asked_ms), sets * WAYS + ways, -1)
         # The others take the oldest places of their set, the k-th of them the k-th oldest, but none of those above.
         of_sets, set_of = np.unique(sets, return_inverse=True)
         is_taken = np.zeros((len(of_sets), WAYS), bool)

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ...cpp_ext import _client, torch_ops as ops
-from ...cpp_ext.device_pack import BatchOnDevice
+from ...cpp_ext.device_pack import BatchOnDevice, described
 from ...cpp_ext.device_step import StepOnDevice
 
 _VIEWS = ("select", "slice", "view", "_unsafe_view", "unsqueeze", "squeeze", "transpose", "t", "permute", "expand")
@@ -44,11 +44,8 @@ class HostIds:
         Raises:
             SparserowError: they cannot be pulled, or an id is out of range.
         """
-        described = [
-            (table, (ids.data_ptr(), ids.data_ptr(), tuple(ids.shape), ids.stride(), ids.element_size()))
-            for table, ids in self.lookups
-        ]
-        return _client.LookupPack(described, train=False, with_gradient=False)
+        wanted = [(table, described(ids)) for table, ids in self.lookups]
+        return _client.LookupPack(wanted, train=False, with_gradient=False)
 
 
 class IdsAhead:

@@ -1,8 +1,8 @@
 // Lets rows wait that have changed little since they were last sent to a follower.
 //
 // With ThresholdOptions a changed row goes to the follower when one of these holds, and waits until then:
-//   - it was written `updates` times since it was last sent (0: they are not counted), or nobody counted: it was
-//     written before a follower came that wants to know;
+//   - it was written `updates` times since it was last sent (0: they are not counted), or how often is not known: it
+//     was written before a follower with `updates` came;
 //   - its weights are further than `move` (L2) from those that were last sent (0: not measured), or it is not known
 //     what was sent: the row is new, or its copy had no room within `bytes`;
 //   - it has waited for `longest`.
