@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from sparserow_process import free_port
+from sparserow_process import free_ports
 
 COMPOSE_FILE = Path(__file__).resolve().parents[2] / "deploy" / "compose.yaml"
 VOLUME = "/shared"
@@ -45,11 +45,7 @@ class LocalServices:
         self._volume = volume
         self._services = server_services()
         wanted = [(name, port) for name, service in self._services.items() for port in ports_of(service).values()]
-        self._ports: dict[tuple[str, int], int] = {}
-        while len(self._ports) < len(wanted):
-            port = free_port()
-            if port not in self._ports.values():  # none of them listens yet, so one may be drawn twice
-                self._ports[wanted[len(self._ports)]] = port
+        self._ports = dict(zip(wanted, free_ports(len(wanted)), strict=True))
 
     def address(self, target: str) -> str:
         """``127.0.0.1:PORT`` of ``SERVICE:PORT``; KeyError where that service does not listen there."""

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from kubernetes_manifests import NAMESPACE, Manifests
-from sparserow_process import free_port
+from sparserow_process import free_ports
 
 # Volumes that each pod has for itself; all share the others.
 _OWN = ("state", "data")
@@ -26,10 +26,13 @@ class LocalPods:
 
     def __init__(self, made: Manifests, folder: Path) -> None:
         self._made, self._folder = made, folder
-        self._ports: dict[tuple[str, int], int] = {}
-        for name, _, container in made.pods():
-            for pod in self.pods_of(name):
-                self._ports |= {(pod, port["containerPort"]): free_port() for port in container["ports"]}
+        wanted = [
+            (pod, port["containerPort"])
+            for name, _, container in made.pods()
+            for pod in self.pods_of(name)
+            for port in container["ports"]
+        ]
+        self._ports = dict(zip(wanted, free_ports(len(wanted)), strict=True))
 
     def pods_of(self, name: str) -> list[str]:
         """The names of the pods of a StatefulSet, or that of something else."""

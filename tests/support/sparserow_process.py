@@ -80,6 +80,14 @@ def free_port() -> int:
             return port
 
 
+def free_ports(count: int) -> list[int]:
+    """As many different ports as :func:`free_port` gives."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
+
+
 def run_ranks(script: str, world: int, *arguments: object, deadline_sec: float = 600, interprets: bool = True) -> None:
     """Runs ``python SCRIPT RANK ARGUMENTS...`` for each rank at once; fails unless all end well in time.
 
