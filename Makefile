@@ -178,13 +178,16 @@ docs: setup
 	@echo "sparserow: build/site/index.html"
 
 # dist/*.whl, with RocksDB, OpenSSL and the libraries that they need inside: it installs without a compiler and a system
-# package.
+# package. It is for this Python and this torch, and for those that are named: TORCHES="2.12 2.14" has pip find headers of
+# torch, and PYTHONS="python3.12" are interpreters with headers.
+TORCHES ?=
+PYTHONS ?=
 wheel: setup
-	@$(PY) -m sparserow.deploy.package.build_wheel
+	@$(PY) -m sparserow.deploy.package.build_wheel --torches $(TORCHES) --pythons $(PYTHONS)
 
 # A release of this checkout: its version, the section of the changelog, wheel, sdist, commit and tag. Publishes nothing.
 release: setup
-	@$(PY) -m sparserow.deploy.package.release "$(VERSION)"
+	@$(PY) -m sparserow.deploy.package.release "$(VERSION)" --torches $(TORCHES) --pythons $(PYTHONS)
 
 # requirements/*.txt anew, with the versions that they have where pyproject.toml allows these; ARGS="--upgrade" takes the
 # newest. torch is in none, since TORCH names it; a build without CUDA is where TORCH_PIP="--index-url URL" says.

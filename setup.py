@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -69,10 +70,13 @@ def newest(paths: list[Path]) -> float:
 
 
 def is_built() -> bool:
-    """Whether the libraries beside ``cpp_ext/__init__.py`` are newer than all their sources."""
+    """Whether the libraries beside ``cpp_ext/__init__.py`` are for this torch and newer than all their sources."""
     libraries = list((ROOT / "cpp_ext").glob("*.so"))
+    minor = ".".join(version("torch").split(".")[:2])
+    if not (ROOT / "cpp_ext" / f"libsparserow_ops-{minor}.so").exists():
+        return False
     sources = [path for path in (ROOT / "cpp_ext").rglob("*") if path.suffix in {".cc", ".h", ".txt"}]
-    return bool(libraries) and min(path.stat().st_mtime for path in libraries) >= newest(sources)
+    return min(path.stat().st_mtime for path in libraries) >= newest(sources)
 
 
 class BuildNative(build_ext):
@@ -96,6 +100,8 @@ class BuildNative(build_ext):
         target = ROOT / "cpp_ext"
         build = ROOT / "build" / "release"
         build.mkdir(parents=True, exist_ok=True)
+        for operators in target.glob("libsparserow_ops-*.so"):  # of another torch they stay when this one's are built
+            operators.unlink()
         cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
         if cmake is None:
             raise SystemExit("sparserow: cmake is missing; run `make setup`, or `pip install cmake ninja`")

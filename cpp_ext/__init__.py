@@ -8,31 +8,40 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+_FOLDER = Path(__file__).parent
+
 
 class UnsupportedError(ImportError):
     """The native core cannot run here: it was built for another Python, CPU or torch."""
 
 
-def check_torch(found: str, built_for: str) -> None:
-    """Refuses a torch that the operators were not compiled for; a build for CUDA and one without are alike.
+def supported_torches() -> list[str]:
+    """Returns the minor versions of torch, such as ``2.13``, that this build has operators for, oldest first."""
+    found = [path.stem.partition("-")[2] for path in _FOLDER.glob("libsparserow_ops-*.so")]
+    return sorted(found, key=lambda minor: [int(number) for number in minor.split(".")])
+
+
+def operators_of(torch: str) -> Path:
+    """Returns the library of the operators for a torch; a build for CUDA and one without are alike.
 
     Args:
-        found: the version of the torch that is installed, such as ``2.13.0+cpu``.
-        built_for: the version that the operators were compiled for.
+        torch: the version of the torch that is installed, such as ``2.13.0+cpu``.
 
     Raises:
-        UnsupportedError: the versions differ in their first two numbers.
+        UnsupportedError: this build has no operators for its minor version.
     """
-    minor = ".".join(built_for.split(".")[:2])
-    if found.split(".")[:2] != built_for.split(".")[:2]:
-        raise UnsupportedError(f"torch {found} is not supported by this build; supported: {minor}.*", name="torch")
+    supported = supported_torches()
+    minor = ".".join(torch.split(".")[:2])
+    if minor not in supported:
+        allowed = ", ".join(f"{each}.*" for each in supported) or "none: run make setup"
+        raise UnsupportedError(f"torch {torch} is not supported by this build; supported: {allowed}", name="torch")
+    return _FOLDER / f"libsparserow_ops-{minor}.so"
 
 
 def __getattr__(name: str) -> Any:
     """Says why a module of the core cannot be imported, before Python says that there is none."""
-    folder = Path(__file__).parent
-    if name in ("_server", "_client") and not any((folder / f"{name}{each}").exists() for each in EXTENSION_SUFFIXES):
-        built = sorted(path.suffixes[0].removeprefix(".") for path in folder.glob(f"{name}.*.so"))
+    if name in ("_server", "_client") and not any((_FOLDER / f"{name}{each}").exists() for each in EXTENSION_SUFFIXES):
+        built = sorted(path.suffixes[0].removeprefix(".") for path in _FOLDER.glob(f"{name}.*.so"))
         here = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}"
         raise UnsupportedError(
             f"{here} is not supported by this build; supported: {', '.join(built) or 'none: run make setup'}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,14 +17,13 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.node import has_side_effect
 
 from .. import cpp_ext
-from . import _client, op_shapes
+from . import op_shapes
 
 __all__ = ["gather", "gather_all", "gather_bag", "gather_merged", "is_operator", "stage", "stage_all"]
 
 
 def _load() -> None:
-    cpp_ext.check_torch(torch.__version__, _client.build()["torch"])  # else the linker names a symbol of C++
-    torch.ops.load_library(str(Path(cpp_ext.__file__).parent / "libsparserow_ops.so"))
+    torch.ops.load_library(str(cpp_ext.operators_of(torch.__version__)))
     op_shapes.register()
     for op in (
         torch.ops.sparserow.stage.default,

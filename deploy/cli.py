@@ -53,10 +53,10 @@ class LazyCommands(TyperGroup):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from ..cpp_ext import _client
+        from ..cpp_ext import _client, supported_torches
         from .preflight.versions import installed_torch, version_lines
 
-        typer.echo("\n".join(version_lines(_client.build(), installed_torch())))
+        typer.echo("\n".join(version_lines(_client.build(), supported_torches(), installed_torch())))
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-// What the native core was built with and for.
+// What the native core was built with.
 #include <pybind11/pybind11.h>
 
 #include "rpc/transport/tls.h"
@@ -30,7 +30,6 @@ py::dict build() {
   found["compiler"] = "GCC " __VERSION__;
 #endif
   found["kernels"] = name_of(best_isa());
-  found["torch"] = SPARSEROW_TORCH_VERSION;
   found["rocksdb"] = rocksdb_version();
   found["openssl"] = rpc::openssl_version();
   return found;

@@ -1,52 +1,34 @@
 """Builds the wheel that runs where no compiler and no system package is, for ``make wheel``.
 
-setup.py builds it of the libraries that the checkout has. auditwheel puts RocksDB, OpenSSL and the libraries that they
-need inside, and finds the platform tag. torch is left out: its libraries come with the torch that is installed. Then
-the wheel gets NOTICE, which has the licences of all these, and a bill of materials (CycloneDX).
+setup.py builds it of the libraries that the checkout has; operators for other torches and bindings for other Pythons
+are put beside them, and its requirements and tags name what is inside. auditwheel puts RocksDB, OpenSSL and the
+libraries that they need inside, and finds the platform tag. torch is left out: its libraries come with the torch that
+is installed. Then the wheel gets NOTICE, which has the licences of all these, and a bill of materials (CycloneDX).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import files, version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-ROOT = Path(__file__).resolve().parents[2]
+from .commands import ROOT, only, output
+from .more_builds import build_bindings, build_operators
+
 BUILD = ROOT / "build" / "wheel"
 DIST = ROOT / "dist"
 MOST_BYTES = 60 << 20
 OF_TORCH = ("libtorch.so", "libtorch_cpu.so", "libc10.so")
 # Debian packages of headers whose code is compiled in: no library of theirs is there that auditwheel could find.
 COMPILED_IN = ("libasio-dev", "libxxhash-dev")
-
-
-def output(*command: str | Path, check: bool = True) -> str:
-    """Runs a command, with the programs of this environment first, and returns what it prints.
-
-    Raises:
-        SystemExit: the command fails, and ``check`` is set.
-    """
-    where = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    done = subprocess.run(
-        [str(part) for part in command], cwd=ROOT, env={**os.environ, "PATH": where}, capture_output=True, text=True
-    )
-    if check and done.returncode != 0:
-        raise SystemExit(f"{done.stdout}{done.stderr}sparserow: {' '.join(map(str, command[:4]))} failed")
-    return done.stdout
-
-
-def only(folder: Path, pattern: str) -> Path:
-    """Returns the one file or folder of ``folder`` that matches."""
-    (found,) = folder.glob(pattern)
-    return found
 
 
 def component(kind: str, name: str, number: str) -> dict[str, str]:
@@ -117,13 +99,62 @@ def notice(components: list[dict[str, str]]) -> str:
     return "".join(parts)
 
 
-def main() -> None:
-    """Builds the wheel into ``dist``, and prints its path and size."""
+def required_torch(minors: Sequence[str]) -> str:
+    """Returns the requirement of torch for minor versions of one major version, such as ``torch>=2.12,<2.15``.
+
+    Args:
+        minors: the versions, such as ``2.12``, in any order.
+
+    Raises:
+        SystemExit: they are of two major versions.
+    """
+    numbers = sorted(tuple(map(int, minor.split("."))) for minor in minors)
+    major, first, last = numbers[0][0], numbers[0][1], numbers[-1][1]
+    if numbers[-1][0] != major:
+        raise SystemExit(f"sparserow: TORCHES: {', '.join(minors)} is not allowed; allowed: one major version")
+    without = [number for number in range(first, last) if (major, number) not in numbers]
+    return ",".join([f"torch>={major}.{first}", f"<{major}.{last + 1}", *(f"!={major}.{each}.*" for each in without)])
+
+
+def name_what_is_inside(folder: Path) -> None:
+    """Rewrites tags and requirements of a wheel, so that they name the Pythons and torches that it has libraries for.
+
+    Args:
+        folder: the unpacked wheel.
+    """
+    information, core = only(folder, "*.dist-info"), folder / "sparserow" / "cpp_ext"
+    pythons = sorted(re.findall(r"_client\.cpython-(\d+)-", "\n".join(path.name for path in core.iterdir())))
+    tags = "".join(f"Tag: cp{each}-cp{each}-linux_{platform.machine()}\n" for each in pythons)
+    wheel = information / "WHEEL"
+    wheel.write_text(re.sub(r"(?m)(^Tag: .*\n)+", tags, wheel.read_text()))
+    requirement = required_torch([path.stem.partition("-")[2] for path in core.glob("libsparserow_ops-*.so")])
+    metadata = information / "METADATA"
+    text, count = re.subn(r"(?m)^Requires-Dist: torch[^\w-].*$", f"Requires-Dist: {requirement}", metadata.read_text())
+    if count != 1:
+        raise SystemExit(f"sparserow: pyproject.toml requires torch {count} times; allowed: once")
+    metadata.write_text(text)
+
+
+def main(torches: Sequence[str] = (), pythons: Sequence[str] = ()) -> None:
+    """Builds the wheel into ``dist``, and prints its path and size.
+
+    Args:
+        torches: minor versions of torch that it has operators for, beside that of this environment.
+        pythons: interpreters of Python that it has bindings for, beside this one.
+    """
+    more = [*map(build_operators, torches), *(library for python in pythons for library in build_bindings(python))]
     shutil.rmtree(BUILD, ignore_errors=True)
     output(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", BUILD / "plain", ROOT)
+    output(sys.executable, "-m", "wheel", "unpack", "-d", BUILD / "unpacked", only(BUILD / "plain", "*.whl"))
+    folder = only(BUILD / "unpacked", "sparserow-*")
+    for library in more:
+        shutil.copy2(library, folder / "sparserow" / "cpp_ext")
+    name_what_is_inside(folder)
+    (BUILD / "whole").mkdir()
+    output(sys.executable, "-m", "wheel", "pack", "-d", BUILD / "whole", folder)
     excluded = [f"--exclude={name}" for name in OF_TORCH]
-    plain = only(BUILD / "plain", "*.whl")
-    output(sys.executable, "-m", "auditwheel", "repair", "--strip", *excluded, "-w", BUILD / "repaired", plain)
+    whole = only(BUILD / "whole", "*.whl")
+    output(sys.executable, "-m", "auditwheel", "repair", "--strip", *excluded, "-w", BUILD / "repaired", whole)
     output(sys.executable, "-m", "wheel", "unpack", "-d", BUILD, only(BUILD / "repaired", "*.whl"))
     folder = only(BUILD, "sparserow-*")
     information = only(folder, "*.dist-info")
@@ -145,5 +176,13 @@ def main() -> None:
         raise SystemExit(f"sparserow: the wheel has {size} bytes; allowed: {MOST_BYTES}")
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what a wheel has beside what this environment needs."""
+    parser.add_argument("--torches", nargs="*", default=[], help="minor versions of torch, such as 2.12")
+    parser.add_argument("--pythons", nargs="*", default=[], help="interpreters of Python")
+
+
 if __name__ == "__main__":
-    main()
+    options = argparse.ArgumentParser(description="Builds the wheel into dist.")
+    add_options(options)
+    main(**vars(options.parse_args()))

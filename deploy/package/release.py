@@ -8,6 +8,7 @@ Publishing is a person's act; the last line says how.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import tomllib
@@ -17,7 +18,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from . import build_wheel
-from .build_wheel import DIST, ROOT, only, output
+from .build_wheel import DIST
+from .commands import ROOT, only, output
 
 PROJECT, CHANGELOG = ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"
 TOOLS = Path("build", "release-tools")  # in the checkout
@@ -66,10 +68,10 @@ def with_version(project: str, version: str) -> str:
     return made
 
 
-def build(version: str) -> list[Path]:
+def build(version: str, torches: Sequence[str], pythons: Sequence[str]) -> list[Path]:
     """Builds wheel and sdist into ``dist`` and looks at both; returns their paths."""
     output("make", "setup")
-    build_wheel.main()
+    build_wheel.main(torches, pythons)
     for old in DIST.glob("*.tar.gz"):
         old.unlink()
     make_sdist = f"import setuptools.build_meta as backend; backend.build_sdist({str(DIST)!r})"
@@ -87,8 +89,12 @@ def build(version: str) -> list[Path]:
     return [wheel, sdist]
 
 
-def main(version: str) -> None:
+def main(version: str, torches: Sequence[str] = (), pythons: Sequence[str] = ()) -> None:
     """Makes a release.
+
+    Args:
+        version: its version, such as ``0.3.0``.
+        torches, pythons: what its wheel has beside what this environment needs.
 
     Raises:
         SystemExit: the version cannot be released, or a step failed; the checkout is as before.
@@ -101,7 +107,7 @@ def main(version: str) -> None:
     try:
         PROJECT.write_text(with_version(PROJECT.read_text(), version))
         CHANGELOG.write_text(released(changelog, version, f"{datetime.now(UTC):%Y-%m-%d}"))
-        made = build(version)
+        made = build(version, torches, pythons)
         output("git", "commit", "-q", "-a", "-m", f"release: {version}", "-m", "Made by `make release`.")
         output("git", "tag", "-a", f"v{version}", "-m", f"Sparserow {version}")
     except BaseException:
@@ -118,6 +124,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not sys.argv[1]:
-        raise SystemExit("usage: make release VERSION=X.Y.Z")
-    main(sys.argv[1])
+    options = argparse.ArgumentParser(description="Makes a release of this checkout.")
+    options.add_argument("version", help="X.Y.Z")
+    build_wheel.add_options(options)
+    main(**vars(options.parse_args()))

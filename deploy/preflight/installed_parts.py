@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, metadata, version
 from typing import Any
 
-from ...cpp_ext import UnsupportedError, check_torch as check_torch_version
+from ...cpp_ext import UnsupportedError, operators_of, supported_torches
 from ...proto.extras import install_command, requirements
 from .finding import Finding
 from .versions import installed_torch
@@ -45,7 +45,7 @@ def check_parts() -> list[Finding]:
         check_packages([each for each in requirements() if _name_of(each) != "torch"]),
         *core,
         check_io_uring(),
-        *(check_torch(installed_torch(), build["torch"]) if build else ()),
+        *(check_torch(installed_torch()) if build else ()),
         *(check_extra(name, purpose) for name, purpose in EXTRAS.items()),
     ]
 
@@ -129,21 +129,22 @@ def check_io_uring() -> Finding:
     return Finding("io_uring", "absent", text, remedy)
 
 
-def check_torch(found: str | None, built_for: str) -> Iterator[Finding]:
-    """Checks that torch is one that the operators were built for, that both can be imported, and CUDA.
+def check_torch(found: str | None) -> Iterator[Finding]:
+    """Checks that torch is one that there are operators for, that both can be imported, and CUDA.
 
     Args:
         found: the version of the torch that is installed; None where there is none.
-        built_for: the version that the operators were compiled for.
     """
-    needed = f"torch=={'.'.join(built_for.split('.')[:2])}.*"
-    remedy = f"pip install '{needed}'"
+    torches = supported_torches()
+    built_for = ", ".join(torches) or "none"
+    needed = f"torch=={torches[-1]}.*" if torches else "torch"
+    remedy = f"pip install '{needed}'" if torches else _REBUILD
     if found is None:
-        text = f"none is installed: servers need none; training and publishing need the one of {built_for}"
+        text = f"none is installed: servers need none; training and publishing need one of {built_for}"
         yield Finding("torch", "absent", text, remedy)
         return
     try:
-        check_torch_version(found, built_for)
+        operators_of(found)
         torch = import_module("torch")
         import_module("...cpp_ext.torch_ops", __package__)
     except UnsupportedError as error:

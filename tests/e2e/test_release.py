@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from sparserow.deploy.package import build_wheel, release
+from sparserow.deploy.package import commands, release
 
 ENTRY = "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A thing.\n\n## [0.1.0] - 2020-01-01\n\n- The first.\n"
 PROJECT = '[project]\nname = "sparserow"\nversion = "0.1.0"\n\n[tool.other]\nversion = "3"\n'
@@ -21,7 +22,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name, value in (("ROOT", tmp_path), ("PROJECT", tmp_path / "pyproject.toml")):
         monkeypatch.setattr(release, name, value)
     monkeypatch.setattr(release, "CHANGELOG", tmp_path / "CHANGELOG.md")
-    monkeypatch.setattr(build_wheel, "ROOT", tmp_path)
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "somebody")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "somebody@example.org")
@@ -66,8 +67,15 @@ def test_a_changelog_without_entries_is_refused() -> None:
 def test_a_release_is_a_commit_with_a_tag(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(release, "build", lambda version: [checkout / "dist" / f"sparserow-{version}.tar.gz"])
-    release.main("0.2.0")
+    asked = []
+
+    def build(version: str, *more: Sequence[str]) -> list[Path]:
+        asked.extend(more)
+        return [checkout / "dist" / f"sparserow-{version}.tar.gz"]
+
+    monkeypatch.setattr(release, "build", build)
+    release.main("0.2.0", ["2.12", "2.14"], ["python3.12"])
+    assert asked == [["2.12", "2.14"], ["python3.12"]]
     assert git(checkout, "show", "-s", "--format=%s", "v0.2.0^{commit}") == "release: 0.2.0\n"
     assert git(checkout, "status", "--porcelain") == ""
     assert (checkout / "pyproject.toml").read_text() == PROJECT.replace('"0.1.0"', '"0.2.0"')
@@ -85,7 +93,7 @@ def test_a_step_that_fails_leaves_the_checkout_as_it_was(
 ) -> None:
     before = state_of(checkout)
 
-    def build(version: str) -> list[Path]:
+    def build(version: str, torches: Sequence[str], pythons: Sequence[str]) -> list[Path]:
         if stage == "build":
             raise SystemExit("sparserow: auditwheel failed")
         git(checkout, "config", "tag.gpgSign", "true")  # and there is no program that signs

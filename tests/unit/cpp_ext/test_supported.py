@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sparserow import cpp_ext
 
 
-def test_another_torch_is_refused_with_the_one_that_is_supported() -> None:
-    cpp_ext.check_torch("2.13.1+cu130", "2.13.0+cpu")
-    for found in ("2.12.1", "2.14.0a0+git1", "3.13.0"):
+def test_another_torch_is_refused_with_those_that_are_supported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpp_ext, "_FOLDER", tmp_path)
+    with pytest.raises(cpp_ext.UnsupportedError, match="supported: none: run make setup$"):
+        cpp_ext.operators_of("2.13.0")
+    for minor in ("2.13", "2.9"):
+        (tmp_path / f"libsparserow_ops-{minor}.so").touch()
+    assert cpp_ext.supported_torches() == ["2.9", "2.13"]
+    assert cpp_ext.operators_of("2.13.1+cu130") == tmp_path / "libsparserow_ops-2.13.so"
+    assert cpp_ext.operators_of("2.9.0a0+git1") == tmp_path / "libsparserow_ops-2.9.so"
+    for found in ("2.12.1", "2.14.0a0+git1", "3.13.0", "2.1.3"):
         with pytest.raises(cpp_ext.UnsupportedError) as refused:
-            cpp_ext.check_torch(found, "2.13.0+cpu")
-        assert str(refused.value) == f"torch {found} is not supported by this build; supported: 2.13.*"
+            cpp_ext.operators_of(found)
+        assert str(refused.value) == f"torch {found} is not supported by this build; supported: 2.9.*, 2.13.*"
 
 
 def test_another_python_is_refused_with_those_that_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparserow import cpp_ext
 from sparserow.cpp_ext import _client
 from sparserow.deploy.preflight import installed_parts
 from sparserow.deploy.preflight.finding import Finding
@@ -24,7 +26,7 @@ from sparserow.deploy.preflight.installed_parts import (
 )
 from sparserow.proto import extras
 
-BUILD = {"compiler": "GCC 12.2.0", "kernels": "AVX2", "torch": "2.13.0+cpu", "rocksdb": "7.8.3", "openssl": "3.0.19"}
+BUILD = {"compiler": "GCC 12.2.0", "kernels": "AVX2", "rocksdb": "7.8.3", "openssl": "3.0.19"}
 
 
 def test_what_is_not_ok_has_a_remedy() -> None:
@@ -113,21 +115,39 @@ def test_io_uring_is_found_as_the_core_finds_it() -> None:
     assert (check_io_uring().level == "ok") == _bench.has_io_uring()
 
 
+@pytest.fixture
+def built_for_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build with operators for two torches."""
+    monkeypatch.setattr(cpp_ext, "_FOLDER", tmp_path)
+    for minor in ("2.12", "2.13"):
+        (tmp_path / f"libsparserow_ops-{minor}.so").touch()
+
+
+@pytest.mark.usefixtures("built_for_two")
 def test_torch_of_another_version_and_none() -> None:
-    (finding,) = check_torch("2.14.0+cpu", "2.13.0+cpu")
+    (finding,) = check_torch("2.14.0+cpu")
     assert finding.level == "wrong"
-    assert finding.text == "torch 2.14.0+cpu is not supported by this build; supported: 2.13.*"
+    assert finding.text == "torch 2.14.0+cpu is not supported by this build; supported: 2.12.*, 2.13.*"
     assert finding.remedy == "pip install 'torch==2.13.*'"
-    (finding,) = check_torch(None, "2.13.0+cpu")
+    (finding,) = check_torch(None)
     assert (finding.level, finding.remedy) == ("absent", "pip install 'torch==2.13.*'")
+    assert finding.text.endswith("need one of 2.12, 2.13")
 
 
+def test_a_build_without_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_ext, "_FOLDER", tmp_path)
+    for found, level in ((None, "absent"), ("2.13.0", "wrong")):
+        (finding,) = check_torch(found)
+        assert (finding.level, finding.remedy[:10]) == (level, "make setup")
+
+
+@pytest.mark.usefixtures("built_for_two")
 def test_a_torch_whose_library_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> Any:
         raise OSError(f"libcudart.so.12: cannot open shared object file\nof {name}")
 
     monkeypatch.setattr(installed_parts, "import_module", fail)
-    (finding,) = check_torch("2.13.0", "2.13.0+cpu")
+    (finding,) = check_torch("2.13.0")
     assert finding.text == "2.13.0 cannot be imported: OSError: libcudart.so.12: cannot open shared object file"
     assert finding.remedy == "pip install --force-reinstall 'torch==2.13.*'"
 
