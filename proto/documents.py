@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 
-from .errors import DataLoss
+from .errors import DataLoss, SparserowError
 from .names import FILE_NAME_FORM, is_file_name
 from .route import check_slot_count
 
@@ -41,6 +41,23 @@ Id64 = Annotated[int, Strict(), Field(ge=0, lt=1 << 64)]
 SlotCount = Annotated[int, Strict(), AfterValidator(_slot_count)]
 HexId64 = Annotated[Id64, BeforeValidator(_of_hexadecimal)]  # as a text of hexadecimal digits
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+def check_format(found: object, oldest: int, newest: int, what: str, error: type[SparserowError]) -> None:
+    """Refuses what has a format that this program does not read.
+
+    Args:
+        found: the number of its format.
+        oldest, newest: the numbers that this program reads.
+        what: names it in the error's message.
+        error: the class of the error.
+
+    Raises:
+        error: the number is outside of the range, or no number.
+    """
+    if type(found) is not int or not oldest <= found <= newest:
+        reads = f"format {newest}" if oldest == newest else f"formats {oldest} to {newest}"
+        raise error(f"{what} has format {found!r}; this program reads {reads}")
 
 
 def parse_json(data: bytes | memoryview, where: str, most_bytes: int) -> Any:

@@ -11,12 +11,12 @@ import xxhash
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from .. import control_pb2 as pb
-from ..documents import parse_json
+from ..documents import check_format, parse_json
 from ..errors import DataLoss, FailedPrecondition, ResourceExhausted, SparserowError
 from ..schema_message import message_of_schema, schema_of_message
 from .entries import TableEntry
 
-FORMAT = 1
+FORMAT, OLDEST_FORMAT = 1, 1  # what is written, and the oldest that is read
 MOST_BYTES = 256 << 20  # the largest size of a manifest
 
 
@@ -68,10 +68,7 @@ def fields_of_bytes(data: bytes, where: str) -> dict[str, Any]:
     document = parse_json(data, where, MOST_BYTES)
     try:
         body = document["checkpoint"]
-        if body["format"] != FORMAT:
-            raise FailedPrecondition(
-                f"{where}: the manifest has format {body['format']}; this program reads format {FORMAT}"
-            )
+        check_format(body["format"], OLDEST_FORMAT, FORMAT, f"{where}: the manifest", FailedPrecondition)
         if document["xxh3"] != _checksum(json.dumps(body, sort_keys=True)):
             raise DataLoss(f"{where}: is damaged: its checksum does not match")
         return _fields_of(body)

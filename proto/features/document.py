@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
-from ..documents import Positive, checked, parse_json
+from ..documents import Positive, check_format, checked, parse_json
 from ..errors import DataLoss, InvalidArgument
 from ..options.csv_dialect import CsvDialect
 from ..row_keys import TextHasher, hash_texts
@@ -19,7 +19,7 @@ from .kinds import KINDS, NumericFeature, feature_of
 from .vocabulary import Vocabulary
 
 FEATURES = "features.json"
-FORMAT = 2
+FORMAT, OLDEST_FORMAT = 2, 2  # what is written, and the oldest that is read
 MOST_BYTES = 64 << 20
 
 _Text = Annotated[str, Strict()]
@@ -134,8 +134,7 @@ def features_of(
 def _document_of(data: bytes, place: str) -> FeatureDocument:
     document = parse_json(data, place, MOST_BYTES)
     found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT:
-        raise DataLoss(f"{place}: the features have format {found!r}; this program reads format {FORMAT}")
+    check_format(found, OLDEST_FORMAT, FORMAT, f"{place}: the document of features", DataLoss)
     return checked(_DOCUMENT, document, place)
 
 

@@ -23,14 +23,14 @@ from pydantic import BeforeValidator, TypeAdapter
 
 from .. import control_pb2 as pb
 from ..checkpoint.manifest import FileFacts
-from ..documents import Count, HexId64, Positive, SlotCount, Text, checked, parse_json
+from ..documents import Count, HexId64, Positive, SlotCount, Text, check_format, checked, parse_json
 from ..errors import DataLoss, ResourceExhausted
 from ..schema import DTYPES, Dtype, TableSchema
 from ..schema_message import message_of_schema, schema_of_message
 from ..security.security import Security
 from .proof import Proof, check_proof, make_proof
 
-FORMAT = 1
+FORMAT, OLDEST_FORMAT = 1, 1  # what is written, and the oldest that is read
 MANIFEST = "manifest.json"
 SLOTS = "slots.safetensors"
 PROGRAM = "program.pt2"
@@ -184,8 +184,7 @@ class ModelManifest:
         """
         document = parse_json(data, where, MOST_BYTES)
         found = document.get("format") if isinstance(document, dict) else None
-        if found != FORMAT:
-            raise DataLoss(f"{where}: the manifest has format {found!r}; this program reads format {FORMAT}")
+        check_format(found, OLDEST_FORMAT, FORMAT, f"{where}: the manifest", DataLoss)
         manifest = checked(_MANIFEST, document, where)
         if security is not None:
             check_proof("version", _signed_fields(document), manifest.proof, security, where)

@@ -253,7 +253,7 @@ def newer_client(folder: Path) -> None:
         (newer_checkpoint, r"save-000001/manifest\.json: the manifest has format 2; this program reads format 1"),
         (newer_version, r"v000001/manifest\.json: the manifest has format 2; this program reads format 1"),
         (newer_state, r"--state \S+/state\.json: the state has format 7; this program reads format 6"),
-        (newer_changes, "the page of changes has format 6, and this process reads format 5"),
+        (newer_changes, r"the page of changes has format 6, and this process reads formats \[5, 5\]"),
         (newer_ssd_page, r"rows/pages: the page at byte 1048576 has format 2; this program reads format 1"),
         (newer_ssd_index, r"rows/index: the index has format 3; this program reads format 2"),
         (newer_ssd_row, "table id 7, key [1-8]: the row has format 2; this program reads format 1"),

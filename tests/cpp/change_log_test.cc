@@ -272,7 +272,7 @@ TEST_CASE("pages that are damaged, or of another schema, change nothing") {
   newer[4] = std::byte{77};
   const Status refused = apply_changes(*make_store(), newer).status();
   CHECK(refused.code() == Code::kFailedPrecondition);
-  CHECK(refused.message().find("has format 77, and this process reads format ") != std::string::npos);
+  CHECK(refused.message().find("has format 77, and this process reads formats ") != std::string::npos);
   StoreOptions options;
   options.slot_count = kSlots;
   const auto other = Store::create(options);

@@ -1,4 +1,5 @@
 #include "rpc/wire/frame.h"
+#include "rpc/server/reply_frames.h"
 #include "rpc/wire/scaled_rows.h"
 
 #include <doctest/doctest.h>
@@ -70,6 +71,21 @@ TEST_CASE("a header is refused by the field that is wrong") {
   CHECK(message([](FrameHeader& h) { h.body_bytes = 2048; }).find("header.body_bytes: 2048; at most 1024") == 0);
   CHECK(message([](FrameHeader& h) { h.section_count = 5; }).find("header.section_count: 5") == 0);
   CHECK(message([](FrameHeader& h) { h.crc32c = 1; }).find("header.crc32c") == 0);
+}
+
+TEST_CASE("a greeting has one version for ever, and a reply that of its request") {
+  for (const FrameType type : {FrameType::kHello, FrameType::kHelloAck, FrameType::kError}) {
+    CHECK(is_spoken(kGreetingVersion, type));
+  }
+  CHECK(is_spoken(kProtocolMin, FrameType::kPull));
+  CHECK(is_spoken(kProtocolVersion, FrameType::kPull));
+  CHECK_FALSE(is_spoken(kProtocolVersion + 1, FrameType::kPull));
+  CHECK_FALSE(is_spoken(kProtocolVersion + 1, FrameType::kHello));
+  FrameHeader request;
+  request.version = kProtocolVersion;
+  CHECK(reply_to(request, FrameType::kRows).version == kProtocolVersion);
+  request.version = kProtocolVersion + 1;  // a client of a later build, whose HELLO is refused
+  CHECK(reply_to(request, FrameType::kError).version == kGreetingVersion);
 }
 
 TEST_CASE("a conditional pull carries known versions, its reply positions that rise") {

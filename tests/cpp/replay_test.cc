@@ -394,11 +394,11 @@ TEST_CASE("commits are sent again in order, decided ones whole and the one in do
   shard.add(FrameType::kPrepare, 2, true);
   shard.add(FrameType::kAssign, 4, true);
   shard.add(FrameType::kPrepare, 5, false);
-  shard.replay.note_incarnation(10);
+  shard.replay.note_shard(10, kProtocolVersion);
   CHECK_FALSE(shard.replay.is_due());
-  shard.replay.note_incarnation(10);
+  shard.replay.note_shard(10, kProtocolVersion);
   CHECK_FALSE(shard.replay.is_due());  // the same process
-  shard.replay.note_incarnation(11);
+  shard.replay.note_shard(11, kProtocolVersion);
   REQUIRE(shard.replay.is_due());
   shard.replay.begin(true);
   const auto sent = [&shard](FrameType type, std::uint64_t sequence, bool is_duplicate, bool is_applied) {

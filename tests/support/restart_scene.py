@@ -80,7 +80,7 @@ class Scene:
     """A coordinator at a fixed address with its state on disk, and two shards, all of them processes."""
 
     def __init__(self, launcher: Launcher, folder: Path, *options: str) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self.address = f"127.0.0.1:{free_port()}"
         self._options = ("--shards=2", "--slot-count=64", f"--port={self.address.rpartition(':')[2]}",
                          f"--worker-lease={LEASE_SEC}s", f"--shard-lease={LEASE_SEC}s",
@@ -91,14 +91,14 @@ class Scene:
 
     def start(self) -> Process:
         """Starts the coordinator (again)."""
-        self.process = self._launcher.start("coordinator", *self._options)
+        self.process = self.launcher.start("coordinator", *self._options)
         self.process.wait_for(r"coordinator at (\S+:\d+)")
         return self.process
 
     def shard(self, index: int, *options: str) -> Process:
         """Starts a shard."""
         where = (f"--coordinator={self.address}", f"--shard={index}")
-        return self._launcher.start("ps", *where, "--log-level=error", *options)
+        return self.launcher.start("ps", *where, "--log-level=error", *options)
 
     def kill(self) -> None:
         """Ends the coordinator."""

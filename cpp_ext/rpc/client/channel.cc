@@ -312,6 +312,7 @@ void Channel::begin_send(ShardRequest& request) {
   // the caller gives up.
   std::uint32_t left = ms_until(request.deadline, Clock::now());
   if (request.header.step != kNoStep) left -= std::min(250u, left / 10);
+  request.header.version = protocol_;
   request.header.deadline_ms = std::max(1u, left);
   request.header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);
   request.header.crc32c = 0;

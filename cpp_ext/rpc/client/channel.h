@@ -144,6 +144,7 @@ class Channel {
   Clock::time_point paused_until_{};
   std::uint32_t max_body_bytes_ = 0;  // 0 until HELLO_ACK
   std::uint64_t features_ = 0;
+  std::uint8_t protocol_ = kGreetingVersion;  // the newest that both sides speak
 
   std::uint64_t next_id_ = 1;
   std::map<std::uint64_t, ShardRequest*> outstanding_;

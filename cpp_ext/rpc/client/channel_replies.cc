@@ -145,6 +145,12 @@ Status Channel::on_hello_ack() {
   auto hello = parse_hello(section.value()->payload);
   if (!hello.is_ok()) return malformed_reply(hello.status().message());
   const HelloPayload& shard = hello.value();
+  if (shard.protocol_min > kProtocolVersion || shard.protocol_max < kProtocolMin) {
+    return Status(Code::kFailedPrecondition, "protocol: the shard speaks " + std::to_string(shard.protocol_min) +
+                                                 " to " + std::to_string(shard.protocol_max) + ", this client " +
+                                                 std::to_string(kProtocolMin) + " to " +
+                                                 std::to_string(kProtocolVersion));
+  }
   if (options_.cluster_id != 0 && shard.cluster_id != options_.cluster_id) {
     return Status(Code::kFailedPrecondition, "cluster id: the shard belongs to " + std::to_string(shard.cluster_id) +
                                                  ", this client to " + std::to_string(options_.cluster_id));
@@ -160,6 +166,7 @@ Status Channel::on_hello_ack() {
   }
   max_body_bytes_ = shard.max_frame_bytes;
   features_ = shard.features;
+  protocol_ = std::min(shard.protocol_max, kProtocolVersion);
   state_ = State::kReady;
   was_ready_ = true;
   resume();
@@ -174,7 +181,7 @@ Status Channel::on_hello_ack() {
     at = queue_.erase(at);
     finish(request, std::move(refusal));
   }
-  replay_.note_incarnation(shard.incarnation);
+  replay_.note_shard(shard.incarnation, protocol_);
   replay_.is_due() ? begin_replay() : flush();
   return Status::ok();
 }

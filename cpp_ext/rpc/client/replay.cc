@@ -10,7 +10,8 @@ constexpr std::uint32_t kReplayDeadlineMs = 30'000;
 
 }  // namespace
 
-void Replay::note_incarnation(std::uint32_t incarnation) {
+void Replay::note_shard(std::uint32_t incarnation, std::uint8_t protocol) {
+  protocol_ = protocol;
   is_due_ |= incarnation_ != 0 && incarnation != incarnation_;
   incarnation_ = incarnation;
 }
@@ -70,6 +71,7 @@ void Replay::make_lost_frame(std::uint64_t request_id) {
 
 // Completes the header of a frame whose body stands in its place already.
 void Replay::seal(FrameHeader header, std::uint64_t request_id) {
+  header.version = protocol_;
   header.request_id = request_id;
   header.deadline_ms = kReplayDeadlineMs;
   header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);

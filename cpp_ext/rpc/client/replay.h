@@ -23,8 +23,9 @@ class Replay {
   Replay(std::uint64_t budget_bytes, bool has_crc) : buffer_(budget_bytes), has_crc_(has_crc) {}
 
   [[nodiscard]] ReplayBuffer& buffer() noexcept { return buffer_; }
-  // The process that answers now; 0 when it does not say. Another one than before lacks what is buffered.
-  void note_incarnation(std::uint32_t incarnation);
+  // The process that answers now, 0 when it does not say, and the version that it is spoken to in. Another process than
+  // before lacks what is buffered.
+  void note_shard(std::uint32_t incarnation, std::uint8_t protocol);
   [[nodiscard]] bool is_due() const noexcept { return is_due_; }
 
   // Starts with the first frame. `counts_lost`: the shard can count evicted writes.
@@ -51,6 +52,7 @@ class Replay {
 
   ReplayBuffer buffer_;
   const bool has_crc_;
+  std::uint8_t protocol_ = kGreetingVersion;
   std::uint32_t incarnation_ = 0;  // of the shard's process that answered last; 0: none has
   bool is_due_ = false;            // the process there lacks what is buffered
   std::uint64_t from_ = 0;         // sequence of the commit that is being sent

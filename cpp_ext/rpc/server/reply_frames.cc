@@ -5,6 +5,7 @@ namespace sparserow::rpc {
 FrameHeader reply_to(const FrameHeader& request, FrameType type) {
   FrameHeader reply;
   reply.type = static_cast<std::uint16_t>(type);
+  if (is_spoken(request.version, type)) reply.version = request.version;
   reply.request_id = request.request_id;
   reply.flags = request.flags & kFrameHasCrc;
   return reply;

@@ -71,8 +71,13 @@ bool is_request(FrameType type) noexcept {
   }
 }
 
+bool is_spoken(std::uint8_t version, FrameType type) noexcept {
+  const bool greets = type == FrameType::kHello || type == FrameType::kHelloAck || type == FrameType::kError;
+  return (version >= kProtocolMin && version <= kProtocolVersion) || (greets && version == kGreetingVersion);
+}
+
 Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
-  if (header.version < kProtocolMin || header.version > kProtocolVersion) {
+  if (!is_spoken(header.version, static_cast<FrameType>(header.type))) {
     return not_allowed("header.version", header.version, range_text(kProtocolMin, kProtocolVersion));
   }
   constexpr unsigned kKnown = kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites | kFrameLost | kFrameCrcLast;

@@ -75,8 +75,10 @@
 namespace sparserow::rpc {
 
 inline constexpr std::uint32_t kHelloMagic = 0x4f525053;  // "SPRO"
-inline constexpr std::uint8_t kProtocolVersion = 1;
-inline constexpr std::uint8_t kProtocolMin = 1;
+inline constexpr std::uint8_t kProtocolVersion = 1;       // the newest that is spoken
+inline constexpr std::uint8_t kProtocolMin = 1;           // the oldest
+// Of HELLO, its answer and an error of no request: the same for ever, because these find out what both sides speak.
+inline constexpr std::uint8_t kGreetingVersion = 1;
 inline constexpr std::uint32_t kMaxSections = 1u << 14;
 
 enum Features : std::uint64_t {
@@ -124,7 +126,7 @@ enum FrameFlags : std::uint8_t {
 struct FrameHeader {
   std::uint32_t body_bytes = 0;
   std::uint16_t type = 0;
-  std::uint8_t version = kProtocolVersion;
+  std::uint8_t version = kGreetingVersion;  // a channel puts the one that both sides speak in its place
   std::uint8_t flags = 0;
   std::uint64_t request_id = 0;   // chosen by the client, echoed in the reply
   std::uint32_t deadline_ms = 0;  // time left when sent; 0 = the server's default
@@ -264,6 +266,9 @@ static_assert(sizeof(ScanPagePayload) == 24);
 [[nodiscard]] std::string_view type_name(FrameType type) noexcept;  // "PULL"; "unknown" outside of the enum
 
 [[nodiscard]] bool is_request(FrameType type) noexcept;  // of a client, after HELLO
+
+// Of a frame of this type, whether this build reads it.
+[[nodiscard]] bool is_spoken(std::uint8_t version, FrameType type) noexcept;
 
 // ---- Reading. Views point into the bytes given, which must be 8-byte aligned and outlive them.
 

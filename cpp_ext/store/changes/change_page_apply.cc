@@ -8,6 +8,7 @@
 #include "store/changes/change_page_format.h"
 #include "store/store_writing.h"
 #include "util/hash.h"
+#include "util/not_allowed.h"
 
 namespace sparserow {
 namespace {
@@ -69,10 +70,11 @@ Result<ParsedPage> parse(std::span<const std::byte> page) {
   if (!reader.read(head) || head.magic != kPageMagic || head.zero != 0 || head.zero2 != 0) return damaged("is none");
   const auto covered = page.subspan(sizeof head);
   if (XXH3_64bits(covered.data(), covered.size()) != head.checksum) return damaged("fails its checksum");
-  if (head.format != kPageFormat) {
+  if (head.format < kOldestPageFormat || head.format > kPageFormat) {
     return Status(Code::kFailedPrecondition, "the page of changes has format " + std::to_string(head.format) +
-                                                 ", and this process reads format " + std::to_string(kPageFormat) +
-                                                 "; both must be of one build");
+                                                 ", and this process reads formats " +
+                                                 range_text(kOldestPageFormat, kPageFormat) +
+                                                 "; followers are upgraded before the shards that they follow");
   }
   ParsedPage parsed;
   for (std::uint32_t i = 0; i < head.tables; ++i) {

@@ -6,7 +6,8 @@
 namespace sparserow {
 
 inline constexpr std::uint32_t kPageMagic = 0x50435053;  // "SPCP"
-inline constexpr std::uint16_t kPageFormat = 5;
+inline constexpr std::uint16_t kPageFormat = 5;          // what is written
+inline constexpr std::uint16_t kOldestPageFormat = 5;    // that is read
 
 struct PageHead {
   std::uint32_t magic = kPageMagic;

@@ -17,6 +17,7 @@ from typing import Any
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint.manifest import Manifest
 from ....proto.config.cluster_config import ClusterConfig
+from ....proto.documents import check_format
 from ....proto.errors import DataLoss, FailedPrecondition, SparserowError, Unavailable
 from ....proto.schema_message import schema_of_message
 from .checkpoint_roots import CheckpointRoots
@@ -34,7 +35,7 @@ from .slots import SlotMap
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT, OLDEST_FORMAT = 6, 6  # what is written, and the oldest that is read
 
 
 @dataclass(frozen=True)
@@ -353,10 +354,7 @@ class Cluster:
             FailedPrecondition: the document has another format, or its cluster has other options.
         """
         try:
-            if document["format"] != FORMAT:
-                raise FailedPrecondition(
-                    f"the state has format {document['format']}; this program reads format {FORMAT}"
-                )
+            check_format(document["format"], OLDEST_FORMAT, FORMAT, "the state", FailedPrecondition)
             route = document["route"]
             _check_same("shards", len(document["shards"]), options.shards)
             _check_same("slot count", route["slot_count"], options.slot_count)

@@ -166,7 +166,7 @@ def test_features_of_another_format_are_refused_by_name() -> None:
     for read in (features_of, lambda files, where: vocabulary_files(files[FEATURES], where)):
         for other in (1, 3):
             changed = {FEATURES: json.dumps({**document, "format": other}).encode()}
-            text = rf"v1/features\.json: the features have format {other}; this program reads format 2"
+            text = rf"v1/features\.json: the document of features has format {other}; this program reads format 2"
             with pytest.raises(DataLoss, match=text):
                 read(changed, "v1")
 
