@@ -74,11 +74,16 @@ class VersionFeatures:
         """Returns the key of each value, (n) uint64.
 
         Raises:
-            FailedPrecondition: the version was published without features.
+            FailedPrecondition: the version was published without features, or this installation has no Arrow.
             InvalidArgument: see :func:`~sparserow.proto.features.value_keys.keys_of_values`.
             DataLoss: a file of the features is missing or damaged.
         """
-        from ..proto.features.value_keys import keys_of_values  # which imports Arrow
+        try:
+            from ..proto.features.value_keys import keys_of_values  # which imports Arrow
+        except ModuleNotFoundError as error:
+            text = f"lookups by values need {error.name}, which is not installed"
+            remedy = f"pip install {error.name}, or serve with the image of workers"
+            raise FailedPrecondition(f"{text}; {remedy}") from error
 
         return keys_of_values(self._features(), asked.feature, asked.values)
 

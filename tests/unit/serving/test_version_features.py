@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from sparserow.proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from sparserow.proto.checkpoint.folder import Folder
-from sparserow.proto.errors import DataLoss, InvalidArgument, NotFound, SparserowError
+from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, SparserowError
 from sparserow.proto.grpc_status import status_of_error
 from sparserow.proto.published import feature_files
 from sparserow.serving.client.replica_map import make_keys
@@ -36,6 +37,14 @@ def test_what_cannot_be_read_is_not_read_anew_for_each_caller(tmp_path: Path, mo
     with pytest.raises(DataLoss):
         features.keys(FeatureValues("user", ["u"]))
     assert len(reads) == 2
+
+
+def test_without_arrow_values_are_refused_with_what_mends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "sparserow.proto.features.value_keys", raising=False)
+    features = VersionFeatures(Folder(str(tmp_path)), (), "ctr@1")
+    with pytest.raises(FailedPrecondition, match="need pyarrow, which is not installed; pip install pyarrow, or serve"):
+        features.keys(FeatureValues("user", ["u"]))
 
 
 @pytest.mark.parametrize("value", ["\ud800", "a\udc80b"])
