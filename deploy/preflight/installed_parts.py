@@ -42,7 +42,8 @@ def check_parts() -> list[Finding]:
     build, core = native_core()
     return [
         check_python(platform.python_version()),
-        check_packages([each for each in requirements() if _name_of(each) != "torch"]),
+        check_packages([each for each in requirements() if _name_of(each) not in ("torch", "pyarrow")]),
+        *(check_arrow(each) for each in requirements() if _name_of(each) == "pyarrow"),
         *core,
         check_io_uring(),
         *(check_torch(installed_torch()) if build else ()),
@@ -81,6 +82,19 @@ def check_packages(needed: Sequence[str]) -> Finding:
         remedy = f"pip install {' '.join(map(repr, faults))}"
         return Finding("packages", "wrong", "; ".join(faults.values()), remedy)
     return Finding("packages", "ok", f"all {len(needed)} packages that every process needs are installed")
+
+
+def check_arrow(needed: str) -> Finding:
+    """Checks Arrow's package, which servers run without.
+
+    Args:
+        needed: its requirement, such as ``pyarrow>=18``.
+    """
+    fault = _fault_of(needed)
+    if not fault:
+        return Finding("Arrow", "ok", f"{version(_name_of(needed))}: files of data are read, and values make keys")
+    text = f"{fault}: servers need none; training, predicting and lookups by values do"
+    return Finding("Arrow", "absent" if fault.endswith("not installed") else "wrong", text, f"pip install '{needed}'")
 
 
 def native_core() -> tuple[Mapping[str, str], list[Finding]]:

@@ -15,6 +15,7 @@ from sparserow.cpp_ext import _client
 from sparserow.deploy.preflight import installed_parts
 from sparserow.deploy.preflight.finding import Finding
 from sparserow.deploy.preflight.installed_parts import (
+    check_arrow,
     check_core,
     check_cuda,
     check_extra,
@@ -64,6 +65,13 @@ def test_packages_that_are_absent_or_too_old() -> None:
         f"no-such-package is not installed; pyyaml is {version('pyyaml')}, and pyyaml>=999.1 is needed"
     )
     assert finding.remedy == "pip install 'no-such-package>=2' 'pyyaml>=999.1'"
+
+
+def test_arrow_may_be_absent_and_not_too_old() -> None:
+    assert check_arrow("pyarrow>=1").level == "ok"
+    assert check_arrow("pyarrow>=999").level == "wrong"
+    finding = check_arrow("no-such-arrow>=18")
+    assert (finding.level, finding.remedy) == ("absent", "pip install 'no-such-arrow>=18'")
 
 
 def test_a_tree_that_was_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
