@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize audit docs wheel release lock clean
+.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize audit docs wheel release images lock clean
 # The system packages, for who installs them before; tests want the last ones.
 packages:
 	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
@@ -188,6 +188,12 @@ wheel: setup
 # A release of this checkout: its version, the section of the changelog, wheel, sdist, commit and tag. Publishes nothing.
 release: setup
 	@$(PY) -m sparserow.deploy.package.release "$(VERSION)" --torches $(TORCHES) --pythons $(PYTHONS)
+
+# The images of deploy/Dockerfile: with docker, or as root without a daemon and a registry of images, in build/images.
+# ARGS names some of them: server, worker, etcd.
+images: setup
+	@docker info > /dev/null 2>&1 || test "$$(id -u)" -ne 0 || deploy/install_system_packages.sh mmdebstrap buildah
+	@$(PY) -m sparserow.deploy.package.build_images $(ARGS)
 
 # requirements/*.txt anew, with the versions that they have where pyproject.toml allows these; ARGS="--upgrade" takes the
 # newest. torch is in none, since TORCH names it; a build without CUDA is where TORCH_PIP="--index-url URL" says.
