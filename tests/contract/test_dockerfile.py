@@ -15,7 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sparserow.deploy.launch.security_files import init_security
-from sparserow.deploy.server_requirements import server_requirements
+from sparserow.deploy.package import build_images
+from sparserow.deploy.server_requirements import OF_WORKERS, server_requirements
 from sparserow_process import Launcher, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,17 +49,67 @@ def test_it_is_built_of_what_the_makefile_installs() -> None:
     assert {"server", "worker", "worker-cuda"} <= set(stages)
 
 
-def test_servers_need_all_dependencies_but_torch() -> None:
-    named = ["grpcio>=1", "torch>=2.13", "numpy>=1"]
+def test_servers_need_all_dependencies_but_those_of_workers() -> None:
+    named = ["grpcio>=1", "torch>=2.13", "pyarrow>=18", "numpy>=1"]
     assert server_requirements({"project": {"dependencies": named}}) == ["grpcio>=1", "numpy>=1"]
     printed = subprocess.run(
         [sys.executable, ROOT / "deploy" / "server_requirements.py"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert [each for each in declared if not each.startswith("torch")] == printed
-    assert len(printed) == len(declared) - 1
+    assert [each for each in declared if not each.startswith(("torch", "pyarrow"))] == printed
+    assert len(printed) == len(declared) - 2
     assert "torch" not in stage("server") + stage("server-environment")
     assert "torch" in stage("worker-environment").lower()
+    rest = "RUN pip install -q -c /wheels/versions.txt sparserow\n"
+    assert rest in stage("worker-environment")
+    assert rest in stage("worker-cuda-environment")
+
+
+def test_images_have_no_pip() -> None:
+    assert "python3 -m venv --without-pip /opt/sparserow" in stage("server-environment")
+    assert "PIP_PYTHON=/opt/sparserow/bin/python" in stage("server-environment")
+    assert "/opt/sparserow/bin/pip" not in DOCKERFILE
+
+
+def test_images_that_are_built_have_a_stage_and_the_version_of_the_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE))
+    assert set(build_images.TARGETS) <= stages
+    base = (ROOT / "deploy" / "k8s" / "base" / "kustomization.yaml").read_text()
+    assert f'newTag: "{build_images.version()}"' in base
+    monkeypatch.setattr(build_images, "has_docker", lambda: True)
+    assert isinstance(build_images.builder(), build_images.Docker)
+    monkeypatch.setattr(build_images, "has_docker", lambda: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit, match="need Docker, or root with the Debian packages mmdebstrap and buildah"):
+        build_images.builder()
+
+
+def test_pip_in_a_build_finds_packages_where_pip_outside_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "index" / "simple").mkdir(parents=True)
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "ca.pem").touch()
+    listed = [
+        f":env:.cert='{tmp_path}/ca.pem'",
+        f"global.cert='{tmp_path}/other.pem'",
+        f"global.extra-index-url='https://example.org/simple file://{tmp_path}/index/simple'",
+        f"install.find-links='{tmp_path}/wheels'",
+        "download.timeout='5'",
+    ]
+    monkeypatch.setattr(build_images, "run", lambda *_: "\n".join(listed))
+    monkeypatch.setenv("SSL_CERT_FILE", f"{tmp_path}/other.pem")
+    mounts = build_images.Buildah(tmp_path).pip_mounts()
+    assert mounts == [
+        f"{tmp_path}/ca.pem:/etc/pip-certificates.pem:ro",
+        f"{tmp_path}/index:{tmp_path}/index:ro",
+        f"{tmp_path}/wheels:{tmp_path}/wheels:ro",
+        f"{tmp_path}/pip.conf:/etc/pip.conf:ro",
+    ]
+    assert (tmp_path / "pip.conf").read_text().splitlines() == [
+        "[global]",
+        "cert = /etc/pip-certificates.pem",
+        f"extra-index-url = https://example.org/simple file://{tmp_path}/index/simple",
+        f"find-links = {tmp_path}/wheels",
+    ]
 
 
 def test_the_image_for_cuda_is_the_workers_with_another_build_of_torch() -> None:
@@ -95,11 +146,12 @@ def test_the_image_of_servers_has_the_libraries_of_the_native_core() -> None:
 
 
 def test_servers_start_without_torch_and_tell_probes_without_a_certificate(launcher: Launcher, tmp_path: Path) -> None:
-    """The environment of the image: torch is not there, servers have certificates, probes have none."""
-    absent = tmp_path / "absent" / "torch"
-    absent.mkdir(parents=True)
-    (absent / "__init__.py").write_text("raise ImportError('no torch in this image')\n")
-    launcher.environment["PYTHONPATH"] = f"{absent.parent}:{os.environ.get('PYTHONPATH', '')}"
+    """The environment of the image: packages of workers are absent, servers have certificates, probes have none."""
+    for package in OF_WORKERS:
+        absent = tmp_path / "absent" / package
+        absent.mkdir(parents=True)
+        (absent / "__init__.py").write_text(f"raise ImportError('no {package} in this image')\n")
+    launcher.environment["PYTHONPATH"] = f"{tmp_path / 'absent'}:{os.environ.get('PYTHONPATH', '')}"
     security = f"--security={init_security(tmp_path / 'security', ['127.0.0.1'], valid_sec=3600)}"
     probed = "--health-port=0"
     coordinator = launcher.start(security, "coordinator", "--shards=1", "--port=0", probed)
