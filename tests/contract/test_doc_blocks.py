@@ -31,7 +31,7 @@ NOT_RUN = {
     "docs/gpu.md: docker build": "needs Docker",
     "docs/gpu.md: cd deploy/k8s/base": "needs a Kubernetes cluster",
     "docs/job-metrics.md: sparserow report": "test_run_report.py does it; the second needs TensorBoard",
-    "docs/kubernetes.md: docker build": "needs Docker and a Kubernetes cluster",
+    "docs/kubernetes.md: make images": "needs a Kubernetes cluster; tests/e2e/test_images.py builds the images",
     "docs/operations.md: sparserow --security": "needs a machine of that name and an NVMe disk",
     "docs/operations.md: sparserow status": "an option in brackets, and HOST:PORT",
     "docs/operations.md: pip install": "installs packages, and needs a collector",
