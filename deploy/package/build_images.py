@@ -27,7 +27,6 @@ BASE = "sparserow-debian"
 LEFT_OUT = ("man", "info", "locale", "doc")
 KEEP_NOTHING = 'APT::Keep-Downloaded-Packages "false"; Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";'
 PACKAGES = "/opt/sparserow"
-_CERTIFICATES = "/etc/pip-certificates.pem"
 _WHERE = ("global", "install", ":env:")  # of pip's settings; a later one counts more
 
 
@@ -139,18 +138,24 @@ class Buildah:
         for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
             if name in os.environ:
                 settings.setdefault("cert", os.environ[name])
-        mounts: list[str] = []
-        if "cert" in settings:
-            mounts.append(f"{settings['cert']}:{_CERTIFICATES}:ro")
-            settings["cert"] = _CERTIFICATES
-        for place in " ".join(settings.values()).split():
-            # The files of an index lie beside the folder of its pages.
-            path = Path(urlsplit(place).path).parent if place.startswith("file:") else Path(place)
-            if path.is_absolute() and path.exists():
-                mounts.append(f"{path}:{path}:ro")
+        mounts: dict[Path, str] = {}
+        for name, value in settings.items():
+            settings[name] = " ".join(_place_inside(place, mounts) for place in value.split())
         file = self._folder / "pip.conf"
         file.write_text("\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items())]) + "\n")
-        return [*dict.fromkeys(mounts), f"{file}:/etc/pip.conf:ro"]
+        return [*(f"{path}:{inside}:ro" for path, inside in mounts.items()), f"{file}:/etc/pip.conf:ro"]
+
+
+def _place_inside(place: str, mounts: dict[Path, str]) -> str:
+    """Returns a word of pip's settings for a build, whose files and folders get places there.
+
+    Mount points stay in an image, as empty folders, so the places do not show those of this machine.
+    """
+    # The files of an index lie beside the folder of its pages.
+    path = Path(urlsplit(place).path).parent if place.startswith("file:") else Path(place)
+    if not path.is_absolute() or not path.exists():
+        return place
+    return place.replace(str(path), mounts.setdefault(path, f"/mnt/pip/{len(mounts)}"))
 
 
 def _counted(line: str) -> int:

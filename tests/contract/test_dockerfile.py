@@ -88,10 +88,12 @@ def test_pip_in_a_build_finds_packages_where_pip_outside_does(tmp_path: Path, mo
     (tmp_path / "index" / "simple").mkdir(parents=True)
     (tmp_path / "wheels").mkdir()
     (tmp_path / "ca.pem").touch()
+    (tmp_path / "index-2" / "simple").mkdir(parents=True)
+    indexes = [f"file://{tmp_path}/{name}/simple" for name in ("index", "index-2")]
     listed = [
         f":env:.cert='{tmp_path}/ca.pem'",
         f"global.cert='{tmp_path}/other.pem'",
-        f"global.extra-index-url='https://example.org/simple file://{tmp_path}/index/simple'",
+        f"global.extra-index-url='\\nhttps://example.org/simple\\n{indexes[0]}\\n{indexes[1]}'",
         f"install.find-links='{tmp_path}/wheels'",
         "download.timeout='5'",
     ]
@@ -99,16 +101,17 @@ def test_pip_in_a_build_finds_packages_where_pip_outside_does(tmp_path: Path, mo
     monkeypatch.setenv("SSL_CERT_FILE", f"{tmp_path}/other.pem")
     mounts = build_images.Buildah(tmp_path).pip_mounts()
     assert mounts == [
-        f"{tmp_path}/ca.pem:/etc/pip-certificates.pem:ro",
-        f"{tmp_path}/index:{tmp_path}/index:ro",
-        f"{tmp_path}/wheels:{tmp_path}/wheels:ro",
+        f"{tmp_path}/ca.pem:/mnt/pip/0:ro",
+        f"{tmp_path}/index:/mnt/pip/1:ro",
+        f"{tmp_path}/index-2:/mnt/pip/2:ro",
+        f"{tmp_path}/wheels:/mnt/pip/3:ro",
         f"{tmp_path}/pip.conf:/etc/pip.conf:ro",
     ]
     assert (tmp_path / "pip.conf").read_text().splitlines() == [
         "[global]",
-        "cert = /etc/pip-certificates.pem",
-        f"extra-index-url = https://example.org/simple file://{tmp_path}/index/simple",
-        f"find-links = {tmp_path}/wheels",
+        "cert = /mnt/pip/0",
+        "extra-index-url = https://example.org/simple file:///mnt/pip/1/simple file:///mnt/pip/2/simple",
+        "find-links = /mnt/pip/3",
     ]
 
 
