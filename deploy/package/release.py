@@ -1,6 +1,6 @@
 """Makes a release of this checkout, for ``make release VERSION=X.Y.Z``; what is made stays on this machine.
 
-    check -> version and changelog -> wheel and sdist, looked at -> commit -> tag
+    check -> version and changelog -> fixtures, wheel and sdist, looked at -> commit -> tag
 
 Whatever fails, the checkout is as it was before: the commit and the tag come last, and what was written is taken back.
 Publishing is a person's act; the last line says how.
@@ -22,6 +22,10 @@ from .build_wheel import DIST
 from .commands import ROOT, only, output
 
 PROJECT, CHANGELOG = ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"
+# What names the version: the package, and the wheel and the images where files and documents say how to use them.
+NAMING = ("pyproject.toml", "__init__.py", "README.md", "deploy/Dockerfile", "deploy/compose.yaml",
+          "deploy/k8s/*/kustomization.yaml", "docs/kubernetes.md", "docs/gpu.md")  # fmt: skip
+FIXTURES = "tests/fixtures"
 TOOLS = Path("build", "release-tools")  # in the checkout
 IN_WHEEL = ("licenses/NOTICE", "licenses/LICENSE", "sboms/sparserow.cdx.json")
 _HEADING = "## [Unreleased]\n"
@@ -60,17 +64,23 @@ def released(changelog: str, version: str, day: str) -> str:
     return changelog.replace(_HEADING, f"{_HEADING}\n## [{version}] - {day}\n", 1)
 
 
-def with_version(project: str, version: str) -> str:
-    """Returns the text of pyproject.toml with another version."""
-    made = re.sub(r'^version = ".*"$', f'version = "{version}"', project, count=1, flags=re.MULTILINE)
-    if tomllib.loads(made)["project"]["version"] != version:
+def with_version(text: str, before: str, version: str) -> str:
+    """Returns a text with another version wherever it names the one before."""
+    return re.sub(rf"(?<![\w.]){re.escape(before)}(?!\.?\w)", version, text)
+
+
+def name_version(version: str) -> None:
+    """Writes a version into each file of ``NAMING``."""
+    before = tomllib.loads(PROJECT.read_text())["project"]["version"]
+    for path in (path for pattern in NAMING for path in ROOT.glob(pattern)):
+        path.write_text(with_version(path.read_text(), before, version))
+    if tomllib.loads(PROJECT.read_text())["project"]["version"] != version:
         raise SystemExit("sparserow: pyproject.toml has no line with the project's version")
-    return made
 
 
 def build(version: str, torches: Sequence[str], pythons: Sequence[str]) -> list[Path]:
-    """Builds wheel and sdist into ``dist`` and looks at both; returns their paths."""
-    output("make", "setup")
+    """Writes the fixtures, builds wheel and sdist into ``dist`` and looks at both; returns the paths of these two."""
+    output("make", "fixtures")
     build_wheel.main(torches, pythons)
     for old in DIST.glob("*.tar.gz"):
         old.unlink()
@@ -105,13 +115,15 @@ def main(version: str, torches: Sequence[str] = (), pythons: Sequence[str] = ())
         raise SystemExit(f"sparserow: {problem}")
     before = output("git", "rev-parse", "HEAD").strip()
     try:
-        PROJECT.write_text(with_version(PROJECT.read_text(), version))
+        name_version(version)
         CHANGELOG.write_text(released(changelog, version, f"{datetime.now(UTC):%Y-%m-%d}"))
         made = build(version, torches, pythons)
+        output("git", "add", FIXTURES)
         output("git", "commit", "-q", "-a", "-m", f"release: {version}", "-m", "Made by `make release`.")
         output("git", "tag", "-a", f"v{version}", "-m", f"Sparserow {version}")
     except BaseException:
         output("git", "reset", "-q", "--hard", before)
+        output("git", "clean", "-q", "-f", "-d", FIXTURES)
         print(f"sparserow: no release was made, and the checkout is at {before[:12]} as before", file=sys.stderr)
         raise
     names = " ".join(str(path.relative_to(ROOT)) for path in made)

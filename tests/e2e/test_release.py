@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from rooms import ROOT
 from sparserow.deploy.package import commands, release
 
 ENTRY = "# Changelog\n\n## [Unreleased]\n\n### Added\n\n- A thing.\n\n## [0.1.0] - 2020-01-01\n\n- The first.\n"
@@ -19,6 +21,9 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A checkout of its own, with one commit and the tag of an earlier release."""
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "CHANGELOG.md").write_text(ENTRY)
+    (tmp_path / "__init__.py").write_text('__version__ = "0.1.0"\n')
+    (tmp_path / "tests" / "fixtures").mkdir(parents=True)
+    (tmp_path / "tests" / "fixtures" / "README.md").write_text("Of each version.\n")
     for name, value in (("ROOT", tmp_path), ("PROJECT", tmp_path / "pyproject.toml")):
         monkeypatch.setattr(release, name, value)
     monkeypatch.setattr(release, "CHANGELOG", tmp_path / "CHANGELOG.md")
@@ -36,7 +41,7 @@ def git(where: Path, *command: str) -> str:
 
 
 def state_of(checkout: Path) -> tuple[str, ...]:
-    files = [(checkout / name).read_text() for name in ("pyproject.toml", "CHANGELOG.md")]
+    files = [(checkout / name).read_text() for name in ("pyproject.toml", "__init__.py", "CHANGELOG.md")]
     return (*files, git(checkout, "log", "--format=%s"), git(checkout, "tag"), git(checkout, "status", "--porcelain"))
 
 
@@ -71,6 +76,7 @@ def test_a_release_is_a_commit_with_a_tag(
 
     def build(version: str, *more: Sequence[str]) -> list[Path]:
         asked.extend(more)
+        (checkout / "tests" / "fixtures" / version).write_text("state")
         return [checkout / "dist" / f"sparserow-{version}.tar.gz"]
 
     monkeypatch.setattr(release, "build", build)
@@ -78,6 +84,8 @@ def test_a_release_is_a_commit_with_a_tag(
     assert asked == [["2.12", "2.14"], ["python3.12"]]
     assert git(checkout, "show", "-s", "--format=%s", "v0.2.0^{commit}") == "release: 0.2.0\n"
     assert git(checkout, "status", "--porcelain") == ""
+    assert "tests/fixtures/0.2.0" in git(checkout, "ls-tree", "-r", "--name-only", "v0.2.0")
+    assert (checkout / "__init__.py").read_text() == '__version__ = "0.2.0"\n'
     assert (checkout / "pyproject.toml").read_text() == PROJECT.replace('"0.1.0"', '"0.2.0"')
     log = (checkout / "CHANGELOG.md").read_text()
     assert (
@@ -87,6 +95,18 @@ def test_a_release_is_a_commit_with_a_tag(
     assert "nothing is published" in capsys.readouterr().out
 
 
+def test_the_version_is_named_wherever_files_and_documents_name_it() -> None:
+    text = 'image: a-server:0.2.0\na-0.2.0-....whl v0.2.0 10.2.0 0.2.0.1 0.2.01 "0.2.0", 0.2.0.'
+    made = 'image: a-server:0.3.0\na-0.3.0-....whl v0.2.0 10.2.0 0.2.0.1 0.2.01 "0.3.0", 0.3.0.'
+    assert release.with_version(text, "0.2.0", "0.3.0") == made
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    listed = git(
+        ROOT, "grep", "-lwF", version, "--", ":!tests", ":!CHANGELOG.md", ":!requirements", ":!docs/measurements"
+    )
+    named = {path.relative_to(ROOT).as_posix() for pattern in release.NAMING for path in ROOT.glob(pattern)}
+    assert set(listed.split()) - named == set()
+
+
 @pytest.mark.parametrize("stage", ["build", "tag"])
 def test_a_step_that_fails_leaves_the_checkout_as_it_was(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -94,6 +114,7 @@ def test_a_step_that_fails_leaves_the_checkout_as_it_was(
     before = state_of(checkout)
 
     def build(version: str, torches: Sequence[str], pythons: Sequence[str]) -> list[Path]:
+        (checkout / "tests" / "fixtures" / version).write_text("state")
         if stage == "build":
             raise SystemExit("sparserow: auditwheel failed")
         git(checkout, "config", "tag.gpgSign", "true")  # and there is no program that signs
