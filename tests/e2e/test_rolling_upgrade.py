@@ -66,9 +66,10 @@ def next_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Served:
     """A serving process at a fixed port, which follows the training."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, coordinator: str) -> None:
         self.port = free_port()
-        self._options = (f"--root={root}", "--model=ctr", f"--port={self.port}", "--poll=50ms")
+        self._options = (f"--root={root}", "--model=ctr", f"--port={self.port}", "--poll=50ms",
+                         f"--follow={coordinator}")  # fmt: skip
 
     def start(self, launcher: Launcher) -> Process:
         """Starts it and waits until it is ready."""
@@ -95,7 +96,7 @@ def test_serving_and_coordinator_are_upgraded_under_training(
         trained.go_on(5)
         with sr.connect(scene.address, "restart", job="publisher", staleness=None) as session:
             session.publish("ctr", root=str(tmp_path / "models"))
-        served = Served(tmp_path / "models")
+        served = Served(tmp_path / "models", scene.address)
         first = served.start(launcher)
         assert served.row() <= -5
 
@@ -137,8 +138,9 @@ def test_serving_and_coordinator_are_upgraded_under_training(
 
         (tmp_path / "again").mkdir()
         again = Scene(later, tmp_path / "again")
-        with sr.connect(again.address, "restart", job="restorer", staleness=None) as session:
-            session.restore(saved)
+        restoring = later.start("checkpoint", "restore", saved, f"--coordinator={again.address}", "--yes")
+        assert restoring.end() == 0, restoring.err
+        with sr.connect(again.address, "restart", job="reader", staleness=None) as session:  # of this version
             for rank, steps in enumerate(trained.steps):
                 rows = session.table(f"rows{rank}").pull(KEYS)
                 np.testing.assert_array_equal(rows, np.full((ROWS, DIM), -steps, np.float32))
