@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import site
-import subprocess
-import sys
 import tomllib
-import venv
 from pathlib import Path
 
 import pytest
 import torch
 
+from other_packages import OtherPackages, pip
 from rooms import ROOT
 from sparserow.deploy.package.more_builds import build_operators
 
@@ -30,15 +27,8 @@ def test_the_torch_of_the_tests_is_within_the_range() -> None:
 @pytest.mark.full("the tests of the operators run with one torch")
 @pytest.mark.parametrize("minor", [OLDEST, NEWEST])
 def test_operators_pass_their_tests_with_another_torch(tmp_path: Path, minor: str) -> None:
-    environment = tmp_path / "environment"
-    venv.create(environment)
-    python = environment / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python)
-    subprocess.run([*pip, "install", "--no-compile", f"torch=={minor}.*"], check=True, timeout=1800)
-    # The rest comes from the environment of this process, and what the new one has goes before it.
-    (packages,) = site.getsitepackages()
-    (own,) = environment.glob("lib/python*/site-packages")
-    (own / "zz_more.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
+    environment = OtherPackages(tmp_path)
+    pip(environment, "install", "--no-compile", f"torch=={minor}.*")
     core = tmp_path / "packages" / "sparserow" / "cpp_ext"
     core.mkdir(parents=True)
     for source, target in ((ROOT, core.parent), (ROOT / "cpp_ext", core)):
@@ -47,22 +37,8 @@ def test_operators_pass_their_tests_with_another_torch(tmp_path: Path, minor: st
                 (target / each.name).symlink_to(each)
     operators = build_operators(minor)
     (core / operators.name).symlink_to(operators)
-    command = ["pytest", "-c", ROOT / "tests" / "pytest.ini", "--rootdir", ROOT / "tests", "-q", "-p", "no:xdist"]
-    done = subprocess.run(
-        [python, "-m", *map(str, command), "-p", "no:cacheprovider", *(str(ROOT / "tests" / each) for each in TESTS)],
-        env={"PATH": f"{environment / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "packages")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    told = subprocess.run(
-        [python, "-c", "import torch, sparserow; print(torch.__version__, sparserow.__file__)"],
-        env={"PYTHONPATH": str(tmp_path / "packages")},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert told[0].startswith(f"{minor}.")
-    assert Path(told[1]).is_relative_to(tmp_path)
+    told = "import torch, sparserow; print(torch.__version__, sparserow.__file__)"
+    number, package = environment.run("-c", told, path=core.parents[1]).split()
+    assert number.startswith(f"{minor}.")
+    assert Path(package).is_relative_to(tmp_path)
+    environment.run_tests(TESTS, path=core.parents[1])

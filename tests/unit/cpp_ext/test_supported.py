@@ -13,7 +13,7 @@ def test_another_torch_is_refused_with_those_that_are_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpp_ext, "_FOLDER", tmp_path)
-    with pytest.raises(cpp_ext.UnsupportedError, match="supported: none: run make setup$"):
+    with pytest.raises(cpp_ext.UnsupportedError, match=r"supported: none: run make setup$"):
         cpp_ext.operators_of("2.13.0")
     for minor in ("2.13", "2.9"):
         (tmp_path / f"libsparserow_ops-{minor}.so").touch()
