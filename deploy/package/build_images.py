@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-ROOT = Path(__file__).resolve().parents[2]
+from .commands import ROOT
+
 FOLDER = ROOT / "build" / "images"
 TARGETS = ("server", "worker", "etcd")
 TOOLS = ("mmdebstrap", "buildah")
