@@ -17,7 +17,7 @@ from .commands import ROOT, only, output
 
 BUILD = ROOT / "build"
 
-# Of a wheel of torch: what the operators are compiled with and linked against.
+# The operators are compiled with these files of a wheel of torch, and linked against its libraries.
 _OF_TORCH = re.compile(r"torch/(include/.*|version\.py|lib/lib(torch|torch_cpu|c10)\.so)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -20,9 +21,12 @@ LINE = re.compile(r"epoch (\d+)/4: loss (\S+), (?:not tested|test AUC (\S+)),")
 
 
 def worker(agent: Process, rank: int) -> psutil.Process | None:
-    """The process of a rank, once it has begun."""
-    children = psutil.Process(agent.popen.pid).children(recursive=True)
-    return next((child for child in children if child.environ().get("RANK") == str(rank)), None)
+    """The process of a rank, once it has begun and until it ends."""
+    for child in psutil.Process(agent.popen.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if child.environ().get("RANK") == str(rank):
+                return child
+    return None
 
 
 def lines(agent: Process) -> list[tuple[int, float, float | None]]:
@@ -90,18 +94,18 @@ def test_workers_are_killed_in_an_epoch_and_when_all_is_told(scene: Scene) -> No
     victim = scene.worker(0)
     assert victim is not None
     victim.kill()
-    wait_until(lambda: len(scene.lines()) == 3, "the epoch that was under way", PATIENCE_SEC)
-    last = scene.worker(1)
-    assert last is not None
-    with stopped([last.pid]):
-        wait_until(scene.result.exists, "worker 0 to end alone", PATIENCE_SEC)
-        before = json.loads(scene.result.read_text())["history"]
-        last.kill()
+    wait_until(lambda: len(scene.lines()) >= 3, "the epoch that was under way", PATIENCE_SEC)
+    last, before = scene.worker(1), None
+    if last is not None:  # on a slow machine it has trained on all that was left, and ended, before worker 0 says so
+        with stopped([last.pid]):
+            wait_until(scene.result.exists, "worker 0 to end alone", PATIENCE_SEC)
+            before = json.loads(scene.result.read_text())["history"]
+            last.kill()
     history = scene.end()
-    assert history == before
-    # The other worker may train on all that is left of epoch 3, and go on, before the next worker 0 asks for data.
+    assert before in (None, history)
+    # The other worker may train on all that is left of epoch 3 before the next worker 0 asks for data.
     check(scene.agent, history, untested=[3])
-    assert f"all {EPOCHS} epochs" in scene.agent.err
+    assert before is None or f"all {EPOCHS} epochs" in scene.agent.err
 
 
 @pytest.mark.started

@@ -77,7 +77,7 @@ namespace sparserow::rpc {
 inline constexpr std::uint32_t kHelloMagic = 0x4f525053;  // "SPRO"
 inline constexpr std::uint8_t kProtocolVersion = 1;       // the newest that is spoken
 inline constexpr std::uint8_t kProtocolMin = 1;           // the oldest
-// Of HELLO, its answer and an error of no request: the same for ever, because these find out what both sides speak.
+// HELLO, its answer and an error of no request have it for ever, because these find out what both sides speak.
 inline constexpr std::uint8_t kGreetingVersion = 1;
 inline constexpr std::uint32_t kMaxSections = 1u << 14;
 
@@ -267,7 +267,7 @@ static_assert(sizeof(ScanPagePayload) == 24);
 
 [[nodiscard]] bool is_request(FrameType type) noexcept;  // of a client, after HELLO
 
-// Of a frame of this type, whether this build reads it.
+// This build reads frames of the type in this version.
 [[nodiscard]] bool is_spoken(std::uint8_t version, FrameType type) noexcept;
 
 // ---- Reading. Views point into the bytes given, which must be 8-byte aligned and outlive them.
