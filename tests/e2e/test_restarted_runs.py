@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from elastic_job import SAMPLES, updates, write_job
+from sparserow.proto.control import ControlClient
 from sparserow_process import Launcher, Process, stopped, wait_until
 
 EPOCHS = 4
@@ -55,6 +56,11 @@ class Scene:
         """Number, loss and AUC of each epoch that was told so far."""
         return lines(self.agent)
 
+    def joined(self) -> dict[int, tuple[int, int]]:
+        """The worker id and the epoch of each rank that has joined and not left."""
+        with ControlClient(self.address) as control:
+            return {it.rank: (it.worker_id, it.epoch) for job in control.status().jobs for it in job.members}
+
     def end(self) -> list[dict]:
         """Waits for the run's end; the history of its result, after each sample was counted."""
         assert self.agent.popen.wait(PATIENCE_SEC) == 0, self.agent.err
@@ -91,21 +97,24 @@ def check(agent: Process, history: list[dict], *, untested: Collection[int] = ()
 @pytest.mark.started
 def test_workers_are_killed_in_an_epoch_and_when_all_is_told(scene: Scene) -> None:
     wait_until(lambda: len(scene.lines()) == 2, "two epochs", PATIENCE_SEC)
-    victim = scene.worker(0)
+    victim, joined = scene.worker(0), scene.joined()
     assert victim is not None
+    assert joined.keys() == {0, 1}
     victim.kill()
-    wait_until(lambda: len(scene.lines()) >= 3, "the epoch that was under way", PATIENCE_SEC)
-    last, before = scene.worker(1), None
-    if last is not None:  # on a slow machine it has trained on all that was left, and ended, before worker 0 says so
-        with stopped([last.pid]):
-            wait_until(scene.result.exists, "worker 0 to end alone", PATIENCE_SEC)
-            before = json.loads(scene.result.read_text())["history"]
-            last.kill()
+    wait_until(lambda: scene.joined().keys() == {0, 1} and set(joined.values()).isdisjoint(scene.joined().values()),
+               "the next workers to join", PATIENCE_SEC)  # fmt: skip
+    last = scene.worker(1)
+    assert last is not None
+    # It is held as soon as both train, because it would end when nothing is left, which may be before worker 0 says so.
+    with stopped([last.pid]):
+        wait_until(scene.result.exists, "worker 0 to end alone", PATIENCE_SEC)
+        before = json.loads(scene.result.read_text())["history"]
+        last.kill()
     history = scene.end()
-    assert before in (None, history)
+    assert history == before
     # The other worker may train on all that is left of epoch 3 before the next worker 0 asks for data.
     check(scene.agent, history, untested=[3])
-    assert before is None or f"all {EPOCHS} epochs" in scene.agent.err
+    assert f"all {EPOCHS} epochs" in scene.agent.err
 
 
 @pytest.mark.started
