@@ -100,8 +100,6 @@ class BuildNative(build_ext):
         target = ROOT / "cpp_ext"
         build = ROOT / "build" / "release"
         build.mkdir(parents=True, exist_ok=True)
-        for operators in target.glob("libsparserow_ops-*.so"):  # of another torch they stay when this one's are built
-            operators.unlink()
         cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
         if cmake is None:
             raise SystemExit("sparserow: cmake is missing; run `make setup`, or `pip install cmake ninja`")
@@ -114,6 +112,8 @@ class BuildNative(build_ext):
         ]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         subprocess.run([cmake, "--build", str(build), "--parallel"], check=True)
+        for operators in target.glob("libsparserow_ops-*.so"):  # those of another torch would stay, and be out of date
+            operators.unlink()
         subprocess.run([cmake, "--install", str(build), "--prefix", str(target)], check=True, stdout=subprocess.DEVNULL)
         for library in target.glob("*.so"):
             os.utime(library)

@@ -11,13 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .commands import ROOT
+from .commands import ROOT, project_version
 
 FOLDER = ROOT / "build" / "images"
 TARGETS = ("server", "worker", "etcd")
@@ -41,11 +40,6 @@ def run(*command: str | Path) -> str:
     if done.returncode != 0:
         raise SystemExit(f"{done.stdout}sparserow: {' '.join(map(str, command[:1]))} failed with {done.returncode}")
     return done.stdout.strip()
-
-
-def version() -> str:
-    """Returns the version in pyproject.toml, which tags the images."""
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def has_docker() -> bool:
@@ -181,7 +175,7 @@ def main() -> None:
     chosen = sys.argv[1:] or TARGETS
     by = builder()
     for target in chosen:
-        name = f"sparserow-{target}:{version()}"
+        name = f"sparserow-{target}:{project_version()}"
         print(f"sparserow: building {name}", flush=True)
         by.build(target, name)
         whole, packages = by.sizes(name)

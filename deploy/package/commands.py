@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,11 @@ def output(*command: str | Path, check: bool = True) -> str:
     if check and done.returncode != 0:
         raise SystemExit(f"{done.stdout}{done.stderr}sparserow: {' '.join(map(str, command[:4]))} failed")
     return done.stdout
+
+
+def project_version() -> str:
+    """Returns the version in pyproject.toml."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def only(folder: Path, pattern: str) -> Path:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +18,9 @@ from zipfile import ZipFile
 
 from . import build_wheel
 from .build_wheel import DIST
-from .commands import ROOT, only, output
+from .commands import ROOT, only, output, project_version
 
-PROJECT, CHANGELOG = ROOT / "pyproject.toml", ROOT / "CHANGELOG.md"
+CHANGELOG = ROOT / "CHANGELOG.md"
 # What names the version: the package, and the wheel and the images where files and documents say how to use them.
 NAMING = ("pyproject.toml", "__init__.py", "README.md", "deploy/Dockerfile", "deploy/compose.yaml",
           "deploy/k8s/*/kustomization.yaml", "docs/kubernetes.md", "docs/gpu.md")  # fmt: skip
@@ -71,10 +70,10 @@ def with_version(text: str, before: str, version: str) -> str:
 
 def name_version(version: str) -> None:
     """Writes a version into each file of ``NAMING``."""
-    before = tomllib.loads(PROJECT.read_text())["project"]["version"]
+    before = project_version()
     for path in (path for pattern in NAMING for path in ROOT.glob(pattern)):
         path.write_text(with_version(path.read_text(), before, version))
-    if tomllib.loads(PROJECT.read_text())["project"]["version"] != version:
+    if project_version() != version:
         raise SystemExit("sparserow: pyproject.toml has no line with the project's version")
 
 

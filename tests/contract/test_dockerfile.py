@@ -75,7 +75,7 @@ def test_images_that_are_built_have_a_stage_and_the_version_of_the_manifests(mon
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE))
     assert set(build_images.TARGETS) <= stages
     base = (ROOT / "deploy" / "k8s" / "base" / "kustomization.yaml").read_text()
-    assert f'newTag: "{build_images.version()}"' in base
+    assert f'newTag: "{build_images.project_version()}"' in base
     monkeypatch.setattr(build_images, "has_docker", lambda: True)
     assert isinstance(build_images.builder(), build_images.Docker)
     monkeypatch.setattr(build_images, "has_docker", lambda: False)

@@ -88,6 +88,16 @@ TEST_CASE("a greeting has one version for ever, and a reply that of its request"
   CHECK(reply_to(request, FrameType::kError).version == kGreetingVersion);
 }
 
+TEST_CASE("a peer speaks one version at least that this build speaks") {
+  HelloPayload peer;
+  CHECK(check_protocol(peer, "the shard", "this client").is_ok());
+  peer.protocol_max = kProtocolVersion + 1;
+  CHECK(check_protocol(peer, "the shard", "this client").is_ok());
+  peer.protocol_min = kProtocolVersion + 1;
+  CHECK(check_protocol(peer, "the shard", "this client").message() ==
+        "protocol: the shard speaks 2 to 2, this client 1 to 1");
+}
+
 TEST_CASE("a conditional pull carries known versions, its reply positions that rise") {
   const auto asked = descriptor(3, 2, Dtype::kFloat32, kTableKnown | kTableVersions);
   auto keys = payload_of(asked, {.keys = true, .known = true});

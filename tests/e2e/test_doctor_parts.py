@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from rooms import ROOT
+from checkout import link_package
 
 PACKAGES = Path(torch.__file__).parents[1]
 MINOR = ".".join(torch.__version__.split(".")[:2])
@@ -38,12 +38,7 @@ def installed(tmp_path: Path) -> Callable[..., Path]:
                 (folder / each.name).symlink_to(each)
         facts = next(each for each in PACKAGES.glob("sparserow-*.dist-info"))
         (folder / facts.name).symlink_to(facts)
-        core = folder / "sparserow" / "cpp_ext"
-        core.mkdir(parents=True)
-        for of, to in ((ROOT, core.parent), (ROOT / "cpp_ext", core)):
-            for each in of.iterdir():
-                if each.name not in ("cpp_ext", "build", ".venv") and not (left_out and each.name.startswith(left_out)):
-                    (to / each.name).symlink_to(each)
+        link_package(folder, left_out)
         return folder
 
     return make

@@ -12,6 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 import sparserow
+from checkout import tracked_files
 
 pytestmark = pytest.mark.started
 
@@ -54,13 +55,6 @@ def run(*command: str | Path, cwd: Path, timeout_sec: float, **environment: str)
     )
     assert done.returncode == 0, f"{command} failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
-
-
-def tracked_files() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=300)
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout")
-    return [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).exists()]
 
 
 def copy_checkout(target: Path) -> None:

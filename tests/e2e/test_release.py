@@ -24,8 +24,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "__init__.py").write_text('__version__ = "0.1.0"\n')
     (tmp_path / "tests" / "fixtures").mkdir(parents=True)
     (tmp_path / "tests" / "fixtures" / "README.md").write_text("Of each version.\n")
-    for name, value in (("ROOT", tmp_path), ("PROJECT", tmp_path / "pyproject.toml")):
-        monkeypatch.setattr(release, name, value)
+    monkeypatch.setattr(release, "ROOT", tmp_path)
     monkeypatch.setattr(release, "CHANGELOG", tmp_path / "CHANGELOG.md")
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     for role in ("AUTHOR", "COMMITTER"):

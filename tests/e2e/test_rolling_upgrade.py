@@ -6,7 +6,6 @@ The next version is this tree with the number of each format raised, compiled an
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 import sparserow as sr
+from checkout import tracked_files
 from restart_scene import DIM, ROWS, Scene, Trained, facts, status_of
 from rooms import ROOT
 from sparserow_process import Launcher, Process, free_port, wait_until
@@ -50,14 +50,13 @@ def next_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that has the next version as the package ``sparserow``."""
     folder = tmp_path_factory.mktemp("next")
     tree = folder / "sparserow"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    for name in filter(None, listed.decode().split("\0")):
-        if not name.startswith(("tests/", "docs/")) and (ROOT / name).exists():
+    for name in tracked_files():
+        if not name.startswith(("tests/", "docs/")):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
     for name, pattern in RAISED.items():
         text = (tree / name).read_text()
-        ((whole, number),) = [(match[0], match[1]) for match in re.finditer(rf"(?<!Oldest){pattern}", text)]
+        ((whole, number),) = [(match[0], match[1]) for match in re.finditer(pattern, text)]
         (tree / name).write_text(text.replace(whole, whole.replace(number, str(int(number) + 1), 1)))
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, check=True, timeout=1800)
     return folder
@@ -156,7 +155,7 @@ def test_serving_and_coordinator_are_upgraded_under_training(
 
 def test_a_state_of_the_next_version_is_refused(launcher: Launcher, tmp_path: Path, next_version: Path) -> None:
     later = Launcher(tmp_path)
-    later.environment = {**os.environ, **later.environment, "PYTHONPATH": str(next_version)}
+    later.environment["PYTHONPATH"] = str(next_version)
     options = ("--shards=1", "--port=0", f"--state={tmp_path / 'state.json'}")
     try:
         process = later.start("coordinator", *options)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from checkout import link_package
 from other_packages import OtherPackages, pip
 from rooms import ROOT
 from sparserow.deploy.package.more_builds import build_operators
@@ -29,12 +30,7 @@ def test_the_torch_of_the_tests_is_within_the_range() -> None:
 def test_operators_pass_their_tests_with_another_torch(tmp_path: Path, minor: str) -> None:
     environment = OtherPackages(tmp_path)
     pip(environment, "install", "--no-compile", f"torch=={minor}.*")
-    core = tmp_path / "packages" / "sparserow" / "cpp_ext"
-    core.mkdir(parents=True)
-    for source, target in ((ROOT, core.parent), (ROOT / "cpp_ext", core)):
-        for each in source.iterdir():
-            if each.name != "cpp_ext" and not each.name.startswith((".", "build", "libsparserow_ops-")):
-                (target / each.name).symlink_to(each)
+    core = link_package(tmp_path / "packages", left_out="libsparserow_ops-")
     operators = build_operators(minor)
     (core / operators.name).symlink_to(operators)
     told = "import torch, sparserow; print(torch.__version__, sparserow.__file__)"

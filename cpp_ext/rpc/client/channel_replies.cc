@@ -145,12 +145,7 @@ Status Channel::on_hello_ack() {
   auto hello = parse_hello(section.value()->payload);
   if (!hello.is_ok()) return malformed_reply(hello.status().message());
   const HelloPayload& shard = hello.value();
-  if (shard.protocol_min > kProtocolVersion || shard.protocol_max < kProtocolMin) {
-    return Status(Code::kFailedPrecondition, "protocol: the shard speaks " + std::to_string(shard.protocol_min) +
-                                                 " to " + std::to_string(shard.protocol_max) + ", this client " +
-                                                 std::to_string(kProtocolMin) + " to " +
-                                                 std::to_string(kProtocolVersion));
-  }
+  SR_RETURN_IF_ERROR(check_protocol(shard, "the shard", "this client"));
   if (options_.cluster_id != 0 && shard.cluster_id != options_.cluster_id) {
     return Status(Code::kFailedPrecondition, "cluster id: the shard belongs to " + std::to_string(shard.cluster_id) +
                                                  ", this client to " + std::to_string(options_.cluster_id));

@@ -187,12 +187,7 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
   // This check comes first: a client without a right learns nothing of this shard.
   grant_.digest = digest_of(token);
   SR_RETURN_IF_ERROR(check_access(header));
-  if (hello->protocol_min > kProtocolVersion || hello->protocol_max < kProtocolMin) {
-    return Status(Code::kFailedPrecondition, "protocol: the client speaks " + std::to_string(hello->protocol_min) +
-                                                 " to " + std::to_string(hello->protocol_max) + ", this shard " +
-                                                 std::to_string(kProtocolMin) + " to " +
-                                                 std::to_string(kProtocolVersion));
-  }
+  SR_RETURN_IF_ERROR(check_protocol(*hello, "the client", "this shard"));
   if (hello->hash_version != kHashVersion) {
     return Status(Code::kFailedPrecondition, "hash version: the client has " + std::to_string(hello->hash_version) +
                                                  ", this shard " + std::to_string(kHashVersion));

@@ -103,6 +103,16 @@ Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
   return Status::ok();
 }
 
+Status check_protocol(const HelloPayload& peer, std::string_view its, std::string_view own) {
+  if (peer.protocol_min <= kProtocolVersion && peer.protocol_max >= kProtocolMin) return Status::ok();
+  const auto range = [](std::uint8_t from, std::uint8_t to) {
+    return std::to_string(from) + " to " + std::to_string(to);
+  };
+  return Status(Code::kFailedPrecondition, "protocol: " + std::string(its) + " speaks " +
+                                               range(peer.protocol_min, peer.protocol_max) + ", " + std::string(own) +
+                                               " " + range(kProtocolMin, kProtocolVersion));
+}
+
 Status check_crc(const FrameHeader& header, std::span<const std::byte> body) {
   if ((header.flags & kFrameHasCrc) == 0) return Status::ok();
   FrameHeader plain = header;

@@ -276,6 +276,9 @@ static_assert(sizeof(ScanPagePayload) == 24);
 // kInvalidArgument. The type is not checked: dispatch refuses an unknown one.
 Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes);
 
+// kFailedPrecondition when `peer` speaks no version that this build speaks; `its` and `own` name both sides.
+Status check_protocol(const HelloPayload& peer, std::string_view its, std::string_view own);
+
 // DataLoss when the frame carries a checksum that does not match; Ok when it carries none.
 Status check_crc(const FrameHeader& header, std::span<const std::byte> body);
 
