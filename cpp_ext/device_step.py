@@ -103,7 +103,7 @@ class StepOnDevice:
         self._known: dict[tuple[object, ...], _KnownLookups] = {}
         self._of_thread = threading.local()  # the host's copies that this thread has, so that calls may overlap
         self._carried: list[Carried] = []
-        self._flags: list[Tensor] = []
+        self._sums: Tensor | None = None  # of the last flush; the step's commit reads them where they lie
 
     def link(self, device: torch.device) -> DeviceLink:
         """The link to the session's device, which the first lookup chooses.
@@ -295,7 +295,8 @@ class StepOnDevice:
             at += each.tensor.numel()
         for pack in packs:
             at = sum_pack(pack, sums, at)
-        host = self._link.wait(self._link.fetch(sums))
+        # The commit of the last step has ended, even one that went on behind; see Session.flush.
+        self._sums = host = self._link.wait(self._link.fetch(sums))
         at = 0
         for each in carried:
             each.put(host[at : at + each.tensor.numel()])

@@ -178,7 +178,7 @@ void bind_pack(py::module_& module) {
              std::uintptr_t sums) {
             std::vector<LookupPack::StagedPart> staged;
             for (const auto& [part, padding] : parts) staged.push_back({part, padding});
-            raise_if_error(pack.stage(staged, {reinterpret_cast<const float*>(sums), pack.floats_of_sums()}));
+            raise_if_error(pack.stage(staged, {reinterpret_cast<float*>(sums), pack.floats_of_sums()}));
           },
           Unlocked(), py::arg("parts"), py::arg("sums"));
 }

@@ -227,10 +227,15 @@ Status Binding::not_looked_up(std::int64_t id) const {
 }
 
 Status Binding::stage_sums(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> marks,
-                           std::span<const float> sums) {
+                           std::span<float> sums) {
   SR_RETURN_IF_ERROR(state_->check_usable());
   SR_RETURN_IF_ERROR(check_stages());
   const MutexLock lock(mutex_);
+  const bool has_all = std::find(marks.begin(), marks.end(), 0) == marks.end();
+  if (has_all && step_.take_sums(keys, sums)) {
+    ++state_->staged_calls;
+    return Status::ok();
+  }
   std::vector<std::uint32_t> indexes;
   if (const auto missing = step_.indexes_of(keys, marks, indexes)) return not_looked_up(*missing);
   ++state_->staged_calls;

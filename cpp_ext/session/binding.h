@@ -57,10 +57,10 @@ class Binding {
   Result<Lookup> lookup(const IdsRef& ids, bool train);
   // Opens the sums for ids that were looked up in this step. FailedPrecondition when one was not.
   Result<StagedSums> stage(const IdsRef& ids);
-  // Adds sums of gradients by key to the step's sums: of the keys whose mark is not 0.
-  // keys: (n) unique. marks: (n). sums: (n, dim). FailedPrecondition when a marked key was not looked up in this step.
-  Status stage_sums(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> marks,
-                    std::span<const float> sums);
+  // Adds sums of gradients by key to the step's sums: of the keys whose mark is not 0. Where these are the first and
+  // all of the step they are not copied, and belong to the step until it ends. keys: (n) unique. marks: (n). sums: (n,
+  // dim). FailedPrecondition when a marked key was not looked up in this step.
+  Status stage_sums(std::span<const std::uint64_t> keys, std::span<const std::uint8_t> marks, std::span<float> sums);
   // The lookup of these ids when this step remembers it; nullopt when it does not. Pulls nothing.
   [[nodiscard]] std::optional<Lookup> recall(const IdsRef& ids);
   // Likewise, of the rows that were read ahead of an evaluation's forward.

@@ -188,18 +188,32 @@ std::int32_t LookupPack::position_of(std::size_t part, std::int64_t id) const no
   return position < 0 ? -1 : position + static_cast<std::int32_t>(group.first);
 }
 
-Status LookupPack::stage(std::span<const StagedPart> staged, std::span<const float> sums) const {
+bool LookupPack::has_all_parts(std::size_t group, std::span<const StagedPart> staged) const {
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    if (parts_[p].group != group) continue;
+    const auto is_whole = [p](const StagedPart& one) { return one.part == p && one.padding_idx < 0; };
+    if (std::none_of(staged.begin(), staged.end(), is_whole)) return false;
+  }
+  return true;
+}
+
+Status LookupPack::stage(std::span<const StagedPart> staged, std::span<float> sums) const {
   std::vector<std::size_t> begins(runs_.size(), 0);
   for (std::size_t r = 1; r < runs_.size(); ++r) begins[r] = begins[r - 1] + runs_[r - 1].rows * runs_[r - 1].dim;
   std::vector<std::uint8_t> marks;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
-    marks.assign(group.keys.size(), 0);
-    bool any = false;
+    std::vector<StagedPart> mine;
     for (const StagedPart& one : staged) {
+      if (parts_[one.part].group == g) mine.push_back(one);
+    }
+    if (mine.empty()) continue;
+    // Each row is one of a part's, so all parts without padding have all of them.
+    const bool has_all = has_all_parts(g, mine);
+    marks.assign(group.keys.size(), has_all ? 1 : 0);
+    for (const StagedPart& one : mine) {
+      if (has_all) break;
       const Part& part = parts_[one.part];
-      if (part.group != g) continue;
-      any = true;
       const std::int32_t padding = one.padding_idx < 0 ? -1 : position_in(group, one.padding_idx);
       for (const std::int32_t position : part.positions) {
         if (position != padding) marks[static_cast<std::size_t>(position)] = 1;
@@ -207,7 +221,7 @@ Status LookupPack::stage(std::span<const StagedPart> staged, std::span<const flo
     }
     const std::size_t dim = dim_of(group);
     const auto own = sums.subspan(begins[group.run] + group.first * dim, group.keys.size() * dim);
-    if (any) SR_RETURN_IF_ERROR(group.binding->stage_sums(group.keys, marks, own));
+    SR_RETURN_IF_ERROR(group.binding->stage_sums(group.keys, marks, own));
   }
   return Status::ok();
 }

@@ -98,10 +98,13 @@ class LookupPack {
     std::size_t part = 0;
     std::int64_t padding_idx = -1;
   };
-  // Adds the sums to the steps of the bindings. sums: (floats_of_sums()). Only rows of staged parts are read.
-  Status stage(std::span<const StagedPart> staged, std::span<const float> sums) const;
+  // Adds the sums to the steps of the bindings. sums: (floats_of_sums()). Only rows of staged parts are read. The
+  // memory stays valid until the step has ended, and may be changed by it (Binding::stage_sums).
+  Status stage(std::span<const StagedPart> staged, std::span<float> sums) const;
 
  private:
+  [[nodiscard]] bool has_all_parts(std::size_t group, std::span<const StagedPart> staged) const;
+
   std::vector<Group> groups_;
   std::vector<Run> runs_;
   std::vector<Part> parts_;

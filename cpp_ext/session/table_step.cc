@@ -250,17 +250,34 @@ std::uint64_t TableStep::bytes() const noexcept {
 
 float* TableStep::sums() {
   if (sums_.size() < keys_.size() * dim_) sums_.resize(std::max(keys_.size() * dim_, sums_.size() * 3 / 2));
+  if (!lent_.empty()) std::copy(lent_.begin(), lent_.end(), sums_.begin());
+  lent_ = {};
   return sums_.data();
+}
+
+bool TableStep::take_sums(std::span<const std::uint64_t> keys, std::span<float> sums) {
+  if (keys_.empty() || !std::equal(keys.begin(), keys.end(), keys_.begin(), keys_.end())) return false;
+  if (std::any_of(staged_.begin(), staged_.end(), [](std::uint8_t one) { return one != kNotStaged; })) return false;
+  lent_ = sums;
+  const bool finite = all_finite_of_many(sums.data(), sums.size());
+  std::fill(staged_.begin(), staged_.end(), finite ? kStagedFinite : kStaged);  // seal() looks at each that may not be
+  return true;
+}
+
+void TableStep::drop_sums() {
+  std::fill(staged_.begin(), staged_.end(), kNotStaged);
+  lent_ = {};
 }
 
 TableStep::Seal TableStep::seal(float scale, float clip_row_norm) {
   const bool clips = clip_row_norm < std::numeric_limits<float>::infinity();
+  float* base = lent_.empty() ? sums_.data() : lent_.data();
   Seal seal;
   for (std::size_t i = 0; i < staged_.size(); ++i) {
     if (staged_[i] == kNotStaged) continue;
     ++seal.rows;
     if (staged_[i] == kStagedFinite && scale == 1.0f && !clips) continue;
-    float* sum = sums_.data() + i * dim_;
+    float* sum = base + i * dim_;
     if (scale != 1.0f) {
       for (std::uint32_t c = 0; c < dim_; ++c) sum[c] *= scale;
     }
@@ -286,7 +303,7 @@ void TableStep::gather_pushes() {
         const std::size_t index = batch.begin + i;
         if (staged_[index] == kNotStaged) continue;
         push_keys_.push_back(keys_[index]);
-        const float* sum = sums_.data() + index * dim_;
+        const float* sum = sums_now() + index * dim_;
         push_grads_.insert(push_grads_.end(), sum, sum + dim_);
       }
     }
@@ -302,13 +319,14 @@ TablePush TableStep::push(float lr) const {
   push.lr = lr;
   push.keys = direct_push_ ? keys_ : push_keys_;
   push.shard_begin = direct_push_ ? batches_.front().shard_begin : push_shard_begin_;
-  push.grads = {direct_push_ ? sums_.data() : push_grads_.data(), push.keys.size() * dim_};
+  push.grads = {direct_push_ ? sums_now() : push_grads_.data(), push.keys.size() * dim_};
   return push;
 }
 
 void TableStep::clear() {
   keys_.clear();
   staged_.clear();
+  lent_ = {};
   confirmed_ = 0;
   batches_used_ = 0;
   batches_confirmed_ = 0;

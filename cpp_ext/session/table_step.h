@@ -69,12 +69,15 @@ class TableStep {
   // The memory that this object has allocated.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
 
-  // Where sums of known keys go; sized for all of them.
+  // Where sums of known keys go; sized for all of them. Sums that were lent are copied there first.
   float* sums();
   std::uint8_t* staged() noexcept { return staged_.data(); }
+  // Takes the sums of these keys as those of the step without a copy, and true: they stay valid, and seal() may change
+  // them, until clear() or drop_sums(). False where these are not all keys of the step in order, or one has a sum.
+  [[nodiscard]] bool take_sums(std::span<const std::uint64_t> keys, std::span<float> sums);
 
   // Forgets all sums; keys, rows and remembered lookups stay.
-  void drop_sums() { std::fill(staged_.begin(), staged_.end(), kNotStaged); }
+  void drop_sums();
 
   struct Seal {
     std::uint64_t rows = 0;
@@ -116,6 +119,7 @@ class TableStep {
   [[nodiscard]] std::uint32_t map_find(std::uint64_t key) const noexcept;
   void grow_rows(std::size_t keys);
   void gather_pushes();
+  [[nodiscard]] const float* sums_now() const noexcept { return lent_.empty() ? sums_.data() : lent_.data(); }
 
   std::string name_;
   std::uint32_t table_id_;
@@ -139,6 +143,7 @@ class TableStep {
   std::vector<std::shared_ptr<Lookup::Indexes>> pool_;  // every index array, reused when no lookup reads it
 
   std::vector<float> sums_;           // (>= u, dim)
+  std::span<float> lent_;             // in their place where it is not empty
   std::vector<std::uint8_t> staged_;  // (u), of Staged
 
   bool direct_push_ = false;
