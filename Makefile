@@ -179,7 +179,7 @@ docs: setup
 
 # dist/*.whl, with RocksDB, OpenSSL and the libraries that they need inside: it installs without a compiler and a system
 # package. It is for this Python and this torch, and for those that are named: TORCHES="2.12 2.14" has pip find headers of
-# torch, and PYTHONS="python3.12" are interpreters with headers.
+# torch, and PYTHONS="python3.12 python3.13" are interpreters with headers.
 TORCHES ?=
 PYTHONS ?=
 wheel: setup
