@@ -12,11 +12,17 @@
 namespace sparserow {
 namespace {
 
-std::uint16_t reference_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)); }
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+using Half = __fp16;  // because g++ has _Float16 there from version 13 on
+#else
+using Half = _Float16;
+#endif
+
+std::uint16_t reference_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<Half>(value)); }
 
 TEST_CASE("every float16 widens exactly") {
   for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
-    const auto half = std::bit_cast<_Float16>(static_cast<std::uint16_t>(bits));
+    const auto half = std::bit_cast<Half>(static_cast<std::uint16_t>(bits));
     const float expected = static_cast<float>(half);
     const float got = float16_to_float(static_cast<std::uint16_t>(bits));
     if (std::isnan(expected)) {
