@@ -48,10 +48,11 @@ class Descriptor {
 bool is_cached(int file, std::uint64_t size) {
   void* const mapped = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
   if (mapped == MAP_FAILED) return true;
-  std::vector<unsigned char> pages((size + kPageBytes - 1) / kPageBytes);
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));  // of 4, 16 or 64 KiB on aarch64
+  std::vector<unsigned char> pages((size + page - 1) / page);
   const bool is_known = ::mincore(mapped, size, pages.data()) == 0;
   ::munmap(mapped, size);
-  const auto there = std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
+  const auto there = std::count_if(pages.begin(), pages.end(), [](unsigned char each) { return (each & 1) != 0; });
   return !is_known || static_cast<std::size_t>(there) * 2 >= pages.size();
 }
 
