@@ -53,7 +53,12 @@ extern "C" ssize_t preadv2(int file, const iovec* parts, int count, off_t offset
     errno = EIO;
     return -1;
   }
-  return ::syscall(SYS_preadv2, file, parts, count, offset, 0L, flags);
+  const ssize_t got = ::syscall(SYS_preadv2, file, parts, count, offset, 0L, flags);
+  if (got >= 0 || errno != ENOSYS) return got;
+  // As the C library's, where the system has no such call: qemu has none.
+  if (flags == 0) return ::syscall(SYS_preadv, file, parts, count, offset, 0L);
+  errno = EOPNOTSUPP;
+  return -1;
 }
 
 namespace sparserow {
