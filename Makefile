@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize audit docs wheel release images lock clean
+.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize test-arm audit docs wheel release images lock clean
 # The system packages, for who installs them before; tests want the last ones.
 packages:
 	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
@@ -105,6 +105,18 @@ sanitize: setup
 	@$(CMAKE_TESTS) -B build/tsan -DSPARSEROW_SANITIZE=thread > /dev/null
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/tsan --parallel
 	@cd build/tsan && TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/cpp/tsan_suppressions.txt" $(CURDIR)/$(VENV)/bin/ctest --parallel 2 --output-on-failure
+
+# The C++ tests for aarch64, without RocksDB: by Debian's cross compiler, with -O1 as for sanitizers, and run by qemu.
+test-arm: FUZZ_FRAMES ?= 3000
+test-arm: SYSROOT := $(CURDIR)/build/arm64-sysroot
+test-arm: setup
+	@test "$$(id -u)" -ne 0 || deploy/install_system_packages.sh g++-aarch64-linux-gnu qemu-user-static
+	@test -e $(SYSROOT)/.stamp || tests/support/arm64_sysroot.sh $(SYSROOT)
+	@$(CMAKE_TESTS) -B build/aarch64 -DCMAKE_TOOLCHAIN_FILE=aarch64.cmake -DSPARSEROW_SYSROOT=$(SYSROOT) \
+	  -DSPARSEROW_ROCKSDB=OFF -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 > build/aarch64.log || \
+	  { cat build/aarch64.log; exit 1; }
+	@MAKEFLAGS= PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/aarch64 --parallel
+	@cd build/aarch64 && SPARSEROW_FUZZ_FRAMES=$(FUZZ_FRAMES) $(CURDIR)/$(VENV)/bin/ctest --output-on-failure $(CTEST)
 
 # Everything, the long forms too (fuzzing of a million frames, three seeds of Adult), with programs that are started.
 test-full: setup
