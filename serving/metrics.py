@@ -38,6 +38,11 @@ class ServingMetrics(Collector):
         yield CounterMetricFamily(
             "sparserow_serving_refused", "Frames refused by the data plane (count).", value=stats["frames_refused"]
         )
+        yield GaugeMetricFamily(
+            "sparserow_serving_lane_bytes",
+            "Memory of clients of the same host that is mapped now, so that replies are written there (bytes).",
+            stats["lane_bytes"],
+        )
         yield request_histogram("sparserow_serving_request_seconds", stats["request_times"], _server.REQUEST_BOUNDS_US)
         yield GaugeMetricFamily(
             "sparserow_serving_ready",

@@ -259,6 +259,8 @@ py::dict stats(const KeyedClient& client) {
   out["reconnects"] = stats.reconnects;
   out["retries"] = stats.retries;
   out["commits_replayed"] = stats.commits_replayed;
+  out["lane_replies"] = stats.lane_replies;
+  out["lane_full"] = stats.lane_full;
   return out;
 }
 

@@ -25,7 +25,7 @@ def load_message(server: _server.Server, store: _server.Store, stats: dict[str, 
         rows_pulled=stats["rows_pulled"],
         rows_applied=stats["rows_applied"],
         bytes_received=stats["bytes_received"],
-        bytes_sent=stats["bytes_sent"],
+        bytes_sent=stats["bytes_sent"] + stats["lane_sent"],
         refused=stats["frames_refused"],
         time_bounds_sec=[bound / 1e6 for bound in _server.REQUEST_BOUNDS_US],
         times=[

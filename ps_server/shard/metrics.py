@@ -26,6 +26,11 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ),
     ("bytes_received", "sparserow_ps_received_bytes", "Bytes received on the data plane (bytes)."),
     ("bytes_sent", "sparserow_ps_sent_bytes", "Bytes sent on the data plane (bytes)."),
+    (
+        "lane_sent",
+        "sparserow_ps_lane_sent_bytes",
+        "Bytes of replies that were written into the memory of clients of the same host (bytes).",
+    ),
     ("rows_pulled", "sparserow_ps_rows_pulled", "Rows sent in answers to pulls (count)."),
     ("rows_written", "sparserow_ps_rows_written", "Rows set or deleted without an optimizer (count)."),
     ("hinted_keys", "sparserow_ps_hinted_keys", "Keys that hints of later batches named (count)."),
@@ -60,6 +65,11 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("pulls_waiting", "sparserow_ps_pulls_waiting", "Pulls that wait for the clock now (count)."),
     ("inflight_bytes", "sparserow_ps_inflight_bytes", "Bytes of request bodies held now (bytes)."),
     ("reply_bytes", "sparserow_ps_reply_bytes", "Bytes of replies being made or sent now (bytes)."),
+    (
+        "lane_bytes",
+        "sparserow_ps_lane_bytes",
+        "Memory of clients of the same host that is mapped now, so that replies are written there (bytes).",
+    ),
     ("kept_bytes", "sparserow_ps_kept_bytes", "Bytes of commits that are kept for their step now (bytes)."),
     ("staleness_max", "sparserow_ps_pull_staleness_max", "Largest staleness of a pull since the start (steps)."),
 )

@@ -11,6 +11,7 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kPiecesPerWrite = 128;
+constexpr std::uint64_t kLeastInLane = 32u << 10;  // a smaller reply costs a copy less through the socket
 constexpr std::chrono::milliseconds kFirstBackoff{10};
 constexpr std::chrono::milliseconds kFirstPause{1};  // a save holds commits for a few of them
 constexpr std::chrono::milliseconds kLastBackoff{1000};
@@ -101,6 +102,8 @@ void Channel::cancel(ShardRequest& request) {
   if (request.done) return;
   request.may_be_taken |= request.sent;
   outstanding_.erase(request.header.request_id);
+  if (request.place && lane_) lane_->late.emplace(request.header.request_id, *request.place);
+  request.place.reset();
   if (receiving_ == &request) {
     receiving_ = nullptr;
     reader_.abandon();
@@ -130,6 +133,7 @@ Status Channel::overdue(const ShardRequest& request, Clock::duration waited) con
 }
 
 void Channel::finish(ShardRequest& request, Status status) {
+  give_back_place(request);
   outstanding_.erase(request.header.request_id);
   request.status = status.is_ok() ? std::move(status) : named(status);
   request.done = true;
@@ -168,6 +172,7 @@ bool Channel::is_refused_for_now(const ShardRequest& request, const Status& stat
 
 void Channel::ask_again(ShardRequest& request) {
   request.deadline = std::max(request.deadline, Clock::time_point(Clock::duration(grace_.load())));
+  give_back_place(request);
   request.sent = request.header_sent = false;
   request.piece = request.offset = 0;
   queue_.push_back(&request);
@@ -184,12 +189,14 @@ void Channel::break_off(const std::string& reason) {
   last_error_ = reason;
   receiving_ = nullptr;
   reader_.reset();
+  lane_.reset();
   queue_.clear();
   for (auto& [id, request] : outstanding_) {
     if (request->sending || request->sent) ++stats_.retries;
     request->may_be_taken |= request->sent;
     request->sending = request->sent = request->header_sent = false;
     request->piece = request->offset = 0;
+    request->place.reset();
     queue_.push_back(request);
   }
   const auto now = Clock::now();
@@ -218,10 +225,15 @@ void Channel::greet() {
     break_off(std::strerror(error));
     return;
   }
+  if (options_.lane_bytes > 0 && endpoint_.host.starts_with("unix:")) {
+    auto region = LaneRegion::make(options_.lane_bytes);
+    if (region.is_ok()) lane_ = std::make_unique<Lane>(std::move(region).value());
+  }
   HelloPayload hello;
   hello.cluster_id = options_.cluster_id;
   if (options_.replay_bytes > 0) hello.features |= kFeatureIncarnation;
   if (options_.frame_crc) hello.features |= kFeatureChecksumLast;
+  if (lane_) hello.features |= kFeatureLane;
   hello.hash_version = kHashVersion;
   FrameHeader header;
   header.type = static_cast<std::uint16_t>(FrameType::kHello);
@@ -235,6 +247,10 @@ void Channel::greet() {
                                .epoch = options_.worker_epoch,
                                .proof = options_.worker_proof};
     hello_ = with_section(hello_, SectionKind::kWorker, bytes_of(worker));
+  }
+  if (lane_) {
+    const LanePayload lane{.bytes = lane_->region->bytes().size()};
+    hello_ = with_section(hello_, SectionKind::kLane, bytes_of(lane));
   }
   hello_sent_ = 0;
   state_ = State::kGreeting;
@@ -312,6 +328,7 @@ void Channel::begin_send(ShardRequest& request) {
   // the caller gives up.
   std::uint32_t left = ms_until(request.deadline, Clock::now());
   if (request.header.step != kNoStep) left -= std::min(250u, left / 10);
+  name_place(request);
   request.header.version = protocol_;
   request.header.deadline_ms = std::max(1u, left);
   request.header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);
@@ -319,6 +336,35 @@ void Channel::begin_send(ShardRequest& request) {
   if (options_.frame_crc) seal_crc(request.header, request.body);
   request.sending = true;
   ++stats_.frames_sent;
+}
+
+// A reply that is checked has its checksum over bytes of the stream.
+void Channel::name_place(ShardRequest& request) {
+  forget_place(request);
+  if (!lane_ || !lane_->is_taken || request.reply_bytes < kLeastInLane || options_.frame_crc) return;
+  const std::uint64_t body_bytes = std::uint64_t{request.header.body_bytes} + sizeof request.place_section;
+  if (body_bytes > max_body_bytes_ || request.header.section_count >= kMaxSections) return;
+  request.place = lane_->places.take(request.reply_bytes);
+  if (!request.place) {
+    ++stats_.lane_full;
+    return;
+  }
+  request.place_section = {.place = {.offset = request.place->offset, .bytes = request.reply_bytes}};
+  request.body.push_back({&request.place_section, sizeof request.place_section});
+  request.header.body_bytes = static_cast<std::uint32_t>(body_bytes);
+  ++request.header.section_count;
+}
+
+void Channel::forget_place(ShardRequest& request) {
+  if (request.body.empty() || request.body.back().iov_base != &request.place_section) return;
+  request.body.pop_back();
+  request.header.body_bytes -= static_cast<std::uint32_t>(sizeof request.place_section);
+  --request.header.section_count;
+}
+
+void Channel::give_back_place(ShardRequest& request) {
+  if (request.place && lane_) lane_->places.give_back(*request.place);
+  request.place.reset();
 }
 
 // Sends what the socket takes of one request; true when all of it is out.
@@ -370,7 +416,9 @@ void Channel::flush() {
   if (failed_) return;
   if (state_ == State::kGreeting && hello_sent_ < hello_.size()) {
     const iovec piece{hello_.data() + hello_sent_, hello_.size() - hello_sent_};
-    const Transfer moved = stream_->try_write(std::span(&piece, 1));
+    const bool passes = lane_ && hello_sent_ == 0;
+    const Transfer moved = passes ? stream_->try_write_with(std::span(&piece, 1), lane_->region->descriptor())
+                                  : stream_->try_write(std::span(&piece, 1));
     hello_sent_ += moved.bytes;
     if (moved.bytes == 0) stopped(moved);
   }

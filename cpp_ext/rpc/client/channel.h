@@ -26,6 +26,7 @@
 #include "rpc/client/client.h"
 #include "rpc/client/replay.h"
 #include "rpc/client/reply_reader.h"
+#include "rpc/transport/lane.h"
 #include "rpc/transport/stream.h"
 #include "rpc/wire/frame.h"
 
@@ -39,6 +40,7 @@ struct ShardRequest {
   FrameType expected = FrameType::kAck;
   std::uint64_t needs = 0;  // Features that the shard must have
   std::vector<RowsSink> sinks;
+  std::uint64_t reply_bytes = 0;  // of the body of a ROWS, at most; 0: not known
   std::chrono::steady_clock::time_point deadline;
   std::uint32_t* open_requests = nullptr;   // counted down when done
   std::uint64_t* reply_sequence = nullptr;  // where `sequence` of a ROWS goes; null: nowhere
@@ -50,7 +52,9 @@ struct ShardRequest {
   std::int64_t open_step = kNoStep;  // of kOutsideQuorum: `step` of the ERROR
   std::vector<std::byte> reply;      // body of an ACK or SCAN_PAGE
 
-  // The channel's own: how much is sent.
+  // The channel's own: where the reply may go, which is the body's last piece, and how much is sent.
+  std::optional<LanePlaces::Place> place;
+  LanePlaceSection place_section;
   bool sending = false;
   bool sent = false;
   bool header_sent = false;
@@ -95,6 +99,12 @@ class Channel {
   void begin_send(ShardRequest& request);
   void break_off(const std::string& reason);
   void fail_all(const Status& status);
+  // Names a place for the reply of a request that is about to be sent, where there is one.
+  void name_place(ShardRequest& request);
+  // Takes the place's section out again.
+  void forget_place(ShardRequest& request);
+  // The answer to a request has been read: its place is free.
+  void give_back_place(ShardRequest& request);
   void pause();  // before what was refused for now is sent again
   void resume() noexcept;
   [[nodiscard]] bool is_refused_for_now(const ShardRequest& request, const Status& status) const;
@@ -118,6 +128,7 @@ class Channel {
   Status on_header();
   Status on_reply();
   Status on_error(ShardRequest& request);
+  Status read_from_lane(ShardRequest& request);
   Status on_hello_ack();
   [[nodiscard]] Status refusal_of(const ShardRequest& request) const;  // ok when this shard can be asked
 
@@ -152,6 +163,16 @@ class Channel {
   std::vector<std::byte> hello_;
   std::size_t hello_sent_ = 0;
 
+  // Of this connection; null: there is none.
+  struct Lane {
+    explicit Lane(std::unique_ptr<LaneRegion> made) : region(std::move(made)), places(region->bytes()) {}
+    std::unique_ptr<LaneRegion> region;
+    LanePlaces places;
+    std::map<std::uint64_t, LanePlaces::Place> late;  // by id: of requests that were given up
+    ReplyReader reader;
+    bool is_taken = false;  // the shard has mapped it
+  };
+  std::unique_ptr<Lane> lane_;
   Replay replay_;
   ReplyReader reader_;
   ShardRequest* receiving_ = nullptr;  // null while a reply is dropped, or answers no request

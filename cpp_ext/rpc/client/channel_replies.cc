@@ -76,6 +76,11 @@ Status Channel::on_header() {
     return malformed_reply(std::string(type_name(type)) + " in reply to " +
                            std::string(type_name(static_cast<FrameType>(receiving_->header.type))));
   }
+  if ((header.flags & kFrameInLane) != 0) {
+    if (type != FrameType::kRows) return malformed_reply(std::string(type_name(type)) + " in a lane");
+    reader_.drop();
+    return Status::ok();
+  }
   if (type == FrameType::kRows) {
     reader_.read_rows(receiving_->sinks);
     return Status::ok();
@@ -91,10 +96,17 @@ Status Channel::on_header() {
 Status Channel::on_reply() {
   if (state_ == State::kReplaying) return on_replay_reply();
   if (state_ == State::kGreeting || (reader_.is_collected() && receiving_ == nullptr)) return on_hello_ack();
-  if (receiving_ == nullptr) return Status::ok();
+  if (receiving_ == nullptr) {
+    if (lane_) {  // the answer to a request that was given up
+      const auto late = lane_->late.extract(reader_.header().request_id);
+      if (!late.empty()) lane_->places.give_back(late.mapped());
+    }
+    return Status::ok();
+  }
   ShardRequest& request = *std::exchange(receiving_, nullptr);
   const auto type = static_cast<FrameType>(reader_.header().type);
   if (type == FrameType::kError) return on_error(request);
+  if ((reader_.header().flags & kFrameInLane) != 0) SR_RETURN_IF_ERROR(read_from_lane(request));
   if (type == FrameType::kRows) {
     if (request.reply_sequence != nullptr) *request.reply_sequence = reader_.header().sequence;
   } else {
@@ -104,6 +116,14 @@ Status Channel::on_reply() {
   resume();
   finish(request, Status::ok());
   return Status::ok();
+}
+
+Status Channel::read_from_lane(ShardRequest& request) {
+  const FrameHeader& header = reader_.header();
+  if (!request.place || header.body_bytes > request.place->bytes) return malformed_reply("place in the lane");
+  ++stats_.lane_replies;
+  const auto body = lane_->region->bytes().subspan(request.place->offset, header.body_bytes);
+  return lane_->reader.read_whole(header, body, request.sinks);
 }
 
 Status Channel::on_error(ShardRequest& request) {
@@ -162,6 +182,11 @@ Status Channel::on_hello_ack() {
   max_body_bytes_ = shard.max_frame_bytes;
   features_ = shard.features;
   protocol_ = std::min(shard.protocol_max, kProtocolVersion);
+  if (lane_ && (features_ & kFeatureLane) == 0) lane_.reset();
+  if (lane_) {
+    lane_->is_taken = true;
+    lane_->region->close_descriptor();
+  }
   state_ = State::kReady;
   was_ready_ = true;
   resume();

@@ -49,6 +49,9 @@ struct ClientOptions {
   // acknowledged it. All workers of the job have the same value.
   bool has_quorum = false;
   bool is_lazy = false;  // connect() does not wait: shards are dialled when they are asked
+  // Memory for each connection to a Unix socket, in which the shard answers (rpc/transport/lane.h): a multiple of 4096,
+  // which takes memory as it is used. 0: replies come through the socket.
+  std::uint64_t lane_bytes = 64u << 20;
 };
 
 struct ClientStats {
@@ -58,6 +61,8 @@ struct ClientStats {
   std::uint64_t reconnects = 0;
   std::uint64_t retries = 0;
   std::uint64_t commits_replayed = 0;  // that a shard which came back did not have
+  std::uint64_t lane_replies = 0;      // whose rows came through memory
+  std::uint64_t lane_full = 0;         // requests that found no place there
 };
 
 // What one shard made of a lookup.

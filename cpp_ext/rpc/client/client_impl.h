@@ -2,7 +2,6 @@
 #pragma once
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 #include "rpc/client/client.h"
 #include "rpc/client/hint_pace.h"
 #include "rpc/wire/trace_context.h"
+#include "util/file_descriptor.h"
 #include "util/mutex.h"
 
 namespace sparserow::rpc {
@@ -25,20 +25,6 @@ struct Outgoing {
   std::vector<std::vector<std::byte>> narrowed;  // 16-bit gradients
   ScanPayload scan;
   TraceSection trace;
-};
-
-class FileHandle {
- public:
-  explicit FileHandle(int fd) : fd_(fd) {}
-  FileHandle(const FileHandle&) = delete;
-  FileHandle& operator=(const FileHandle&) = delete;
-  ~FileHandle() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  [[nodiscard]] int get() const noexcept { return fd_; }
-
- private:
-  int fd_;
 };
 
 class Client::Impl {
@@ -128,7 +114,7 @@ class Client::Impl {
 
   ClientOptions options_;  // fixed, but for `tls` and `token`, which mutex_ guards
   const pid_t pid_;
-  const FileHandle wake_;
+  const FileDescriptor wake_;
   std::atomic<Clock::rep> grace_{0};
 
   mutable Mutex mutex_;

@@ -131,6 +131,7 @@ void Client::Impl::add_keys(Outgoing& out, const TablePull& table, std::uint32_t
     out.request.needs |= kFeatureConditionalPull;
   }
   ++out.request.header.section_count;
+  out.request.reply_bytes += rows_section_bytes(head.descriptor);
   out.request.sinks.push_back({.expected = head.descriptor,
                                .rows = table.rows.subspan(std::size_t{begin} * table.dim, std::size_t{n} * table.dim),
                                .versions = part_of(table.versions, begin, n),

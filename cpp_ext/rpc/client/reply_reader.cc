@@ -158,7 +158,10 @@ void ReplyReader::expect_whole_body(Mode mode, std::byte* to) {
   stage_ = Stage::kPieces;
 }
 
-void ReplyReader::drop() { expect_whole_body(Mode::kDrop, nullptr); }
+void ReplyReader::drop() {
+  if ((header_.flags & kFrameInLane) != 0) body_left_ = 0;
+  expect_whole_body(Mode::kDrop, nullptr);
+}
 
 void ReplyReader::collect() {
   collected_.resize(body_left_);
@@ -170,6 +173,34 @@ void ReplyReader::read_rows(std::span<const RowsSink> sinks) {
   sinks_ = sinks;
   sink_ = 0;
   stage_ = Stage::kSection;
+}
+
+void ReplyReader::feed(std::span<const std::byte>& bytes) {
+  std::size_t moved = 0;
+  for (const iovec& piece : space()) {
+    const std::size_t part = std::min(piece.iov_len, bytes.size() - moved);
+    std::memcpy(piece.iov_base, bytes.data() + moved, part);
+    moved += part;
+  }
+  filled(moved);
+  bytes = bytes.subspan(moved);
+}
+
+Status ReplyReader::read_whole(FrameHeader header, std::span<const std::byte> body, std::span<const RowsSink> sinks) {
+  reset();
+  header.flags &= static_cast<std::uint8_t>(~kFrameInLane);
+  std::span<const std::byte> rest = bytes_of(header);
+  feed(rest);
+  if (auto event = next(); !event.is_ok()) return event.status();
+  read_rows(sinks);
+  rest = body;
+  while (true) {
+    const auto event = next();
+    if (!event.is_ok()) return event.status();
+    if (event.value() == Event::kEnd) return Status::ok();
+    if (rest.empty()) return malformed_reply("truncated body");
+    feed(rest);
+  }
 }
 
 Result<bool> ReplyReader::on_section() {

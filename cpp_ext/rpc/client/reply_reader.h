@@ -52,10 +52,13 @@ class ReplyReader {
   // asked for.
   Result<Event> next();
 
+  // The body of a reply that is flagged kFrameInLane is not in these bytes, so nothing is dropped.
   void drop();
   void collect();
   // Every section must match the sink of its place. The sinks must live until the end, or until abandon().
   void read_rows(std::span<const RowsSink> sinks);
+  // Reads a whole reply from memory, the body behind its header as it was sent. kDataLoss as next().
+  Status read_whole(FrameHeader header, std::span<const std::byte> body, std::span<const RowsSink> sinks);
   // The memory of the reply being read goes away: what is left of it is dropped.
   void abandon();
   // A new connection begins.
@@ -105,6 +108,7 @@ class ReplyReader {
   void expect_scattered(const RowsSink& sink, const TableDescriptor& descriptor, const TableLayout& layout);
   void expect_whole_body(Mode mode, std::byte* to);
   [[nodiscard]] std::size_t staged() const noexcept { return staged_end_ - staged_begin_; }
+  void feed(std::span<const std::byte>& bytes);
   bool take(void* into, std::size_t bytes);
   void unstage(std::size_t bytes) noexcept;
   void consumed(const void* bytes, std::size_t count);

@@ -41,9 +41,11 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
       io_(core.counters, strand_, std::move(stream), kGreetingBytes),
       accounts_(core, strand_, io_),
       bodies_(core, *peer_, io_, accounts_),
+      lane_(core.counters.lane_bytes),
       pulls_(core, strand_, *peer_, io_, accounts_,
              core.counters.connections_total ^ (std::uint64_t{core.incarnation} << 32)),
       opened_at_(Clock::now()) {
+  if (peer_->address.empty()) io_.expect_descriptor();
   ++core_.counters.connections_greeting;
   ++peer_->connections;
   ++core_.counters.connections_open;
@@ -164,6 +166,7 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
                                std::vector<std::byte>& reply) {
   SectionReader sections(body, header.section_count);
   std::optional<HelloPayload> hello;
+  LanePayload lane;
   std::string_view token;
   while (true) {
     auto section = sections.next();
@@ -172,6 +175,12 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
     if (section.value()->kind == SectionKind::kWorker && section.value()->payload.size() == sizeof worker_) {
       std::memcpy(&worker_, section.value()->payload.data(), sizeof worker_);
       proof_ = digest_of({reinterpret_cast<const char*>(worker_.proof.data()), worker_.proof.size()});
+      continue;
+    }
+    if (section.value()->kind == SectionKind::kLane) {
+      const auto passed = parse_lane(section.value()->payload);
+      if (!passed.is_ok()) return passed.status();
+      lane = passed.value();
       continue;
     }
     if (section.value()->kind != SectionKind::kHello || hello) {
@@ -197,11 +206,16 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
                                                  ", this shard to " + std::to_string(core_.options.cluster_id));
   }
   SR_RETURN_IF_ERROR(take_seat());
-  pulls_.open(weak_from_this(), [this] { close(); }, (hello->features & kFeatureChecksumLast) != 0);
+  auto region = take_lane(*hello, lane);
+  if (!region.is_ok()) return region.status();
+  const bool has_lane = region.value() != nullptr;
+  pulls_.open(
+      weak_from_this(), [this] { close(); }, (hello->features & kFeatureChecksumLast) != 0, std::move(region).value());
   HelloPayload mine;
   mine.shard_index = core_.options.shard_index;
   mine.cluster_id = core_.options.cluster_id;
   mine.features = kFeatures;
+  if (has_lane) mine.features |= kFeatureLane;
   mine.hash_version = kHashVersion;
   mine.slot_count = core_.store->options().slot_count;
   mine.route_epoch = core_.route()->epoch;
@@ -209,6 +223,17 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
   mine.incarnation = (hello->features & kFeatureIncarnation) != 0 ? core_.incarnation : 0;
   reply = small_frame(reply_to(header, FrameType::kHelloAck), SectionKind::kHello, bytes_of(mine), {});
   return Status::ok();
+}
+
+Result<std::unique_ptr<LaneRegion>> Connection::take_lane(const HelloPayload& hello, const LanePayload& lane) {
+  FileDescriptor descriptor = io_.take_descriptor();
+  if ((hello.features & kFeatureLane) == 0 || !descriptor.is_open() || lane.version != kLaneVersion) {
+    return std::unique_ptr<LaneRegion>();
+  }
+  if (!lane_.take(lane.bytes, core_.options.lane_budget_bytes)) return std::unique_ptr<LaneRegion>();
+  auto region = LaneRegion::map(std::move(descriptor), lane.bytes);
+  if (region.status().code() == Code::kUnavailable) return std::unique_ptr<LaneRegion>();  // the system gives no more
+  return region;
 }
 
 Status Connection::take_seat() {

@@ -57,6 +57,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // What can be known before the body of a large frame takes memory: type, role, namespace, route.
   Status check_before_body(const FrameHeader& header, const TableDescriptor* first);
   Status take_seat();
+  // Maps the memory that a client has passed with HELLO; null: it passed none, or the shard has no room for it.
+  Result<std::unique_ptr<LaneRegion>> take_lane(const HelloPayload& hello, const LanePayload& lane);
   // Whether this connection may speak for the worker that a request names.
   Status check_worker(const FrameHeader& header);
 
@@ -71,6 +73,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   FrameIo io_;
   PeerAccounts accounts_;
   BodyReader bodies_;
+  CountedLane lane_;
   PullHandler pulls_;
   Grant grant_;
   std::uint64_t grant_generation_ = 0;   // of the access list, when grant_ was taken from it

@@ -42,6 +42,9 @@ class FrameIo {
   // Makes the handshake of the stream on one of these threads. False: it failed, the peer left, or close().
   Task<bool> secure(asio::thread_pool& threads);
 
+  void expect_descriptor() noexcept { stream_->expect_descriptor(); }
+  [[nodiscard]] FileDescriptor take_descriptor() noexcept { return stream_->take_descriptor(); }
+
   // The staged bytes that were not consumed. They move with the next fill().
   [[nodiscard]] std::span<std::byte> staged() noexcept {
     return std::span(staging_).subspan(staged_begin_, staged_end_ - staged_begin_);

@@ -6,6 +6,7 @@
 
 #include "rpc/server/reply_frames.h"
 #include "rpc/wire/crc32c.h"
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -33,11 +34,38 @@ class Packer {
   std::byte* at_;
 };
 
+// Rows [begin, end) of a part, so many at a time.
+struct RowSlices {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t slice = 1;
+};
+
+// Gathers rows on the threads that are free. rows, extras: of the whole part.
+Status pull_slices(ServerCore& core, const Store& store, const PullPart& part, RowSlices wanted, std::byte* rows,
+                   const PullExtras& extras) {
+  const std::size_t row_bytes = part.descriptor.dim * size_of(part.descriptor.dtype);
+  const auto slices = static_cast<std::uint32_t>((wanted.end - wanted.begin + wanted.slice - 1) / wanted.slice);
+  std::vector<Status> outcomes(slices);
+  const auto gather = [&](std::uint32_t i) {
+    const std::size_t begin = wanted.begin + i * wanted.slice;
+    const std::size_t n = std::min(wanted.slice, wanted.end - begin);
+    PullExtras mine;
+    if (!extras.versions.empty()) mine.versions = extras.versions.subspan(begin, n);
+    if (!extras.found.empty()) mine.found = extras.found.subspan(begin, n);
+    outcomes[i] = store.pull(part.descriptor.table_id, part.keys.subspan(begin, n), part.descriptor.dtype,
+                             rows + begin * row_bytes, mine);
+  };
+  slices == 1 ? gather(0) : core.parallel_for(slices, gather);
+  const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Status& one) { return !one.is_ok(); });
+  return failed == outcomes.end() ? Status::ok() : *failed;
+}
+
 void put_section(Packer& packer, const PullPart& part) {
   SectionHeader section;
   section.kind = static_cast<std::uint16_t>(SectionKind::kTableRows);
   section.flags = kSectionRequired;
-  section.payload_bytes = reply_section_bytes(part) - sizeof section;
+  section.payload_bytes = rows_section_bytes(part.descriptor) - sizeof section;
   packer.put(section);
   packer.put(reply_descriptor(part));
 }
@@ -48,10 +76,12 @@ PullHandler::PullHandler(ServerCore& core, const Strand& strand, const Peer& pee
                          std::uint64_t sampler_seed)
     : core_(core), strand_(strand), peer_(peer), io_(io), accounts_(accounts), sampler_(sampler_seed) {}
 
-void PullHandler::open(std::weak_ptr<void> connection, std::function<void()> close, bool reads_checksum_last) {
+void PullHandler::open(std::weak_ptr<void> connection, std::function<void()> close, bool reads_checksum_last,
+                       std::unique_ptr<LaneRegion> lane) {
   connection_ = std::move(connection);
   close_ = std::move(close);
   reads_checksum_last_ = reads_checksum_last;
+  lane_ = std::move(lane);
 }
 
 Task<Outcome> PullHandler::serve_pull(Request& request) {
@@ -92,13 +122,19 @@ Task<Outcome> PullHandler::serve_lookup(Request& request) {
 
 Outcome PullHandler::plan(const Request& request, PullRequest& pull) const {
   std::vector<TableView> views;
-  Outcome outcome = request.parse_tables(SectionKind::kTableKeys, views);
+  Outcome outcome = request.parse_tables(SectionKind::kTableKeys, views, &pull.place);
   if (!outcome.is_ok()) return outcome;
+  const std::uint64_t lane_bytes = lane_ ? lane_->bytes().size() : 0;
+  if (pull.place.bytes > lane_bytes || pull.place.offset > lane_bytes - pull.place.bytes) {
+    return Outcome::broken_grammar(
+        not_allowed("lane_place.bytes", pull.place.bytes,
+                    "a place within the " + std::to_string(lane_bytes) + " bytes of its lane"));
+  }
   for (const TableView& view : views) {
     Status status = request.check_table(*pull.store, view.descriptor);
     if (!status.is_ok()) return Outcome::refused(std::move(status));
     pull.parts.push_back({view.descriptor, view.keys, view.known});
-    pull.reply_bytes += reply_section_bytes(pull.parts.back());
+    pull.reply_bytes += rows_section_bytes(view.descriptor);
   }
   if (pull.reply_bytes > core_.options.max_frame_bytes) {
     return Outcome::refused({Code::kInvalidArgument, "the reply would have " + std::to_string(pull.reply_bytes) +
@@ -155,6 +191,10 @@ Task<bool> PullHandler::send_rows(PullRequest& pull) {
   count_writes(pull);
   Status status;
   if (is_conditional(pull)) status = co_await keep_changed(pull);
+  const bool has_place = pull.place.bytes > 0 && pull.place.bytes >= pull.reply_bytes;
+  if (status.is_ok() && has_place && (pull.header.flags & kFrameHasCrc) == 0) {
+    co_return co_await send_rows_by_lane(pull);
+  }
   // A checksum in the header needs the whole frame before the first byte leaves.
   const bool crc_first =
       (pull.header.flags & kFrameHasCrc) != 0 && (!reads_checksum_last_ || pull.parts.size() == kMaxSections ||
@@ -212,7 +252,7 @@ Task<Status> PullHandler::keep_changed(PullRequest& pull) {
       part.positions = pull.changed[p].positions;
       part.descriptor.n = static_cast<std::uint32_t>(part.keys.size());
     }
-    pull.reply_bytes += reply_section_bytes(part);
+    pull.reply_bytes += rows_section_bytes(part.descriptor);
   }
   co_return Status::ok();
 }
@@ -258,6 +298,44 @@ Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
     std::memcpy(out.data(), &header, sizeof header);
   }
   co_return co_await io_.write_reply({out.data(), packer.used()});
+}
+
+// Writes the body where the request said, and sends the header alone. The memory is the client's, so that it costs no
+// room for replies.
+Task<bool> PullHandler::send_rows_by_lane(PullRequest& pull) {
+  Packer packer(lane_->bytes().data() + pull.place.offset);
+  Status status;
+  for (const PullPart& part : pull.parts) {
+    put_section(packer, part);
+    const auto positions = std::as_bytes(part.positions);
+    if (!positions.empty()) std::memcpy(packer.claim(positions.size()), positions.data(), positions.size());
+    const std::size_t n = part.keys.size();
+    const std::size_t row_bytes = part.descriptor.dim * size_of(part.descriptor.dtype);
+    std::byte* const rows = packer.claim(n * row_bytes);
+    packer.zero(padded8(n * row_bytes) - n * row_bytes);
+    PullExtras extras;
+    if ((part.descriptor.flags & kTableVersions) != 0) {
+      extras.versions = {reinterpret_cast<std::uint64_t*>(packer.claim(n * 8)), n};
+    }
+    if ((part.descriptor.flags & kTableFound) != 0) {
+      extras.found = {reinterpret_cast<std::uint8_t*>(packer.claim(n)), n};
+      packer.zero(padded8(n) - n);
+    }
+    const std::size_t slice = std::max<std::size_t>(1, RowChunks::kChunkBytes / row_bytes);
+    for (std::size_t begin = 0; begin < n && status.is_ok(); begin += kChunksATurn * slice) {
+      const std::size_t end = std::min(n, begin + kChunksATurn * slice);
+      status = pull_slices(core_, *pull.store, part, {begin, end, slice}, rows, extras);
+      // The client's rows must not keep the thread from other connections.
+      if (end < n) co_await asio::post(strand_, asio::use_awaitable);
+    }
+    if (!status.is_ok()) break;
+    core_.counters.rows_pulled += n;
+  }
+  if (!status.is_ok()) co_return co_await send_refusal(pull, status);
+  FrameHeader header = rows_header(pull);
+  header.flags |= kFrameInLane;
+  core_.counters.lane_sent += pull.reply_bytes;
+  co_return co_await io_.write_reply(bytes_of(header));
 }
 
 // The header promises the length, then chunk after chunk is gathered and written. A table that is dropped

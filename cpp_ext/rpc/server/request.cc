@@ -73,12 +73,18 @@ Status Request::check_table(const Store& store, const TableDescriptor& descripto
   return Status::ok();
 }
 
-Outcome Request::parse_tables(SectionKind kind, std::vector<TableView>& out) const {
+Outcome Request::parse_tables(SectionKind kind, std::vector<TableView>& out, LanePlacePayload* place) const {
   SectionReader sections(body.bytes, header.section_count);
   while (true) {
     auto section = sections.next();
     if (!section.is_ok()) return Outcome::broken_grammar(section.status());
     if (!section.value()) return {};
+    if (section.value()->kind == SectionKind::kLanePlace && place != nullptr) {
+      const auto named = parse_lane_place(section.value()->payload);
+      if (!named.is_ok()) return Outcome::broken_grammar(named.status());
+      *place = named.value();
+      continue;
+    }
     if (section.value()->kind != kind) {
       return Outcome::broken_grammar(
           {Code::kInvalidArgument, "section.kind: " + std::to_string(static_cast<int>(section.value()->kind)) +

@@ -55,8 +55,10 @@ struct Request {
   // The same for a request that names a table by its id alone; kNotFound. `dim` is the table's.
   [[nodiscard]] Status check_table_id(const Store& store, std::uint32_t table_id, std::uint32_t& dim) const;
 
-  // Parses the body, whose sections must all be of one kind.
-  [[nodiscard]] Outcome parse_tables(SectionKind kind, std::vector<TableView>& out) const;
+  // Parses the body, whose sections must all be of one kind. A request for rows may name a place for its reply among
+  // them; place: null for one that may not.
+  [[nodiscard]] Outcome parse_tables(SectionKind kind, std::vector<TableView>& out,
+                                     LanePlacePayload* place = nullptr) const;
 };
 
 // kUnavailable while a table is refused, because its rows are not whole.

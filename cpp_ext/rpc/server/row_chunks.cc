@@ -79,13 +79,6 @@ TableDescriptor reply_descriptor(const PullPart& part) noexcept {
   return descriptor;
 }
 
-std::uint64_t reply_section_bytes(const PullPart& part) noexcept {
-  return sizeof(SectionHeader) + table_payload_bytes(part.descriptor, {.positions = wants(part, kTableKnown),
-                                                                       .rows = true,
-                                                                       .versions = wants(part, kTableVersions),
-                                                                       .found = wants(part, kTableFound)});
-}
-
 struct RowChunks::Shared {
   Shared(ServerCore& server, const Store& rows_of, const FrameHeader& reply, std::span<const PullPart> asked)
       : core(server),
@@ -138,7 +131,7 @@ struct RowChunks::Shared {
         SectionHeader section;
         section.kind = static_cast<std::uint16_t>(SectionKind::kTableRows);
         section.flags = kSectionRequired;
-        section.payload_bytes = reply_section_bytes(part) - sizeof section;
+        section.payload_bytes = rows_section_bytes(part.descriptor) - sizeof section;
         put(section);
         put(reply_descriptor(part));
       }

@@ -26,10 +26,8 @@ struct PullPart {
   std::span<const std::uint32_t> positions = {};
 };
 
-// Descriptor of the reply to a part, and the bytes of its whole section with header and padding. The positions of a
-// conditional pull count, whether they are known yet or not.
+// Descriptor of the reply to a part.
 [[nodiscard]] TableDescriptor reply_descriptor(const PullPart& part) noexcept;
-[[nodiscard]] std::uint64_t reply_section_bytes(const PullPart& part) noexcept;
 
 class RowChunks {
  public:

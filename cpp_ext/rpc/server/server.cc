@@ -43,6 +43,7 @@ Status check(const ServerOptions& options) {
   }
   SR_RETURN_IF_ERROR(check_range("reply_budget_bytes", options.reply_budget_bytes, 64u << 20, std::uint64_t{1} << 62));
   SR_RETURN_IF_ERROR(check_range("kept_budget_bytes", options.kept_budget_bytes, 0, std::uint64_t{1} << 62));
+  SR_RETURN_IF_ERROR(check_range("lane_budget_bytes", options.lane_budget_bytes, 0, std::uint64_t{1} << 62));
   SR_RETURN_IF_ERROR(check_range("max_connections", options.max_connections, 1, 1u << 20));
   SR_RETURN_IF_ERROR(check_range("default_deadline_ms", options.default_deadline_ms, 1, 86'400'000));
   SR_RETURN_IF_ERROR(check_range("hello_timeout_ms", options.hello_timeout_ms, 1, 86'400'000));
@@ -294,6 +295,8 @@ ServerStats Server::Impl::stats() const {
           .inflight_bytes = core_.inflight.used(),
           .reply_bytes = core_.replies.used(),
           .connections_too_slow = counters.connections_too_slow,
+          .lane_bytes = counters.lane_bytes,
+          .lane_sent = counters.lane_sent,
           .requests_active = counters.requests_active,
           .commits = core_.commits.stats(),
           .job_steps = core_.commits.highest_steps(),

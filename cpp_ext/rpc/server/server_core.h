@@ -55,6 +55,8 @@ struct Counters {
   std::atomic<std::uint64_t> rows_pulled{0};
   std::atomic<std::uint64_t> rows_written{0};
   std::atomic<std::uint64_t> connections_too_slow{0};
+  std::atomic<std::uint64_t> lane_bytes{0};  // of clients' memory that is mapped
+  std::atomic<std::uint64_t> lane_sent{0};   // bytes of replies that were written there
   std::atomic<std::uint64_t> requests_active{0};
   std::atomic<std::uint64_t> requests_dispatched{0};  // of these, the ones that may touch rows
 };
@@ -69,6 +71,29 @@ class CountedRequest {
 
  private:
   std::atomic<std::uint64_t>& counter_;
+};
+
+// Counts the memory of one connection's lane for as long as it lives.
+class CountedLane {
+ public:
+  explicit CountedLane(std::atomic<std::uint64_t>& counter) : counter_(counter) {}
+  CountedLane(const CountedLane&) = delete;
+  CountedLane& operator=(const CountedLane&) = delete;
+  ~CountedLane() { counter_ -= bytes_; }
+
+  // False where `limit` would be passed.
+  [[nodiscard]] bool take(std::uint64_t bytes, std::uint64_t limit) {
+    std::uint64_t used = counter_.load();
+    do {
+      if (bytes > limit || used > limit - bytes) return false;
+    } while (!counter_.compare_exchange_weak(used, used + bytes));
+    bytes_ += bytes;
+    return true;
+  }
+
+ private:
+  std::atomic<std::uint64_t>& counter_;
+  std::uint64_t bytes_ = 0;
 };
 
 // Declared in the order of need: the event loop goes first when a server ends, taking the connections along.

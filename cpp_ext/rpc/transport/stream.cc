@@ -20,21 +20,6 @@
 namespace sparserow::rpc {
 namespace {
 
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&&) = delete;
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  [[nodiscard]] int get() const noexcept { return fd_; }
-  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
 Transfer transfer_of(ssize_t moved, Transfer::Want want) noexcept {
   if (moved > 0) return {static_cast<std::size_t>(moved), Transfer::Want::kNothing, 0};
   if (moved == 0) return {};
@@ -69,7 +54,9 @@ class SocketStream final : public Stream {
   Transfer try_read(std::span<const iovec> into) noexcept override {
     ssize_t moved;
     do {
-      if (into.size() == 1) {
+      if (expects_descriptor_) {
+        moved = receive_with_descriptor(into);
+      } else if (into.size() == 1) {
         moved = ::recv(fd(), into[0].iov_base, into[0].iov_len, 0);
       } else {
         moved = ::readv(fd(), into.data(), count(into));
@@ -93,6 +80,29 @@ class SocketStream final : public Stream {
     return transfer_of(moved, Transfer::Want::kWrite);
   }
 
+  Transfer try_write_with(std::span<const iovec> from, int descriptor) noexcept override {
+    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(from.data());
+    message.msg_iovlen = static_cast<std::size_t>(count(from));
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_LEN(sizeof(int));
+    cmsghdr* const passed = CMSG_FIRSTHDR(&message);
+    *passed = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    std::memcpy(CMSG_DATA(passed), &descriptor, sizeof descriptor);
+    ssize_t moved;
+    do {
+      moved = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
+    } while (moved < 0 && errno == EINTR);
+    return transfer_of(moved, Transfer::Want::kWrite);
+  }
+
+  void expect_descriptor() noexcept override { expects_descriptor_ = true; }
+  FileDescriptor take_descriptor() noexcept override {
+    expects_descriptor_ = false;
+    return std::move(descriptor_);
+  }
+
   void be_readable_from(std::size_t bytes) noexcept override {
     const int least = static_cast<int>(std::min<std::size_t>(bytes, INT_MAX));
     if (least == std::exchange(readable_from_, least)) return;
@@ -106,8 +116,31 @@ class SocketStream final : public Stream {
   static int count(std::span<const iovec> pieces) noexcept {
     return static_cast<int>(std::min<std::size_t>(pieces.size(), IOV_MAX));
   }
+  // There is room for one descriptor; the system closes others that come with it.
+  ssize_t receive_with_descriptor(std::span<const iovec> into) noexcept {
+    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(into.data());
+    message.msg_iovlen = static_cast<std::size_t>(count(into));
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_LEN(sizeof(int));
+    const ssize_t moved = ::recvmsg(fd(), &message, MSG_CMSG_CLOEXEC);
+    if (moved < 0) return moved;
+    const cmsghdr* const passed = CMSG_FIRSTHDR(&message);
+    if (passed != nullptr && passed->cmsg_level == SOL_SOCKET && passed->cmsg_type == SCM_RIGHTS &&
+        passed->cmsg_len == CMSG_LEN(sizeof(int))) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(passed), sizeof descriptor);
+      FileDescriptor received(descriptor);
+      if (!descriptor_.is_open()) descriptor_ = std::move(received);
+    }
+    return moved;
+  }
+
   FileDescriptor fd_;
   int readable_from_ = 1;
+  bool expects_descriptor_ = false;
+  FileDescriptor descriptor_;
 };
 
 struct AddressList {

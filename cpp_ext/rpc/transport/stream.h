@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 
+#include "util/file_descriptor.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -41,6 +42,14 @@ class Stream {
   // Into / from the pieces in order; pieces must not be empty in sum. At most IOV_MAX are used.
   virtual Transfer try_read(std::span<const iovec> into) noexcept = 0;
   virtual Transfer try_write(std::span<const iovec> from) noexcept = 0;
+  // The same, and the first byte takes a descriptor along where the stream is a Unix socket; elsewhere none.
+  virtual Transfer try_write_with(std::span<const iovec> from, [[maybe_unused]] int descriptor) noexcept {
+    return try_write(from);
+  }
+  // Keeps the first descriptor that a Unix socket's peer passes with what is read from now on, and closes later ones.
+  virtual void expect_descriptor() noexcept {}
+  // What has come, or none; none is kept any more.
+  virtual FileDescriptor take_descriptor() noexcept { return {}; }
   // Lets fd() be readable only once `bytes` are there, or the stream has ended: whoever awaits a large frame wakes for
   // large parts of it. The system may choose a smaller number. At least so many bytes must be on their way.
   virtual void be_readable_from([[maybe_unused]] std::size_t bytes) noexcept {}

@@ -80,7 +80,8 @@ Status check_header(const FrameHeader& header, std::uint64_t max_body_bytes) {
   if (!is_spoken(header.version, static_cast<FrameType>(header.type))) {
     return not_allowed("header.version", header.version, range_text(kProtocolMin, kProtocolVersion));
   }
-  constexpr unsigned kKnown = kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites | kFrameLost | kFrameCrcLast;
+  constexpr unsigned kKnown =
+      kFrameHasCrc | kFramePrepared | kFrameGradSum | kFrameWrites | kFrameLost | kFrameCrcLast | kFrameInLane;
   if ((header.flags & ~kKnown) != 0) {
     return bad("header.flags: unknown bit in " + std::to_string(header.flags));
   }
@@ -142,8 +143,8 @@ Result<std::optional<Section>> SectionReader::next() {
     --sections_left_;
     const bool is_known = header.kind >= static_cast<std::uint16_t>(SectionKind::kHello) &&
                           header.kind <= static_cast<std::uint16_t>(SectionKind::kScanPage);
-    const bool is_later = header.kind == static_cast<std::uint16_t>(SectionKind::kChecksum) ||
-                          header.kind == static_cast<std::uint16_t>(SectionKind::kWorker);
+    const bool is_later = header.kind >= static_cast<std::uint16_t>(SectionKind::kChecksum) &&
+                          header.kind <= static_cast<std::uint16_t>(SectionKind::kLanePlace);
     if (is_known || is_later) {
       return std::optional<Section>(Section{static_cast<SectionKind>(header.kind), payload});
     }
@@ -202,6 +203,14 @@ Status check_descriptor(const TableDescriptor& descriptor) {
     return not_allowed("table.dtype", static_cast<int>(descriptor.dtype), range_text(0, 2));
   }
   return Status::ok();
+}
+
+std::uint64_t rows_section_bytes(const TableDescriptor& asked) noexcept {
+  const auto wants = [&asked](TableFlags flag) { return (asked.flags & flag) != 0; };
+  return sizeof(SectionHeader) + table_payload_bytes(asked, {.positions = wants(kTableKnown),
+                                                             .rows = true,
+                                                             .versions = wants(kTableVersions),
+                                                             .found = wants(kTableFound)});
 }
 
 Result<TableView> parse_table(SectionKind kind, std::span<const std::byte> payload) {
@@ -271,6 +280,16 @@ Result<HelloPayload> parse_hello(std::span<const std::byte> payload) {
 
 Result<AckPayload> parse_ack(std::span<const std::byte> payload) {
   return parse_fixed<AckPayload>(payload, "ACK", true);
+}
+
+Result<LanePayload> parse_lane(std::span<const std::byte> payload) {
+  return parse_fixed<LanePayload>(payload, "LANE", true);
+}
+
+Result<LanePlacePayload> parse_lane_place(std::span<const std::byte> payload) {
+  auto place = parse_fixed<LanePlacePayload>(payload, "LANE_PLACE", true);
+  if (place.is_ok() && place.value().offset % 8 != 0) return bad("lane_place.offset: not a multiple of 8");
+  return place;
 }
 
 Result<ScanPayload> parse_scan(std::span<const std::byte> payload) {

@@ -3,9 +3,9 @@
 //   frame   = header(64) section*                     body_bytes counts the sections
 //   section = section_header(16) payload padding      padding to 8 bytes, zero
 //
-//   HELLO      client -> server  section HELLO, WORKER?              first frame of a connection
+//   HELLO      client -> server  section HELLO, WORKER?, LANE?       first frame of a connection
 //   HELLO_ACK  server -> client  section HELLO
-//   PULL       client -> server  section TABLE_KEYS per table        header.step: clock, or kNoStep
+//   PULL       client -> server  section TABLE_KEYS per table, LANE_PLACE?    header.step: clock, or kNoStep
 //   ROWS       server -> client  section TABLE_ROWS per table, in the order asked
 //   LOOKUP     client -> server  section TABLE_KEYS per table        a PULL of a served model; answered by ROWS
 //   PREPARE    client -> server  section TABLE_GRADS per table       held, memory reserved, nothing applied
@@ -41,6 +41,9 @@
 //
 // A large ROWS is made while it is sent, so its checksum cannot stand in the header. Such a reply to a client that
 // asked for checksums and reads kFrameCrcLast carries a CHECKSUM section at its end instead.
+//
+// A client of the same host may pass memory with HELLO (rpc/transport/lane.h) and name a place in it with a PULL or a
+// LOOKUP. The body of a ROWS flagged kFrameInLane lies there, and the stream has its header alone. A feature of HELLO.
 //
 // A frame has at most kMaxSections sections, so that what is parsed from it stays small beside its bytes.
 //
@@ -89,10 +92,11 @@ enum Features : std::uint64_t {
   kFeatureIncarnation = 16,
   kFeatureLostWrites = 32,
   kFeatureChecksumLast = 64,  // the client reads replies whose checksum stands in their last section
+  kFeatureLane = 128,         // client: memory comes with this HELLO; server: it is mapped, and has places
 };
 inline constexpr std::uint64_t kFeatures = kFeatureConditionalPull | kFeatureWriteCounts | kFeatureLookup |
                                            kFeatureHints | kFeatureIncarnation | kFeatureLostWrites |
-                                           kFeatureChecksumLast;  // this build's
+                                           kFeatureChecksumLast;  // this build's, apart from a lane
 
 enum class FrameType : std::uint16_t {
   kHello = 1,
@@ -121,6 +125,7 @@ enum FrameFlags : std::uint8_t {
   kFrameWrites = 8,    // PULL: count the writes of others. A feature of HELLO
   kFrameLost = 16,     // ABORT: what is named is lost where the shard does not know it. A feature of HELLO
   kFrameCrcLast = 32,  // ROWS: the last section is CHECKSUM. A feature of HELLO
+  kFrameInLane = 64,   // ROWS: the body is not in the stream. A feature of HELLO
 };
 
 struct FrameHeader {
@@ -154,6 +159,8 @@ enum class SectionKind : std::uint16_t {
   kScanPage = 8,
   kChecksum = 10,  // 9: rpc/wire/trace_context.h
   kWorker = 11,
+  kLane = 12,
+  kLanePlace = 13,
 };
 
 enum SectionFlags : std::uint16_t { kSectionRequired = 1 };
@@ -236,6 +243,29 @@ struct WorkerPayload {
 };
 static_assert(sizeof(WorkerPayload) == 32);
 
+// HELLO of a client that passes memory. A shard that has another version does not take it.
+inline constexpr std::uint32_t kLaneVersion = 1;
+struct LanePayload {
+  std::uint32_t version = kLaneVersion;
+  std::uint32_t reserved = 0;
+  std::uint64_t bytes = 0;
+};
+static_assert(sizeof(LanePayload) == 16);
+
+// Where the body of a reply may go.
+struct LanePlacePayload {
+  std::uint64_t offset = 0;  // a multiple of 8
+  std::uint64_t bytes = 0;   // 0: nowhere
+};
+static_assert(sizeof(LanePlacePayload) == 16);
+
+struct LanePlaceSection {
+  SectionHeader section{.kind = static_cast<std::uint16_t>(SectionKind::kLanePlace),
+                        .payload_bytes = sizeof(LanePlacePayload)};
+  LanePlacePayload place;
+};
+static_assert(sizeof(LanePlaceSection) == 32);
+
 struct ChecksumPayload {
   std::uint32_t crc32c = 0;  // over the header and all that stands before the section
   std::uint32_t reserved = 0;
@@ -315,6 +345,10 @@ Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags);
 // Bytes of a whole payload, descriptor included; a multiple of 8.
 [[nodiscard]] std::uint64_t table_payload_bytes(const TableDescriptor& descriptor, const TableLayout& layout) noexcept;
 
+// Bytes of a section of rows that answers to keys with this descriptor, header and padding included. The positions of a
+// conditional pull count, whether they are known yet or not.
+[[nodiscard]] std::uint64_t rows_section_bytes(const TableDescriptor& asked) noexcept;
+
 struct TableView {
   TableDescriptor descriptor;
   std::span<const std::uint64_t> keys;       // (n) or empty
@@ -333,6 +367,8 @@ Result<HelloPayload> parse_hello(std::span<const std::byte> payload);
 Result<AckPayload> parse_ack(std::span<const std::byte> payload);
 Status parse_error(std::span<const std::byte> payload);  // the error that the peer sent, or InvalidArgument
 Result<ScanPayload> parse_scan(std::span<const std::byte> payload);
+Result<LanePayload> parse_lane(std::span<const std::byte> payload);
+Result<LanePlacePayload> parse_lane_place(std::span<const std::byte> payload);
 
 struct ScanPageView {
   ScanPagePayload page;

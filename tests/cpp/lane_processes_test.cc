@@ -1,0 +1,253 @@
+// Replies by shared memory between processes of which one is stopped, killed or forked at any moment.
+//
+// The shard is this program again (`shard PATH`), and so is a client that is killed (`client PATH`). Rows are a
+// function of their key, so that each row says whether it is the one that was asked for.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "rpc_fixture.h"
+#include "temporary_folder.h"
+
+using namespace sparserow;
+using namespace sparserow::rpc;
+using namespace sparserow::testing;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr std::uint32_t kDim = 64;
+constexpr std::size_t kKeys = 40'000;  // 10 MB: several turns of the shard
+constexpr std::uint64_t kLane = 64u << 20;
+
+TableSchema table_of_keys() {
+  TableSchema schema = sgd_table("test/rows", kDim);
+  schema.init = {InitKind::kUniform, -1.0f, 1.0f};
+  return schema;
+}
+
+ServerOptions at(const std::string& path) {
+  ServerOptions options;
+  options.unix_path = path;
+  return options;
+}
+
+std::shared_ptr<Client> connect(const std::string& path) {
+  ClientOptions options;
+  options.shards = {{"unix:" + path, 0}};
+  options.slot_owner = round_robin(1);
+  options.route_epoch = 1;
+  options.cluster_id = 77;
+  options.lane_bytes = kLane;
+  options.connect_timeout_ms = 20'000;
+  return take(Client::connect(options));
+}
+
+struct Asked {
+  Grouped keys;
+  std::vector<float> rows;
+
+  Asked(Client& client, std::uint64_t first)
+      : keys(client, table_of_keys().id, ids_from(first)), rows(kKeys * kDim, 1e9f) {}
+  static std::vector<std::uint64_t> ids_from(std::uint64_t first) {
+    std::vector<std::uint64_t> ids(kKeys);
+    for (std::size_t i = 0; i < kKeys; ++i) ids[i] = first + i;
+    return ids;
+  }
+  Status pull(Client& client, milliseconds deadline) {
+    const TablePull wanted = keys.pull(table_of_keys(), rows.data());
+    return client.pull({&wanted, 1}, {.deadline = deadline, .step = kNoStep});
+  }
+  // What a store of this process has for the same keys.
+  [[nodiscard]] bool is_right(const Store& store) const {
+    std::vector<float> expected(rows.size());
+    REQUIRE(store
+                .pull(table_of_keys().id, keys.partition.keys, Dtype::kFloat32,
+                      reinterpret_cast<std::byte*>(expected.data()))
+                .is_ok());
+    return rows == expected;
+  }
+};
+
+std::shared_ptr<Store> store_of_this_process() {
+  auto store = make_store();
+  REQUIRE(store->create_table(table_of_keys()).is_ok());
+  return store;
+}
+
+// This program in another process, which ends with this one.
+class Process {
+ public:
+  Process(const char* role, const std::string& path) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::execl("/proc/self/exe", "lane_processes_test", role, path.c_str(), nullptr);
+    ::_exit(127);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process() { end(); }
+  void signal(int number) const { ::kill(pid_, number); }
+  void end() {
+    if (pid_ <= 0) return;
+    signal(SIGKILL);
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+  }
+  [[nodiscard]] bool maps_a_lane() const {
+    std::ifstream maps("/proc/" + std::to_string(pid_) + "/maps");
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find("sparserow-lane") != std::string::npos) return true;
+    }
+    return false;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+int serve(const std::string& path) {
+  const Cluster cluster(1, {table_of_keys()}, at(path));
+  while (true) ::pause();
+}
+
+int ask_for_ever(const std::string& path) {
+  const auto client = connect(path);
+  for (std::uint64_t first = 0;; first += kKeys) {
+    if (!Asked(*client, first).pull(*client, milliseconds(30'000)).is_ok()) return 1;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a shard that is stopped in a pull writes later, and into nothing that others were given") {
+  const Folder folder;
+  const std::string path = (folder.path() / "shard.sock").string();
+  const Process shard("shard", path);
+  const auto client = connect(path);
+  const auto mine = store_of_this_process();
+  const auto seed = std::random_device{}();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  int given_up = 0;
+  for (std::uint64_t round = 0; round < 12; ++round) {
+    Asked late(*client, round * 1'000'000), next(*client, round * 1'000'000 + 500'000);
+    std::thread stops([&] {  // in the middle of it, or before it begins
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));
+      shard.signal(SIGSTOP);
+    });
+    const Status status = late.pull(*client, milliseconds(60));
+    stops.join();
+    if (status.is_ok()) CHECK(late.is_right(*mine));
+    given_up += status.is_ok() ? 0 : 1;
+    const std::vector<float> kept = late.rows;
+    Status of_next;
+    std::thread asks([&] { of_next = next.pull(*client, milliseconds(60'000)); });
+    std::this_thread::sleep_for(milliseconds(20));
+    shard.signal(SIGCONT);
+    asks.join();
+    CHECK(of_next.is_ok());
+    CHECK(next.is_right(*mine));
+    CHECK(late.rows == kept);  // what was given up is not written any more
+  }
+  CHECK(given_up > 0);
+  CHECK(client->stats().lane_replies >= 12);
+  // The answers that came late have given their places back.
+  Asked last(*client, 99'000'000);
+  const std::uint64_t full = client->stats().lane_full;
+  for (int i = 0; i < 8; ++i) REQUIRE(last.pull(*client, milliseconds(60'000)).is_ok());
+  CHECK(client->stats().lane_full == full);
+}
+
+TEST_CASE("a shard that is killed in a pull, and comes back, answers by new memory") {
+  const Folder folder;
+  const std::string path = (folder.path() / "shard.sock").string();
+  auto shard = std::make_unique<Process>("shard", path);
+  const auto client = connect(path);
+  const auto mine = store_of_this_process();
+  for (std::uint64_t round = 0; round < 5; ++round) {
+    Asked rows(*client, round * 1'000'000);
+    Status status;
+    std::thread asks([&] { status = rows.pull(*client, milliseconds(60'000)); });
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 900));
+    shard.reset();
+    shard = std::make_unique<Process>("shard", path);  // by this thread, with whose end the process would end
+    asks.join();
+    INFO(status.message());
+    CHECK(status.is_ok());
+    CHECK(rows.is_right(*mine));
+  }
+  const std::uint64_t replies = client->stats().lane_replies;
+  Asked again(*client, 0);
+  REQUIRE(again.pull(*client, milliseconds(60'000)).is_ok());
+  CHECK(again.is_right(*mine));
+  CHECK(client->stats().lane_replies == replies + 1);
+}
+
+TEST_CASE("the memory of a client that is killed is given up, and one that is stopped keeps none waiting") {
+  const Folder folder;
+  const std::string path = (folder.path() / "shard.sock").string();
+  Cluster cluster(1, {table_of_keys()}, at(path));
+  const auto mapped = [&cluster] { return cluster.servers[0]->stats().lane_bytes; };
+  for (int round = 0; round < 5; ++round) {
+    Process other("client", path);
+    for (int i = 0; i < 20'000 && mapped() == 0; ++i) std::this_thread::sleep_for(milliseconds(1));
+    REQUIRE(mapped() == kLane);
+    std::this_thread::sleep_for(milliseconds(round * 3));
+    other.signal(SIGSTOP);
+    const auto client = connect(path);
+    Asked rows(*client, 0);
+    CHECK(rows.pull(*client, milliseconds(60'000)).is_ok());
+    CHECK(rows.is_right(*cluster.stores[0]));
+    other.end();
+    for (int i = 0; i < 20'000 && mapped() > kLane; ++i) std::this_thread::sleep_for(milliseconds(1));
+    CHECK(mapped() == kLane);  // of the client of this process alone
+  }
+}
+
+TEST_CASE("a child of fork has no memory of its parent's lane") {
+  const Folder folder;
+  const std::string path = (folder.path() / "shard.sock").string();
+  const Process shard("shard", path);
+  auto client = connect(path);
+  Asked rows(*client, 0);
+  REQUIRE(rows.pull(*client, milliseconds(60'000)).is_ok());
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::ifstream maps("/proc/self/maps");
+    char found = 'n';
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find("sparserow-lane") != std::string::npos) found = 'y';
+    }
+    static_cast<void>(::write(ends[1], &found, 1));
+    ::_exit(0);
+  }
+  char found = '?';
+  CHECK(::read(ends[0], &found, 1) == 1);
+  CHECK(found == 'n');
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  REQUIRE(rows.pull(*client, milliseconds(60'000)).is_ok());
+  CHECK(shard.maps_a_lane());
+}
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::strcmp(argv[1], "shard") == 0) return serve(argv[2]);
+  if (argc == 3 && std::strcmp(argv[1], "client") == 0) return ask_for_ever(argv[2]);
+  return doctest::Context(argc, argv).run();
+}
