@@ -408,6 +408,18 @@ TEST_CASE("a reply that has no place comes through the socket, and so do replies
   CHECK(without->stats().lane_replies + without->stats().lane_full == 0);
 }
 
+TEST_CASE("memory that no lane may have is refused before a connection is made") {
+  for (const std::uint64_t bytes : {std::uint64_t{100}, LaneRegion::kMostBytes + LaneRegion::kUnit}) {
+    ClientOptions options;
+    options.shards = {{"unix:/nowhere", 0}};
+    options.slot_owner = round_robin(1);
+    options.lane_bytes = bytes;
+    const auto client = Client::connect(options);
+    CHECK(client.status().code() == Code::kInvalidArgument);
+    CHECK(client.status().message().starts_with("lane_bytes: "));
+  }
+}
+
 TEST_CASE("a shard maps no more memory than its budget, and none that a connection has left") {
   ServerOptions options;
   options.lane_budget_bytes = 2 * kBytes;

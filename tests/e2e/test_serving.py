@@ -79,6 +79,12 @@ def test_publish_serve_look_up_and_swap(
             got, found = each.lookup("user", KEYS)
             np.testing.assert_array_equal(got, rows)
             assert found.all()
+        many = np.arange(20_000, dtype=np.uint64)
+        for mine, other in zip(local.lookup("user", many), client.lookup("user", many), strict=True):
+            np.testing.assert_array_equal(mine, other)
+        # That by the Unix socket came through memory, which the process with the socket has mapped.
+        lanes = ["sparserow-lane" in Path(f"/proc/{each.process.popen.pid}/maps").read_text() for each in shards]
+        assert lanes == [False, True]
         missed = client.lookup("user", unknown)
         assert not missed.found.any()
         assert missed.answered.all()

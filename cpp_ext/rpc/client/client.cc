@@ -209,6 +209,9 @@ Result<std::shared_ptr<Client>> Client::connect(const ClientOptions& options) {
     return not_allowed("shards", options.shards.size(), range_text(1, 65535));
   }
   SR_RETURN_IF_ERROR(check_slot_owner(options.slot_owner, static_cast<std::uint32_t>(options.shards.size())));
+  if (options.lane_bytes % LaneRegion::kUnit != 0 || options.lane_bytes > LaneRegion::kMostBytes) {
+    return not_allowed("lane_bytes", options.lane_bytes, LaneRegion::allowed());
+  }
   if (!is_valid(options.wire_dtype)) return Status(Code::kInvalidArgument, "wire_dtype: not a known dtype");
   std::shared_ptr<Client> client(new Client(std::make_unique<Impl>(options)));
   if (!options.is_lazy) SR_RETURN_IF_ERROR(client->impl_->connect());

@@ -18,7 +18,7 @@ constexpr std::size_t kChunksATurn = 8;  // of a large reply that are written be
 // Appends into memory that the caller has sized.
 class Packer {
  public:
-  explicit Packer(std::byte* out) : begin_(out), at_(out) {}
+  explicit Packer(std::byte* out) : at_(out) {}
   template <class T>
   void put(const T& value) {
     std::memcpy(at_, &value, sizeof value);
@@ -27,10 +27,8 @@ class Packer {
   // Gives `count` bytes to be written by the caller.
   std::byte* claim(std::size_t count) { return std::exchange(at_, at_ + count); }
   void zero(std::size_t count) { std::memset(claim(count), 0, count); }
-  [[nodiscard]] std::size_t used() const noexcept { return static_cast<std::size_t>(at_ - begin_); }
 
  private:
-  std::byte* begin_;
   std::byte* at_;
 };
 
@@ -265,46 +263,9 @@ void PullHandler::count_writes(PullRequest& pull) {
   pull.reply_sequence = core_.commits.writes_by_others(tables, header.job_id, {header.worker_id, header.worker_epoch});
 }
 
-Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
-  FrameHeader header = rows_header(pull);
-  Buffer out = core_.buffers.acquire(sizeof header + pull.reply_bytes);
-  Packer packer(out.data());
-  packer.put(header);
-  Status status;
-  for (const PullPart& part : pull.parts) {
-    put_section(packer, part);
-    const auto positions = std::as_bytes(part.positions);
-    if (!positions.empty()) std::memcpy(packer.claim(positions.size()), positions.data(), positions.size());
-    const std::size_t n = part.keys.size();
-    const std::size_t bytes = n * part.descriptor.dim * size_of(part.descriptor.dtype);
-    std::byte* rows = packer.claim(bytes);
-    packer.zero(padded8(bytes) - bytes);
-    PullExtras extras;
-    if ((part.descriptor.flags & kTableVersions) != 0) {
-      extras.versions = {reinterpret_cast<std::uint64_t*>(packer.claim(n * 8)), n};
-    }
-    if ((part.descriptor.flags & kTableFound) != 0) {
-      extras.found = {reinterpret_cast<std::uint8_t*>(packer.claim(n)), n};
-      packer.zero(padded8(n) - n);
-    }
-    status = pull.store->pull(part.descriptor.table_id, part.keys, part.descriptor.dtype, rows, extras);
-    if (!status.is_ok()) break;
-    core_.counters.rows_pulled += n;
-  }
-  if (!status.is_ok()) co_return co_await send_refusal(pull, status);
-  if ((header.flags & kFrameHasCrc) != 0) {
-    const iovec body{out.data() + sizeof header, pull.reply_bytes};
-    seal_crc(header, std::span(&body, 1));
-    std::memcpy(out.data(), &header, sizeof header);
-  }
-  co_return co_await io_.write_reply({out.data(), packer.used()});
-}
-
-// Writes the body where the request said, and sends the header alone. The memory is the client's, so that it costs no
-// room for replies.
-Task<bool> PullHandler::send_rows_by_lane(PullRequest& pull) {
-  Packer packer(lane_->bytes().data() + pull.place.offset);
-  Status status;
+// Writes the body of a reply, on the threads that are free and in turns with other connections. to: pull.reply_bytes.
+Task<Status> PullHandler::write_body(PullRequest& pull, std::byte* to) {
+  Packer packer(to);
   for (const PullPart& part : pull.parts) {
     put_section(packer, part);
     const auto positions = std::as_bytes(part.positions);
@@ -322,15 +283,34 @@ Task<bool> PullHandler::send_rows_by_lane(PullRequest& pull) {
       packer.zero(padded8(n) - n);
     }
     const std::size_t slice = std::max<std::size_t>(1, RowChunks::kChunkBytes / row_bytes);
-    for (std::size_t begin = 0; begin < n && status.is_ok(); begin += kChunksATurn * slice) {
+    for (std::size_t begin = 0; begin < n; begin += kChunksATurn * slice) {
       const std::size_t end = std::min(n, begin + kChunksATurn * slice);
-      status = pull_slices(core_, *pull.store, part, {begin, end, slice}, rows, extras);
-      // The client's rows must not keep the thread from other connections.
+      const Status status = pull_slices(core_, *pull.store, part, {begin, end, slice}, rows, extras);
+      if (!status.is_ok()) co_return status;
       if (end < n) co_await asio::post(strand_, asio::use_awaitable);
     }
-    if (!status.is_ok()) break;
     core_.counters.rows_pulled += n;
   }
+  co_return Status::ok();
+}
+
+Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
+  FrameHeader header = rows_header(pull);
+  Buffer out = core_.buffers.acquire(sizeof header + pull.reply_bytes);
+  const Status status = co_await write_body(pull, out.data() + sizeof header);
+  if (!status.is_ok()) co_return co_await send_refusal(pull, status);
+  if ((header.flags & kFrameHasCrc) != 0) {
+    const iovec body{out.data() + sizeof header, pull.reply_bytes};
+    seal_crc(header, std::span(&body, 1));
+  }
+  std::memcpy(out.data(), &header, sizeof header);
+  co_return co_await io_.write_reply({out.data(), sizeof header + pull.reply_bytes});
+}
+
+// Writes the body where the request said, and sends the header alone. The memory is the client's, so that it costs no
+// room for replies.
+Task<bool> PullHandler::send_rows_by_lane(PullRequest& pull) {
+  const Status status = co_await write_body(pull, lane_->bytes().data() + pull.place.offset);
   if (!status.is_ok()) co_return co_await send_refusal(pull, status);
   FrameHeader header = rows_header(pull);
   header.flags |= kFrameInLane;

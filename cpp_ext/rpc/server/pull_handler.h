@@ -66,6 +66,7 @@ class PullHandler {
   // Each of these is false when the connection is lost; a refusal counts as sent.
   Task<bool> send_rows(PullRequest& pull);
   Task<bool> send_refusal(const PullRequest& pull, const Status& status);
+  Task<Status> write_body(PullRequest& pull, std::byte* to);
   Task<bool> send_rows_whole(PullRequest& pull);
   Task<bool> send_rows_by_lane(PullRequest& pull);
   Task<bool> send_chunks(RowChunks& chunks, bool has_checksum);

@@ -9,14 +9,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <string>
 
 #include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 Status unavailable(const char* what) {
@@ -31,6 +29,10 @@ Result<std::span<std::byte>> mapped(int descriptor, std::uint64_t bytes) {
 }
 
 }  // namespace
+
+std::string LaneRegion::allowed() {
+  return "a multiple of " + std::to_string(kUnit) + " of at most " + std::to_string(kMostBytes);
+}
 
 LaneRegion::LaneRegion(FileDescriptor descriptor, std::span<std::byte> bytes)
     : descriptor_(std::move(descriptor)), bytes_(bytes), pid_(::getpid()) {}
@@ -51,8 +53,8 @@ Result<std::unique_ptr<LaneRegion>> LaneRegion::make(std::uint64_t bytes) {
 }
 
 Result<std::unique_ptr<LaneRegion>> LaneRegion::map(FileDescriptor descriptor, std::uint64_t bytes) {
-  if (bytes == 0 || bytes > kMostBytes || bytes % kPageBytes != 0) {
-    return not_allowed("lane.bytes", bytes, "a multiple of 4096 of at most " + std::to_string(kMostBytes));
+  if (bytes == 0 || bytes > kMostBytes || bytes % kUnit != 0) {
+    return not_allowed("lane.bytes", bytes, allowed());
   }
   struct stat facts{};
   struct statfs system{};
@@ -83,7 +85,7 @@ std::optional<LanePlaces::Place> LanePlaces::take(std::uint64_t bytes) {
   free_.erase(room);
   if (size > wanted) free_[offset + wanted] = size - wanted;
   taken_ += wanted;
-  for (; touched_ < offset + wanted; touched_ += kPageBytes) {
+  for (; touched_ < offset + wanted; touched_ += LaneRegion::kUnit) {
     *static_cast<volatile std::byte*>(region_.data() + touched_) = std::byte{0};
   }
   return Place{offset, wanted};

@@ -23,6 +23,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "util/file_descriptor.h"
 #include "util/status.h"
@@ -31,7 +32,9 @@ namespace sparserow::rpc {
 
 class LaneRegion {
  public:
+  static constexpr std::uint64_t kUnit = 4096;
   static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+  [[nodiscard]] static std::string allowed();  // sizes of a region, for errors
 
   // A new region; its pages take memory once they are touched. kUnavailable: the system gives none.
   static Result<std::unique_ptr<LaneRegion>> make(std::uint64_t bytes);
