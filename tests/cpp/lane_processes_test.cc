@@ -28,8 +28,8 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr std::uint32_t kDim = 64;
-constexpr std::size_t kKeys = 40'000;  // 10 MB: several turns of the shard
-constexpr std::uint64_t kLane = 64u << 20;
+constexpr std::size_t kKeys = 16'000;  // 4 MB
+constexpr std::uint64_t kLane = 16u << 20;
 
 TableSchema table_of_keys() {
   TableSchema schema = sgd_table("test/rows", kDim);
@@ -54,11 +54,11 @@ std::shared_ptr<Client> connect(const std::string& path) {
   return take(Client::connect(options));
 }
 
-struct Asked {
+struct RowRequest {
   Grouped keys;
   std::vector<float> rows;
 
-  Asked(Client& client, std::uint64_t first)
+  RowRequest(Client& client, std::uint64_t first)
       : keys(client, table_of_keys().id, ids_from(first)), rows(kKeys * kDim, 1e9f) {}
   static std::vector<std::uint64_t> ids_from(std::uint64_t first) {
     std::vector<std::uint64_t> ids(kKeys);
@@ -125,7 +125,7 @@ int serve(const std::string& path) {
 int ask_for_ever(const std::string& path) {
   const auto client = connect(path);
   for (std::uint64_t first = 0;; first += kKeys) {
-    if (!Asked(*client, first).pull(*client, milliseconds(30'000)).is_ok()) return 1;
+    if (!RowRequest(*client, first).pull(*client, milliseconds(30'000)).is_ok()) return 1;
   }
 }
 
@@ -142,7 +142,7 @@ TEST_CASE("a shard that is stopped in a pull writes later, and into nothing that
   std::mt19937 random(seed);
   int given_up = 0;
   for (std::uint64_t round = 0; round < 12; ++round) {
-    Asked late(*client, round * 1'000'000), next(*client, round * 1'000'000 + 500'000);
+    RowRequest late(*client, round * 1'000'000), next(*client, round * 1'000'000 + 500'000);
     std::thread stops([&] {  // in the middle of it, or before it begins
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 4000));
       shard.signal(SIGSTOP);
@@ -164,7 +164,7 @@ TEST_CASE("a shard that is stopped in a pull writes later, and into nothing that
   CHECK(given_up > 0);
   CHECK(client->stats().lane_replies >= 12);
   // The answers that came late have given their places back.
-  Asked last(*client, 99'000'000);
+  RowRequest last(*client, 99'000'000);
   const std::uint64_t full = client->stats().lane_full;
   for (int i = 0; i < 8; ++i) REQUIRE(last.pull(*client, milliseconds(60'000)).is_ok());
   CHECK(client->stats().lane_full == full);
@@ -177,7 +177,7 @@ TEST_CASE("a shard that is killed in a pull, and comes back, answers by new memo
   const auto client = connect(path);
   const auto mine = store_of_this_process();
   for (std::uint64_t round = 0; round < 5; ++round) {
-    Asked rows(*client, round * 1'000'000);
+    RowRequest rows(*client, round * 1'000'000);
     Status status;
     std::thread asks([&] { status = rows.pull(*client, milliseconds(60'000)); });
     std::this_thread::sleep_for(std::chrono::microseconds(round * 900));
@@ -189,7 +189,7 @@ TEST_CASE("a shard that is killed in a pull, and comes back, answers by new memo
     CHECK(rows.is_right(*mine));
   }
   const std::uint64_t replies = client->stats().lane_replies;
-  Asked again(*client, 0);
+  RowRequest again(*client, 0);
   REQUIRE(again.pull(*client, milliseconds(60'000)).is_ok());
   CHECK(again.is_right(*mine));
   CHECK(client->stats().lane_replies == replies + 1);
@@ -207,7 +207,7 @@ TEST_CASE("the memory of a client that is killed is given up, and one that is st
     std::this_thread::sleep_for(milliseconds(round * 3));
     other.signal(SIGSTOP);
     const auto client = connect(path);
-    Asked rows(*client, 0);
+    RowRequest rows(*client, 0);
     CHECK(rows.pull(*client, milliseconds(60'000)).is_ok());
     CHECK(rows.is_right(*cluster.stores[0]));
     other.end();
@@ -221,7 +221,7 @@ TEST_CASE("a child of fork has no memory of its parent's lane") {
   const std::string path = (folder.path() / "shard.sock").string();
   const Process shard("shard", path);
   auto client = connect(path);
-  Asked rows(*client, 0);
+  RowRequest rows(*client, 0);
   REQUIRE(rows.pull(*client, milliseconds(60'000)).is_ok());
   int ends[2];
   REQUIRE(::pipe(ends) == 0);

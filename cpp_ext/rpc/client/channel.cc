@@ -11,7 +11,10 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kPiecesPerWrite = 128;
-constexpr std::uint64_t kLeastInLane = 32u << 10;  // a smaller reply costs a copy less through the socket
+// A smaller reply costs a copy less through the socket. Of a larger one the rows that came are copied while the shard
+// gathers the next ones, which a lane does not do.
+constexpr std::uint64_t kLeastInLane = 32u << 10;
+constexpr std::uint64_t kMostInLane = 4u << 20;
 constexpr std::chrono::milliseconds kFirstBackoff{10};
 constexpr std::chrono::milliseconds kFirstPause{1};  // a save holds commits for a few of them
 constexpr std::chrono::milliseconds kLastBackoff{1000};
@@ -341,7 +344,8 @@ void Channel::begin_send(ShardRequest& request) {
 // A reply that is checked has its checksum over bytes of the stream.
 void Channel::name_place(ShardRequest& request) {
   forget_place(request);
-  if (!lane_ || !lane_->is_taken || request.reply_bytes < kLeastInLane || options_.frame_crc) return;
+  const bool fits = request.reply_bytes >= kLeastInLane && request.reply_bytes <= kMostInLane;
+  if (!lane_ || !lane_->is_taken || !fits || options_.frame_crc) return;
   const std::uint64_t body_bytes = std::uint64_t{request.header.body_bytes} + sizeof request.place_section;
   if (body_bytes > max_body_bytes_ || request.header.section_count >= kMaxSections) return;
   request.place = lane_->places.take(request.reply_bytes);

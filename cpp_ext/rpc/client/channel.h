@@ -163,7 +163,7 @@ class Channel {
   std::vector<std::byte> hello_;
   std::size_t hello_sent_ = 0;
 
-  // Of this connection; null: there is none.
+  // The memory of this connection; null: there is none.
   struct Lane {
     explicit Lane(std::unique_ptr<LaneRegion> made) : region(std::move(made)), places(region->bytes()) {}
     std::unique_ptr<LaneRegion> region;

@@ -51,7 +51,7 @@ struct ClientOptions {
   bool is_lazy = false;  // connect() does not wait: shards are dialled when they are asked
   // Memory for each connection to a Unix socket, in which the shard answers (rpc/transport/lane.h): a multiple of 4096,
   // which takes memory as it is used. 0: replies come through the socket.
-  std::uint64_t lane_bytes = 64u << 20;
+  std::uint64_t lane_bytes = 16u << 20;
 };
 
 struct ClientStats {

@@ -10,7 +10,7 @@
 // Invariants:
 //  1. A place that was named is free only when the answer has been read. One whose request was given up stays taken
 //     until its answer comes, or the connection ends, and the region with it.
-//  2. The shard reads nothing there, and writes only where a request told it to.
+//  2. The shard reads nothing there, and writes only where a request says.
 //  3. What the caller gets is copied out of the region: no memory that a user can hold lies in it.
 //  4. The region cannot shrink below a write (sealed), and a child of fork does not have it.
 #pragma once
