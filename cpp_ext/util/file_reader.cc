@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "util/file_descriptor.h"
 #include "util/hash.h"
 #include "util/mutex.h"
 
@@ -29,20 +30,9 @@ Status error_of(const std::string& path, int error) {
   return {code, path + ": " + std::strerror(error)};
 }
 
-class Descriptor {
- public:
-  Descriptor(const std::string& path, int flags) : number_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags)) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
-  [[nodiscard]] int number() const noexcept { return number_; }
-
- private:
-  int number_;
-};
+FileDescriptor opened(const std::string& path, int flags) {
+  return FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags));
+}
 
 // Whether the system's cache has at least half of a file.
 bool is_cached(int file, std::uint64_t size) {
@@ -70,13 +60,13 @@ ssize_t read_some(int file, std::byte* to, std::size_t bytes, std::uint64_t at) 
 Result<std::uint64_t> read_blocks(const std::string& path, int cached, std::byte* to, std::uint64_t size,
                                   XXH3_state_t& hash) {
   // A file system without reads around its cache refuses to open the file so, or the first read.
-  const Descriptor direct(path, O_DIRECT);
+  const FileDescriptor direct = opened(path, O_DIRECT);
   bool is_direct = direct.is_open() && !is_cached(cached, size);
   std::uint64_t done = 0;
   while (done < size) {
     const std::size_t left = size - done;
     const std::size_t pages = (left + kPageBytes - 1) / kPageBytes * kPageBytes;
-    const ssize_t got = is_direct ? read_some(direct.number(), to + done, std::min(kReadBytes, pages), done)
+    const ssize_t got = is_direct ? read_some(direct.get(), to + done, std::min(kReadBytes, pages), done)
                                   : read_some(cached, to + done, std::min(kBlockBytes, left), done);
     if (got == -EINVAL && is_direct) {
       is_direct = false;
@@ -145,10 +135,10 @@ std::shared_ptr<FileReader::Memory> FileReader::take(std::size_t bytes) {
 }
 
 Result<FileReader::File> FileReader::read(const std::string& path, std::uint64_t size) {
-  const Descriptor cached(path, 0);
+  const FileDescriptor cached = opened(path, 0);
   if (!cached.is_open()) return error_of(path, errno);
   struct stat facts{};
-  if (::fstat(cached.number(), &facts) != 0) return error_of(path, errno);
+  if (::fstat(cached.get(), &facts) != 0) return error_of(path, errno);
   File file;
   file.size = static_cast<std::uint64_t>(facts.st_size);
   if (!S_ISREG(facts.st_mode)) return error_of(path, EISDIR);
@@ -160,9 +150,9 @@ Result<FileReader::File> FileReader::read(const std::string& path, std::uint64_t
   if (file.memory == nullptr) return error_of(path, ENOMEM);
   XXH3_state_t hash;
   XXH3_64bits_reset(&hash);
-  const Result<std::uint64_t> done = read_blocks(path, cached.number(), file.memory->at(), size, hash);
+  const Result<std::uint64_t> done = read_blocks(path, cached.get(), file.memory->at(), size, hash);
   if (!done.is_ok()) return done.status();
-  if (::fstat(cached.number(), &facts) != 0) return error_of(path, errno);
+  if (::fstat(cached.get(), &facts) != 0) return error_of(path, errno);
   file.bytes = {file.memory->at(), done.value()};
   file.size = done.value() < size ? done.value() : static_cast<std::uint64_t>(facts.st_size);
   file.xxh3 = XXH3_64bits_digest(&hash);
