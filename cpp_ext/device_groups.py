@@ -299,7 +299,9 @@ def bags_of(lookups: Sequence[BagIds], device: torch.device, sizes_there: Callab
     if len(lookups) > 1:
         limits = limits + (there.cumsum(0) - there).index_select(0, of_bag)
     limits = _sent(limits, device) if is_here else limits  # one copy brings those of all
-    return Bags(limits[0], limits[1], sum(sizes))
+    # Those on the host were checked: they begin at 0, and the last bag ends where the ids do.
+    is_whole = is_here and all(each.count > 0 or size == 0 for each, size in zip(lookups, sizes, strict=True))
+    return Bags(limits[0], limits[1], sum(sizes), is_whole=is_whole)
 
 
 def _joined_rows(grads: Sequence[Tensor], dim: int) -> Tensor:

@@ -14,6 +14,8 @@ import sparserow as sr
 from sparserow.cpp_ext import device_groups, device_ops
 from sparserow.cpp_ext.device import lookup_math
 from sparserow.deploy.bench.counting_device import COUNTS, device
+from sparserow.worker.device_tables.device_tables import whole_rows
+from sparserow.worker.lookups.makers import device_tables as device_maker
 
 ROWS, BATCH, STEPS = 50, 8, 5
 LEAST_TABLES, MOST_TABLES = 26, 104
@@ -224,6 +226,72 @@ def test_operations_of_tables_on_a_device_do_not_grow_with_the_tables(mode: str 
     assert waits == more_waits == WAITS_THERE
     lookups = few - dense_part(4 * LEAST_TABLES)
     assert lookups.total() <= MOST_THERE, lookups
+
+
+def there(kind: str, tables: int) -> tuple[sr.Session, nn.Module]:
+    """Returns a session in a cluster of this process, and a model of tables on the device."""
+    session = sr.InProcessCluster().connect(f"there {kind} {tables}")
+    torch.manual_seed(0)
+    model = Tables([4] * tables, None, padding=0) if kind == "rows, padding" else OfKind(kind, tables)
+    placed = {"*": sr.Table(placement="device")}
+    return session, session.distribute(
+        model.to(device()), optimizer=sr.optim.Adagrad(lr=0.1), min_rows=1, tables=placed
+    )
+
+
+def given_there(kind: str, tables: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Returns a batch of which offsets alone stay on the host, where they are checked."""
+    if kind == "rows, padding":
+        return (torch.randint(0, ROWS, (tables, BATCH), generator=generator).to(device()),)
+    ids, flat, offsets, weights = of_kind(kind, tables, generator)
+    return ids.to(device()), flat.to(device()), offsets, weights.to(device())
+
+
+KINDS_THERE = [*(kind for kind in KINDS if "max" not in kind and "rows" not in kind), "rows, padding"]
+
+
+@pytest.mark.parametrize("kind", KINDS_THERE)
+def test_lookups_of_a_kind_of_tables_on_a_device_are_made_together(kind: str) -> None:
+    """Offsets, weights and padding ids do not make a table's operations and waits its own."""
+    found = []
+    for tables in (LEAST_TABLES, MOST_TABLES):
+        session, model = there(kind, tables)
+        with session:
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(STEPS):
+                batch = given_there(kind, tables, generator)
+                COUNTS.reset()
+                model(*batch).square().mean().backward()
+                session.step()
+                made = Counter(COUNTS.operations), COUNTS.waits + COUNTS.to_host, COUNTS.to_device
+        found.append(made)
+    assert found[0] == found[1]
+    assert found[0][0].total() <= MOST_THERE + MOST, found[0]
+
+
+@pytest.mark.parametrize("kind", KINDS_THERE)
+def test_lookups_made_together_there_have_the_bits_of_each_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for together in (True, False):
+        if not together:
+            monkeypatch.setattr(device_maker, "with_outputs", lambda calls: [call.read for call in calls])
+        session, model = there(kind, 4)
+        with session:
+            generator, outs = torch.Generator().manual_seed(0), []
+            for step in range(6):
+                batch = given_there(kind, 4, generator)
+                if step == 3:  # all ids of one table are its padding id, where it has one
+                    batch = (batch[0].index_fill(0, torch.tensor([1]).to(device()), 0), *batch[1:])
+                loss = model(*batch).square().mean()
+                if step == 4:  # two backwards of one forward
+                    loss.backward(retain_graph=True)
+                loss.backward()
+                outs.append(loss.detach().cpu())
+                session.step()
+            rows = [whole_rows(session.core.device_tables, f"tables.{at}") for at in range(4)]
+        ends.append(outs + rows)
+    for one, other in zip(*ends, strict=True):
+        assert torch.equal(one, other)
 
 
 class Twice(nn.Module):

@@ -122,11 +122,12 @@ def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
     begins = torch.searchsorted(numbers, facts[: count + 1])
     is_one_matrix = len(begins_of) == 1
     own = begins[:1] if is_one_matrix else begins.index_select(0, head)  # where the keys of each lookup's matrix begin
-    counted = [lowest.reshape(1), begins]
+    counted, padded = [lowest.reshape(1), begins], None
     if max(paddings) >= 0:
         found = torch.searchsorted(numbers, padding)
         is_there = numbers.index_select(0, found.clamp(max=numbers.shape[0] - 1)) == padding
-        counted.append(torch.where(is_there, found - own, -1))
+        padded = torch.where(is_there, found - own, -1)
+        counted.append(padded)
     smallest, *on_host = numbers_of(torch.cat(counted))
     if smallest < 0:  # the lookup that has it says which
         return _one_by_one(wanted, order)
@@ -143,7 +144,8 @@ def keys_of_all(wanted: Sequence[WantedIds]) -> list[IdKeys]:
         mine = slice(on_host[first], on_host[end])
         at_rows = None if in_matrix is None else in_matrix[mine]
         of_tables = [table for _, table in places[first:end]]
-        joints[first] = JointKeys(numbers[mine], base[first:end], at_rows, of_tables, uniques[first:end])
+        at_paddings = None if padded is None else padded[first:end].to(torch.int32)
+        joints[first] = JointKeys(numbers[mine], base[first:end], at_rows, of_tables, uniques[first:end], at_paddings)
     of_wanted = [
         IdKeys(tables, name, None, at, place, joints[first], number - first)
         for number, (name, at, place, first) in enumerate(

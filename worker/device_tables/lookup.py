@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,12 +43,16 @@ class ReadRows:
     Attributes:
         ids: the ids of the lookup.
         rows: (u, dim) float32, a row for each key, or for each of the joint keys.
-        out: the output without offsets and weights, float32; None: it is made when the layer is called.
+        out: the output of the layer's arguments, float32; None: it is made when the layer is called.
     """
 
     ids: IdKeys
     rows: Tensor
     out: Tensor | None = None
+
+    def of_ids(self) -> ReadRows:
+        """Returns the same without the output, for a call with other offsets or weights."""
+        return replace(self, out=None)
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,13 @@ class _Lookup(IdKeys):
     def stage(self, grads: Tensor, weights: Tensor | None, places: Tensor | None) -> None:
         """Stages the gradient of the output."""
         self.tables.check_generation(self.name, self.generation)
-        reaches_all = self.padding < 0 and (self.bags is None or self.bags.is_whole)
-        joint, begin = self.joint if reaches_all and places is None else None, self.begin
+        is_known = places is None and (self.bags is None or self.bags.is_whole)
+        joint, begin = self.joint if is_known else None, self.begin
         positions, paddings = self.positions, self.paddings
         if joint is None and begin:  # entries that leave keys out count those of this lookup alone
             positions, paddings = positions - begin, None if paddings is None else paddings - begin
-        count, grads = self.keys.shape[0], grads.float().contiguous()
+        count = self.keys.shape[0] if joint is None else joint.numbers.shape[0]
+        grads = grads.float().contiguous()
         if self.bags is None:
             entries = math.entries_of_rows(
                 grads.reshape(positions.shape[0], -1), positions, rows=count, paddings=paddings
@@ -98,7 +103,7 @@ class _Lookup(IdKeys):
                 None if joint is not None else self.keys,
                 entries,
                 is_by_column=places is not None,
-                reaches_all=reaches_all,
+                left_out=self.padding if is_known else None,
                 joint=joint,
                 place=self.place,
             ),
@@ -135,7 +140,7 @@ def look_up(
     """
     tables = tables_of(binding)
     tables.check_usable()
-    if made is not None and made.out is not None and (bags is None or bags.offsets is bags.weights is None):
+    if made is not None and made.out is not None:
         return made.out
     try:
         if bags is not None:

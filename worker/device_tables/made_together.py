@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ...cpp_ext.device import lookup_math as math
-from ...cpp_ext.device.bags import Bags, fixed_bags
+from ...cpp_ext.device.bags import Bags, lookup_of
+from ...cpp_ext.device_groups import BagIds, bags_of
 from .lookup import ReadRows
 from .staged import JointKeys, StagedLookup
 
@@ -21,42 +22,65 @@ ROWS = -1  # the mode of a lookup that is not a bag
 
 @dataclass(frozen=True)
 class Call:
-    """A lookup that a layer will make without offsets and weights.
+    """A lookup that a layer will make.
 
     Attributes:
         read: its rows.
         anchor: of the layer; with a gradient when a backward may follow.
-        shape: of the ids.
+        ids: the ids.
         mode: how bags are pooled; ``ROWS``: there are none.
+        includes_last: whether the offsets end with the number of ids.
+        offsets: where each bag begins; None: the ids have two dimensions, or there are no bags.
+        weights: a weight for each id, in the shape of the ids; None: there are none.
     """
 
     read: ReadRows
     anchor: Tensor
-    shape: torch.Size
+    ids: Tensor
     mode: int
+    includes_last: bool = False
+    offsets: Tensor | None = None
+    weights: Tensor | None = None
+
+    @property
+    def bag_ids(self) -> BagIds | None:
+        """The ids in their bags; None where they are no bags, which the layer refuses."""
+        weights = self.weights
+        if weights is not None and (weights.requires_grad or self.mode != math.SUM or weights.shape != self.ids.shape):
+            return None  # a gradient of weights is the lookup's own
+        try:
+            return BagIds(self.ids, self.offsets, self.includes_last)
+        except ValueError:
+            return None
 
 
 def with_outputs(calls: Sequence[Call]) -> list[ReadRows]:
     """Returns the rows of lookups, with their outputs where one operation makes those of several.
 
-    These have the same keys, mode and length of bags, each a table of its own, and no padding id among the ids.
+    These have the same keys and mode, weights or none, and each a table of its own.
     """
-    kinds: dict[tuple[int, int, int], list[int]] = {}
+    kinds: dict[tuple[int, int, bool], list[int]] = {}
     often: dict[int, Counter[int]] = {}  # how many lookups each table has, by joint keys
+    bags: dict[int, BagIds] = {}
     for at, call in enumerate(calls):
         ids = call.read.ids
-        is_bag = call.mode != ROWS
-        fits = call.mode in (ROWS, math.SUM, math.MEAN) and (not is_bag or (len(call.shape) == 2 and call.shape[1] > 0))
-        if ids.joint is not None and id(ids.joint) not in often:
+        if ids.joint is None or not call.anchor.requires_grad or not torch.is_grad_enabled():
+            continue
+        if id(ids.joint) not in often:
             often[id(ids.joint)] = Counter(ids.joint.tables)
-        is_only = ids.joint is not None and often[id(ids.joint)][ids.joint.tables[ids.place]] == 1
-        if fits and is_only and ids.padding < 0 and call.anchor.requires_grad and torch.is_grad_enabled():
-            kinds.setdefault((id(ids.joint), call.mode, call.shape[1] if is_bag else 0), []).append(at)
+        if call.mode not in (ROWS, math.SUM, math.MEAN) or often[id(ids.joint)][ids.joint.tables[ids.place]] > 1:
+            continue
+        if call.mode != ROWS:
+            its = call.bag_ids
+            if its is None:
+                continue
+            bags[at] = its
+        kinds.setdefault((id(ids.joint), call.mode, call.weights is not None), []).append(at)
     made = [call.read for call in calls]
     for numbers in kinds.values():
         if len(numbers) > 1:
             numbers.sort(key=lambda at: calls[at].read.ids.place)
-            group = _Group([calls[at] for at in numbers])
+            group = _Group([calls[at] for at in numbers], [bags[at] for at in numbers if at in bags])
             outputs = _Made.apply(calls[numbers[0]].anchor, group.rows, group)
             for at, out in zip(numbers, outputs, strict=True):
                 made[at] = replace(made[at], out=out)
@@ -64,29 +88,55 @@ def with_outputs(calls: Sequence[Call]) -> list[ReadRows]:
 
 
 class _Group:
-    """Lookups of one kind, in the order of their keys."""
+    """Lookups of one kind, in the order of their keys.
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    Args:
+        calls: the lookups.
+        bags: their ids in bags; none where they are of rows.
+    """
+
+    def __init__(self, calls: Sequence[Call], bags: Sequence[BagIds]) -> None:
         first = calls[0]
         self.ids = [call.read.ids for call in calls]
         self.tables, self.rows, self.mode = first.read.ids.tables, first.read.rows, first.mode
         self.generation = self.tables.generation
         self.joint: JointKeys = first.read.ids.joint  # type: ignore[assignment]  # with_outputs has looked
-        self.positions = math.joined([each.positions for each in self.ids])
-        self.bags: Bags | None = None
+        self._bags, self._weights = bags, [call.weights for call in calls]
         if first.mode == ROWS:
             self.sizes = [each.positions.shape[0] for each in self.ids]
-            self.shapes = [(*call.shape, self.rows.shape[1]) for call in calls]
+            self.shapes = [(*call.ids.shape, self.rows.shape[1]) for call in calls]
         else:
-            self.sizes = [call.shape[0] for call in calls]
+            self.sizes = [each.count for each in bags]
             self.shapes = [(size, self.rows.shape[1]) for size in self.sizes]
-            self.bags = fixed_bags(((sum(self.sizes), first.shape[1]),), self.rows.device)
+        self.all = self._of(range(len(calls)))
+
+    def _of(self, numbers: Sequence[int]) -> _Ids:
+        """Returns the ids of some of the lookups, one behind the other."""
+        ids, device = [self.ids[at] for at in numbers], self.rows.device
+        positions, bags, paddings, weights = math.joined([each.positions for each in ids]), None, None, None
+        if self._bags:
+            mine = [self._bags[at] for at in numbers]
+            bags = bags_of(mine, device, lambda: torch.tensor([each.ids.numel() for each in mine]).to(device))
+        if self.joint.paddings is not None and any(each.padding >= 0 for each in ids):
+            counts = [0] * len(self.joint.tables)
+            for at in numbers:
+                counts[self.ids[at].place] = self.sizes[at]
+            paddings = self.joint.paddings.index_select(0, lookup_of(tuple(counts), device))
+        given = [self._weights[at] for at in numbers]
+        if given[0] is not None:
+            weights = math.joined(
+                [each.detach().reshape(-1).to(device, torch.float32) for each in given if each is not None]
+            )
+        return _Ids(positions, bags, paddings, weights)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        if self.bags is None:
-            made = math.gather(self.rows, self.positions)
+        of = self.all
+        if of.bags is None:
+            made = math.gather(self.rows, of.positions)
         else:
-            made, _ = math.pool(self.rows, self.positions, self.bags, mode=self.mode)
+            made, _ = math.pool(
+                self.rows, of.positions, of.bags, mode=self.mode, weights=of.weights, paddings=of.paddings
+            )
         # Not views for autograd, because a layer's output may be changed in place.
         return tuple(
             part.view(shape).data for part, shape in zip(made.split(self.sizes), self.shapes, strict=True)
@@ -100,16 +150,15 @@ class _Group:
         if not reached:
             return
         parts = [grads[at].float().reshape(-1, self.rows.shape[1]) for at in reached]  # type: ignore[union-attr]
-        positions, bags = self.positions, self.bags
-        if len(reached) < len(grads):
-            positions = math.joined([self.ids[at].positions for at in reached])
-            if bags is not None:
-                bags = fixed_bags(((sum(map(len, parts)), bags.length or 0),), positions.device)
+        of = self.all if len(reached) == len(grads) else self._of(reached)
         joined = math.joined(parts)
-        if bags is None:
-            entries = math.entries_of_rows(joined, positions, rows=count)
+        if of.bags is None:
+            entries = math.entries_of_rows(joined, of.positions, rows=count, paddings=of.paddings)
         else:
-            entries = math.entries_of_bags(joined, positions, bags, rows=count, mode=self.mode)
+            entries = math.entries_of_bags(
+                joined, of.positions, of.bags, rows=count, mode=self.mode, weights=of.weights, paddings=of.paddings
+            )
+        is_known = of.bags is None or of.bags.is_whole
         of_grads = pairwise(accumulate([len(part) for part in parts], initial=0))
         of_ids = pairwise(accumulate([self.ids[at].positions.shape[0] for at in reached], initial=0))
         for at, its_grads, its_ids in zip(reached, of_grads, of_ids, strict=True):
@@ -118,12 +167,29 @@ class _Group:
                 None,
                 entries,
                 is_by_column=False,
-                reaches_all=True,
+                left_out=ids.padding if is_known else None,
                 joint=self.joint,
                 place=ids.place,
                 part=(its_grads, its_ids),
             )
-            self.tables.stage(ids.name, staged)
+            self.tables.stage(ids.name, staged if is_known else staged.alone())
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """The ids of several lookups, one behind the other.
+
+    Attributes:
+        positions: (n) int64 among the joint keys.
+        bags: of the ids; None: there are none.
+        paddings: (bags) or (n) int32: the place of the padding id, -1: none; None: of no lookup it is there.
+        weights: (n) float32; None: there are none.
+    """
+
+    positions: Tensor
+    bags: Bags | None
+    paddings: Tensor | None
+    weights: Tensor | None
 
 
 class _Made(torch.autograd.Function):

@@ -27,6 +27,7 @@ class JointKeys:
         rows: (u) int64: the row of each in the matrix, where this rank has all of them; None: other ranks have some.
         tables: the place of each lookup's table in the matrix, in ascending order.
         sizes: the number of keys of each lookup.
+        paddings: (lookups) int32: the place of the padding id of each, -1 where it is not there; None: of none it is.
     """
 
     numbers: Tensor
@@ -34,6 +35,7 @@ class JointKeys:
     rows: Tensor | None
     tables: Sequence[int]
     sizes: Sequence[int]
+    paddings: Tensor | None = None
 
     @cached_property
     def keys(self) -> Tensor:
@@ -50,6 +52,12 @@ class JointKeys:
         """The place of each lookup's first key."""
         return list(accumulate(self.sizes[:-1], initial=0))
 
+    def without(self, lookups: Sequence[int], places: Sequence[int]) -> JointKeys:
+        """Returns the keys but one of each of some lookups, which lies at that place; both in ascending order."""
+        sizes = [size - (lookup in lookups) for lookup, size in enumerate(self.sizes)]
+        rows = None if self.rows is None else without(self.rows, places)
+        return JointKeys(without(self.numbers, places), self.bases, rows, self.tables, sizes)
+
 
 @dataclass(frozen=True)
 class StagedLookup:
@@ -59,8 +67,10 @@ class StagedLookup:
         own_keys: the keys of the lookup, (u) int64, sorted and unique; None: ``joint`` has them.
         entries: what is added to the sums; a position counts the keys, or with ``joint`` those of all its lookups.
         is_by_column: whether the entries are of single columns, as those of pooling by max.
-        reaches_all: whether each key surely has an entry.
-        joint: the keys of the lookups that were made together; None: it was made alone, or its entries leave keys out.
+        left_out: the place of the only key that has no entry, counted as positions are; -1: each has one; None: it is
+            not known which have none.
+        joint: the keys of the lookups that were made together; None: it was made alone, or it is not known which keys
+            its entries leave out.
         place: of the lookup among those.
         part: the lookup's first and end gradient, and its first and end entry, where the entries are of several; None:
             all are its own.
@@ -69,7 +79,7 @@ class StagedLookup:
     own_keys: Tensor | None
     entries: Entries
     is_by_column: bool
-    reaches_all: bool = False
+    left_out: int | None = None
     joint: JointKeys | None = None
     place: int = 0
     part: tuple[tuple[int, int], tuple[int, int]] | None = None
@@ -92,8 +102,13 @@ class StagedLookup:
             sources = None if all_of.sources is None else all_of.sources[ids] - self.part[0][0]
             scales = None if all_of.scales is None else all_of.scales[ids]
             all_of = Entries(all_of.grads[grads], all_of.positions[ids], sources, scales)
-        own = replace(all_of, positions=all_of.positions - begin)
-        return StagedLookup(self.keys, own, is_by_column=self.is_by_column, reaches_all=self.reaches_all)
+        left_out, positions = self.left_out, all_of.positions - begin
+        if left_out != -1:  # what is left out has the number of all keys, and now that of these
+            positions = positions.clamp(max=self.joint.sizes[self.place])
+        if left_out is not None and left_out >= 0:
+            left_out -= begin
+        own = replace(all_of, positions=positions)
+        return StagedLookup(self.keys, own, is_by_column=self.is_by_column, left_out=left_out)
 
 
 @dataclass(frozen=True)
@@ -177,6 +192,10 @@ def sum_tables(staged: Sequence[Sequence[StagedLookup]], dim: int, device: torch
         grads = torch.empty(joint.numbers.shape[0], dim, device=device)
         entries = list({id(each.entries): each.entries for each in lookups}.values())
         lookup_math.sum_entries(entries, joint.numbers.shape[0], grads)
+        left_out = sorted((at, each.place) for each in lookups if (at := each.left_out) is not None and at >= 0)
+        if left_out:
+            places, of_lookups = zip(*left_out, strict=True)
+            grads, joint = without(grads, places), joint.without(of_lookups, places)
         sizes = dict(zip(joint.tables, joint.sizes, strict=True))
         return KeySums(joint, grads, [sizes.get(table, 0) for table in range(len(staged))], joint.rows)
     sums = [_sum_lookups([each.alone() for each in of_table], dim, device) for of_table in staged]
@@ -191,11 +210,12 @@ def _sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device
     """
     if not lookups:
         return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dim, device=device)
-    if len(lookups) == 1 and lookups[0].reaches_all and not lookups[0].is_by_column:  # the usual case never waits
-        (only,) = lookups
+    (only, *others) = lookups
+    if not others and only.left_out is not None and not only.is_by_column:  # the usual case never waits
         sums = torch.empty(only.keys.shape[0], dim, device=device)
         lookup_math.sum_entries([only.entries], only.keys.shape[0], sums)
-        return only.keys, sums
+        left_out = [only.left_out] if only.left_out >= 0 else []
+        return without(only.keys, left_out), without(sums, left_out)
     keys = torch.unique(torch.cat([each.keys for each in lookups]))
     count = keys.shape[0]
     is_by_column = lookups[0].is_by_column
@@ -211,3 +231,11 @@ def _sum_lookups(lookups: Sequence[StagedLookup], dim: int, device: torch.device
     lookup_math.sum_entries(entries, count * width, sums.view(count * width, dim // width))
     kept = torch.nonzero(seen[:count]).reshape(-1)
     return keys.index_select(0, kept), sums.index_select(0, kept)
+
+
+def without(values: Tensor, places: Sequence[int]) -> Tensor:
+    """Returns what lies at all other places of the first dimension; ``places`` are in ascending order."""
+    if not places:
+        return values
+    begins, ends = [0, *(place + 1 for place in places)], [*places, values.shape[0]]
+    return torch.cat([values[begin:end] for begin, end in zip(begins, ends, strict=True)])

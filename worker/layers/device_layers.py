@@ -17,7 +17,7 @@ from ...cpp_ext import _client
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.schema import TableSchema
 from ..device_tables.device_tables import DeviceTables, NewTable, spread_rows
-from ..device_tables.lookup import BagOptions, look_up
+from ..device_tables.lookup import BagOptions, ReadRows, look_up
 from ..device_tables.row_matrix import check_optimizer
 from ..lookups.made_rows import take_joint
 from ..lookups.makers.device_tables import anchor_of
@@ -31,7 +31,8 @@ _PLACE = "tables.placement 'device'"
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph has no calls of all ranks
 def _look_up(layer: DistributedLayer, ids: Tensor, bags: BagOptions | None = None) -> Tensor:
-    made = take_joint(layer, (ids, None, None))
+    others = (None, None) if bags is None else (bags.offsets, bags.weights)
+    made = take_joint(layer, (ids, *others), ReadRows.of_ids)
     return look_up(layer.binding, ids, anchor_of(layer), padding=layer.padding_idx, bags=bags, made=made)
 
 

@@ -63,8 +63,22 @@ class MadeRows:
         self._versions = [INFERENCE if each.is_inference() else each._version for each in ids]
         self._other_versions = [(version_of(offsets), version_of(weights)) for offsets, weights in others or ()]
 
-    def take(self, layer: PlannedLayer, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Any | None:
-        """Returns what was made for a lookup; None when nothing was made for it, or its state differs."""
+    def take(
+        self,
+        layer: PlannedLayer,
+        ids: Tensor,
+        offsets: Tensor | None,
+        weights: Tensor | None,
+        of_ids: Callable[[Any], Any] | None = None,
+    ) -> Any | None:
+        """Returns what was made for a lookup; None when nothing was made for it, or its state differs.
+
+        Args:
+            layer: the layer that is called.
+            ids, offsets, weights: the arguments of the call.
+            of_ids: what is handed out, of what was made, where offsets or weights differ and the ids do not; None:
+                nothing.
+        """
         places = self._places.get(layer)
         if places is not None and self._is_grad_enabled is _is_grad_enabled() and self._step_of() == self._step:
             training, modes = layer.training, self._modes
@@ -74,10 +88,11 @@ class MadeRows:
                     rows is not None
                     and training is (modes is None or modes[place])
                     and holds(ids, self._ids[place], self._versions[place])
-                    and self._has_others(place, offsets, weights)
                 ):
-                    self.rows[place] = None
-                    return rows
+                    is_whole = self._has_others(place, offsets, weights)
+                    if is_whole or of_ids is not None:
+                        self.rows[place] = None
+                        return rows if is_whole or of_ids is None else of_ids(rows)
         self.is_missed = True
         return None
 
@@ -144,15 +159,18 @@ def take_own(
     return rows
 
 
-def take_joint(layer: PlannedLayer, arguments: Arguments) -> Any | None:
-    """Returns what ranks made together for a lookup before this thread's forward; None when there is nothing."""
+def take_joint(layer: PlannedLayer, arguments: Arguments, of_ids: Callable[[Any], Any] | None = None) -> Any | None:
+    """Returns what ranks made together for a lookup before this thread's forward; None when there is nothing.
+
+    The arguments are those of :meth:`MadeRows.take`.
+    """
     forwards = _of_thread.forwards
     if not forwards or has_hooks():
         return None
     forward = forwards[-1]
     if forward.record is not None:
         forward.record.note(layer, arguments)
-    return None if forward.joint is None else forward.joint.take(layer, *arguments)
+    return None if forward.joint is None else forward.joint.take(layer, *arguments, of_ids)
 
 
 def begin_forward(

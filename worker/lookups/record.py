@@ -75,7 +75,7 @@ class ForwardRecord:
         return LookupPlan(list(self._planned(known)), ids)
 
     def _planned(self, known: Sequence[tuple[Expression, Memory]]) -> Iterator[PlannedLookup]:
-        """Yields the calls all of whose arguments are expressions of the batch."""
+        """Yields the calls all of whose arguments are expressions of the batch, or their ids are and suffice."""
         for call in self._calls:
             is_joint = call.layer.is_joint
             ids, offsets, weights = (
@@ -83,7 +83,10 @@ class ForwardRecord:
                 for place, argument in enumerate(call.arguments)
             )
             is_found = [each is not None for each in (ids, offsets, weights)]
-            if ids is not None and is_found == [each is not None for each in call.arguments]:
+            is_whole = is_found == [each is not None for each in call.arguments]
+            if not is_whole and call.layer.is_on_devices:
+                offsets = weights = None  # rows of the ids are read ahead all the same
+            if ids is not None and (is_whole or call.layer.is_on_devices):
                 yield PlannedLookup(weakref.ref(call.layer), call.layer.binding, ids, offsets, weights)
 
     def _expression_of(

@@ -50,7 +50,9 @@ def look_all_up(lookups: Sequence[LookupCall], digest: int) -> list[ReadRows] | 
         return None
     return with_outputs(
         [
-            Call(rows, anchor_of(layer), lookup.arguments[0].shape, layer.mode_number)
-            for rows, layer, lookup in zip(read, layers, lookups, strict=True)
+            Call(rows, anchor_of(layer), ids, layer.mode_number, layer.include_last_offset, offsets, weights)
+            for rows, layer, (ids, offsets, weights) in zip(
+                read, layers, (lookup.arguments for lookup in lookups), strict=True
+            )
         ]
     )
