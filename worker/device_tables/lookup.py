@@ -81,10 +81,9 @@ class _Lookup(IdKeys):
         """Stages the gradient of the output."""
         self.tables.check_generation(self.name, self.generation)
         is_known = places is None and (self.bags is None or self.bags.is_whole)
-        joint, begin = self.joint if is_known else None, self.begin
-        positions, paddings = self.positions, self.paddings
-        if joint is None and begin:  # entries that leave keys out count those of this lookup alone
-            positions, paddings = positions - begin, None if paddings is None else paddings - begin
+        joint, positions, paddings = self.joint, self.positions, self.paddings
+        if places is not None and joint is not None:  # entries by column count the keys of this lookup alone
+            joint, positions = None, positions - self.begin
         count = self.keys.shape[0] if joint is None else joint.numbers.shape[0]
         grads = grads.float().contiguous()
         if self.bags is None:

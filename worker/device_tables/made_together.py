@@ -172,7 +172,7 @@ class _Group:
                 place=ids.place,
                 part=(its_grads, its_ids),
             )
-            self.tables.stage(ids.name, staged if is_known else staged.alone())
+            self.tables.stage(ids.name, staged)
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,7 @@ class StagedLookup:
         is_by_column: whether the entries are of single columns, as those of pooling by max.
         left_out: the place of the only key that has no entry, counted as positions are; -1: each has one; None: it is
             not known which have none.
-        joint: the keys of the lookups that were made together; None: it was made alone, or it is not known which keys
-            its entries leave out.
+        joint: the keys of the lookups that were made together; None: it was made alone, or its entries are by column.
         place: of the lookup among those.
         part: the lookup's first and end gradient, and its first and end entry, where the entries are of several; None:
             all are its own.
@@ -177,7 +176,7 @@ class KeySums:
 def sum_tables(staged: Sequence[Sequence[StagedLookup]], dim: int, device: torch.device) -> KeySums:
     """Sums gradients by key, in the order of the backwards and of the ids within each.
 
-    Lookups that were made together, one of a table, are summed together.
+    Lookups that were made together, one of a table, are summed together where it is known which keys they reach.
 
     Args:
         staged: the lookups of each table of a matrix; those of a table are all by column, or none is.
@@ -187,8 +186,9 @@ def sum_tables(staged: Sequence[Sequence[StagedLookup]], dim: int, device: torch
     lookups = [each for of_table in staged for each in of_table]
     joint = lookups[0].joint if lookups else None
     tables = [table for table, of_table in enumerate(staged) if of_table]
-    is_joint = joint is not None and len(lookups) == len(tables) and all(each.joint is joint for each in lookups)
-    if joint is not None and is_joint and tables == list(joint.tables):
+    is_joint = len(lookups) == len(tables) and all(each.joint is joint for each in lookups)
+    is_known = all(each.left_out is not None for each in lookups)
+    if joint is not None and is_joint and is_known and tables == list(joint.tables):
         grads = torch.empty(joint.numbers.shape[0], dim, device=device)
         entries = list({id(each.entries): each.entries for each in lookups}.values())
         lookup_math.sum_entries(entries, joint.numbers.shape[0], grads)

@@ -84,10 +84,10 @@ class ForwardRecord:
             )
             is_found = [each is not None for each in (ids, offsets, weights)]
             is_whole = is_found == [each is not None for each in call.arguments]
-            if not is_whole and call.layer.is_on_devices:
-                offsets = weights = None  # rows of the ids are read ahead all the same
-            if ids is not None and (is_whole or call.layer.is_on_devices):
-                yield PlannedLookup(weakref.ref(call.layer), call.layer.binding, ids, offsets, weights)
+            if ids is None or not (is_whole or call.layer.is_on_devices):
+                continue
+            others = (offsets, weights) if is_whole else ()  # rows of the ids are read ahead all the same
+            yield PlannedLookup(weakref.ref(call.layer), call.layer.binding, ids, *others)
 
     def _expression_of(
         self, argument: _Argument, known: Sequence[tuple[Expression, Memory]], is_joint: bool

@@ -84,15 +84,19 @@ std::optional<LanePlaces::Place> LanePlaces::take(std::uint64_t bytes) {
   const auto [offset, size] = *room;
   free_.erase(room);
   if (size > wanted) free_[offset + wanted] = size - wanted;
-  taken_ += wanted;
   for (; touched_ < offset + wanted; touched_ += LaneRegion::kUnit) {
     *static_cast<volatile std::byte*>(region_.data() + touched_) = std::byte{0};
   }
   return Place{offset, wanted};
 }
 
+std::uint64_t LanePlaces::taken() const noexcept {
+  std::uint64_t taken = region_.size();
+  for (const auto& [offset, bytes] : free_) taken -= bytes;
+  return taken;
+}
+
 void LanePlaces::give_back(const Place& place) {
-  taken_ -= place.bytes;
   auto at = free_.emplace(place.offset, place.bytes).first;
   if (const auto after = std::next(at); after != free_.end() && at->first + at->second == after->first) {
     at->second += after->second;

@@ -72,13 +72,12 @@ class LanePlaces {
   [[nodiscard]] std::optional<Place> take(std::uint64_t bytes);
   // Invariant 1 is the caller's.
   void give_back(const Place& place);
-  [[nodiscard]] std::uint64_t taken() const noexcept { return taken_; }
+  [[nodiscard]] std::uint64_t taken() const noexcept;
 
  private:
   const std::span<std::byte> region_;
   std::map<std::uint64_t, std::uint64_t> free_;  // bytes by offset; neighbours are one
   std::uint64_t touched_ = 0;                    // bytes from the first on whose pages are there
-  std::uint64_t taken_ = 0;
 };
 
 }  // namespace sparserow::rpc

@@ -41,6 +41,21 @@ void notice_silence(int fd) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof kProbeSeconds);
 }
 
+// A message of some pieces that takes one descriptor along, or has room for one.
+struct DescriptorMessage {
+  DescriptorMessage(std::span<const iovec> pieces, int count) {
+    message.msg_iov = const_cast<iovec*>(pieces.data());
+    message.msg_iovlen = static_cast<std::size_t>(count);
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_LEN(sizeof(int));
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+};
+
 class SocketStream final : public Stream {
  public:
   explicit SocketStream(int fd) : fd_(fd) {
@@ -81,18 +96,13 @@ class SocketStream final : public Stream {
   }
 
   Transfer try_write_with(std::span<const iovec> from, int descriptor) noexcept override {
-    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(from.data());
-    message.msg_iovlen = static_cast<std::size_t>(count(from));
-    message.msg_control = control.data();
-    message.msg_controllen = CMSG_LEN(sizeof(int));
-    cmsghdr* const passed = CMSG_FIRSTHDR(&message);
+    DescriptorMessage with(from, count(from));
+    cmsghdr* const passed = CMSG_FIRSTHDR(&with.message);
     *passed = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     std::memcpy(CMSG_DATA(passed), &descriptor, sizeof descriptor);
     ssize_t moved;
     do {
-      moved = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
+      moved = ::sendmsg(fd(), &with.message, MSG_NOSIGNAL);
     } while (moved < 0 && errno == EINTR);
     return transfer_of(moved, Transfer::Want::kWrite);
   }
@@ -118,15 +128,10 @@ class SocketStream final : public Stream {
   }
   // There is room for one descriptor; the system closes others that come with it.
   ssize_t receive_with_descriptor(std::span<const iovec> into) noexcept {
-    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(into.data());
-    message.msg_iovlen = static_cast<std::size_t>(count(into));
-    message.msg_control = control.data();
-    message.msg_controllen = CMSG_LEN(sizeof(int));
-    const ssize_t moved = ::recvmsg(fd(), &message, MSG_CMSG_CLOEXEC);
+    DescriptorMessage with(into, count(into));
+    const ssize_t moved = ::recvmsg(fd(), &with.message, MSG_CMSG_CLOEXEC);
     if (moved < 0) return moved;
-    const cmsghdr* const passed = CMSG_FIRSTHDR(&message);
+    const cmsghdr* const passed = CMSG_FIRSTHDR(&with.message);
     if (passed != nullptr && passed->cmsg_level == SOL_SOCKET && passed->cmsg_type == SCM_RIGHTS &&
         passed->cmsg_len == CMSG_LEN(sizeof(int))) {
       int descriptor = -1;
