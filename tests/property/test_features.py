@@ -360,7 +360,7 @@ def test_the_good_ones_of_many_lines_of_json_are_those_that_arrow_takes_alone(fl
         suspects = set(checker.suspects(lines))
         looked_at, found_plain = looked_at + len(lines), found_plain + len(lines) - len(suspects)
         for at in set(range(len(lines))) - suspects - set(taken):
-            names = [name for name, _ in json.loads(lines[at], object_pairs_hook=list)]
+            names = [name for name, _ in json.loads(lines[at].decode("latin-1"), object_pairs_hook=list)]
             assert len(set(names)) < len(names), lines[at]
         found = np.concatenate(
             [np.empty(0, np.int64), *(numbers for _, numbers in _good(list(enumerate(lines)), schema))]
