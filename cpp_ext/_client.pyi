@@ -95,6 +95,8 @@ class Client:
         token: shown to the shards; "": none.
         worker_proof: 16 bytes that the coordinator gave this worker; b"": none.
         has_quorum: whether the job's steps have a quorum, so that shard 0 is asked first to commit a step.
+        transport: "auto": through shared memory where a shard is of this host and user and TLS is off, else by TCP;
+            "tcp": by TCP; "shm": through shared memory alone.
 
     Raises:
         Unavailable: a shard cannot be reached (names it).
@@ -121,10 +123,14 @@ class Client:
         token: str = "",
         worker_proof: bytes = b"",
         has_quorum: bool = False,
+        transport: Literal["auto", "tcp", "shm"] = "auto",
     ) -> None: ...
     @property
     def shards(self) -> ClientShards:
         """For a session."""
+
+    def transports(self) -> list[Literal["tcp", "tls", "unix", "shm", "none"]]:
+        """How each shard is reached now; "unix": by a local socket without memory, "none": there is no connection."""
 
     def extend(self, grace_ms: int) -> None:
         """A shard is being restored: calls that wait go on waiting for so long from now, whatever their deadline."""
@@ -575,13 +581,14 @@ class LookupClient:
     """Lookups in the shards of a serving process group; connects to a shard when it is first asked. Thread-safe.
 
     Args:
-        shards: (host, port), or ("unix:PATH", 0), by shard index.
+        shards: (host, port), by shard index.
         slot_owner: (slot_count) shard index of each slot.
         route_epoch: of ``slot_owner``.
         cluster_id: 0 accepts any.
         connect_timeout_ms: of each attempt to connect.
         tls: (authorities, own certificate or "", its key or "") in PEM; None: plain TCP.
         token: shown to the shards; "": none.
+        transport: as of :class:`Client`.
 
     Raises:
         InvalidArgument: an argument is out of its range.
@@ -597,6 +604,7 @@ class LookupClient:
         connect_timeout_ms: int = 5000,
         tls: tuple[str, str, str] | None = None,
         token: str = "",
+        transport: Literal["auto", "tcp", "shm"] = "auto",
     ) -> None: ...
     def shards(self, model: int) -> LookupShards:
         """For a session whose ops read the model of this handle."""

@@ -610,7 +610,7 @@ class Server:
         default_deadline_ms: of requests that carry none.
         hello_timeout_ms: from the start of a connection to the end of its first frame.
         stall_timeout_ms: without a byte moved in the middle of a frame, before the connection is closed.
-        unix_path: of a Unix socket to listen on as well; "": none.
+        local: whether clients of this host and user are answered in shared memory.
         max_client_connections: from one address; 0: as many as there may be.
         client_inflight_bytes: of request bodies from one address, at least max_frame_bytes; 0: no bound of its own.
         tls: (authorities for clients or "", certificate, key) in PEM; None: plain TCP. A Unix socket is always plain.
@@ -640,7 +640,7 @@ class Server:
         default_deadline_ms: int = 30000,
         hello_timeout_ms: int = 5000,
         stall_timeout_ms: int = 30000,
-        unix_path: str = "",
+        local: bool = False,
         max_client_connections: int = 0,
         client_inflight_bytes: int = 0,
         tls: tuple[str, str, str] | None = None,

@@ -89,13 +89,13 @@ async def serve(
             port=config.data_port,
             io_threads=config.io_threads,
             shard_index=place.shard,
-            unix_path=config.unix_path or "",
+            local=True,
             **process_security().native_server(),
         )
         stack.callback(server.stop)
         await stack.enter_async_context(fresh_security(lambda security: security.give_to(server)))
         server.set_route(place.route_epoch, place.owners(slot_count))
-        address = Address(public.host, public.port or server.port, config.unix_path or "")
+        address = Address(public.host, public.port or server.port)
         peers = None
         if config.peers:
             peers = Peers(config.peers)

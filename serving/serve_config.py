@@ -51,7 +51,6 @@ class ServeConfig(ListenConfig):
     port: Port = Field(7100, description="Port of gRPC; 0: any free one.")
     data_port: Port = Field(0, description="Port of the data plane; 0: any free one.")
     http_port: Port | None = Field(None, description="Port of HTTP/JSON; 0: any free one. null: no HTTP.")
-    unix_path: PathText | None = Field(None, description="Path of a Unix socket of the data plane; null: none.")
     memory_budget: Bytes | None = Field(
         None, description="Memory for the rows of each version, such as 8GiB; null: no budget."
     )

@@ -34,12 +34,10 @@ class Address:
     Attributes:
         host: the host named to clients.
         port: the port named to clients.
-        unix_path: the path of the Unix socket; "": there is none.
     """
 
     host: str
     port: int
-    unix_path: str = ""
 
 
 class ServingService:
@@ -129,7 +127,6 @@ class ServingService:
             replica=self._place.replica,
             data_host=self._address.host,
             data_port=self._address.port,
-            unix_path=self._address.unix_path,
             slot_count=versions[0].loaded.slot_count if versions else 0,
             versions=[_described(served) for served in versions],
             aliases=aliases,

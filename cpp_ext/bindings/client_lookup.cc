@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "client_transport.h"
 #include "rpc/client/client.h"
 #include "rpc/client/lookup_shards.h"
 #include "session/cached_lookups.h"
@@ -151,12 +152,13 @@ class LookupClient {
 std::unique_ptr<LookupClient> make_lookup_client(const std::vector<std::pair<std::string, std::uint16_t>>& shards,
                                                  const py::array& slot_owner, std::uint32_t route_epoch,
                                                  std::uint64_t cluster_id, std::uint32_t connect_timeout_ms,
-                                                 const TlsTuple& tls, std::string token) {
+                                                 const TlsTuple& tls, std::string token, const std::string& transport) {
   using Owners = py::array_t<std::uint16_t, py::array::c_style>;
   if (!py::isinstance<Owners>(slot_owner) || slot_owner.ndim() != 1) {
     raise_if_error(must_be("slot_owner", "a one-dimensional contiguous uint16 array"));
   }
   rpc::ClientOptions options;
+  options.transport = transport_of(transport);
   for (const auto& [host, port] : shards) options.shards.push_back({host, port});
   const auto* owners = static_cast<const std::uint16_t*>(slot_owner.data());
   options.slot_owner.assign(owners, owners + slot_owner.size());
@@ -195,7 +197,7 @@ void bind_lookup(py::module_& module) {
   py::class_<LookupClient>(module, "LookupClient")
       .def(py::init(&make_lookup_client), py::kw_only(), py::arg("shards"), py::arg("slot_owner"),
            py::arg("route_epoch"), py::arg("cluster_id") = 0, py::arg("connect_timeout_ms") = 5'000,
-           py::arg("tls") = TlsTuple(), py::arg("token") = "")
+           py::arg("tls") = TlsTuple(), py::arg("token") = "", py::arg("transport") = "auto")
       .def("shards", &LookupClient::shards, py::arg("model"))
       .def("lookup", &LookupClient::lookup, py::arg("model"), py::arg("tables"), py::kw_only(), py::arg("deadline_ms"),
            py::arg("routing_key") = 0);

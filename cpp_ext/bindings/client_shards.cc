@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "client_keyed.h"
+#include "client_transport.h"
 #include "rpc/client/client.h"
 #include "rpc/wire/trace_context.h"
 #include "shared_dtype.h"
@@ -294,8 +295,9 @@ void bind_shards(py::module_& module) {
                        std::uint32_t job_id, std::uint32_t worker_id, std::uint32_t worker_epoch,
                        const std::string& wire_dtype, bool frame_crc, std::uint32_t connect_timeout_ms,
                        std::uint64_t replay_bytes, const TlsTuple& tls, std::string token,
-                       const py::bytes& worker_proof, bool has_quorum) {
+                       const py::bytes& worker_proof, bool has_quorum, const std::string& transport) {
              rpc::ClientOptions options;
+             options.transport = transport_of(transport);
              options.has_quorum = has_quorum;
              options.tls = tls_of<rpc::TlsContext::for_client>(tls);
              options.token = std::move(token);
@@ -316,7 +318,7 @@ void bind_shards(py::module_& module) {
            py::arg("namespace_id") = 0, py::arg("job_id") = 0, py::arg("worker_id") = 0, py::arg("worker_epoch") = 0,
            py::arg("wire_dtype") = "float32", py::arg("frame_crc") = false, py::arg("connect_timeout_ms") = 5'000,
            py::arg("replay_bytes") = 0, py::arg("tls") = TlsTuple(), py::arg("token") = "",
-           py::arg("worker_proof") = py::bytes(), py::arg("has_quorum") = false)
+           py::arg("worker_proof") = py::bytes(), py::arg("has_quorum") = false, py::arg("transport") = "auto")
       .def_property_readonly("shards", &KeyedClient::shards)
       .def(
           "extend",
@@ -324,6 +326,7 @@ void bind_shards(py::module_& module) {
             client.shards()->extend(std::chrono::milliseconds(grace_ms));
           },
           py::arg("grace_ms"))
+      .def("transports", [](KeyedClient& client) { return client.shards()->transports(); })
       .def("acknowledged_commits", [](KeyedClient& client) { return client.shards()->acknowledged_commits(); })
       .def(
           "touch",

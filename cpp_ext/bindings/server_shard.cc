@@ -152,6 +152,7 @@ py::dict stats(const rpc::Server& server) {
   const rpc::ServerStats stats = server.stats();
   py::dict out;
   out["connections_open"] = stats.connections_open;
+  out["connections_local"] = stats.connections_local;
   out["connections_total"] = stats.connections_total;
   out["frames_received"] = stats.frames_received;
   out["frames_refused"] = stats.frames_refused;
@@ -269,12 +270,12 @@ void bind_shard(py::module_& module) {
                        std::uint32_t max_frame_bytes, std::uint64_t inflight_budget_bytes,
                        std::uint64_t reply_budget_bytes, std::uint64_t kept_budget_bytes, std::uint32_t max_connections,
                        std::uint64_t cluster_id, std::uint16_t shard_index, std::uint32_t default_deadline_ms,
-                       std::uint32_t hello_timeout_ms, std::uint32_t stall_timeout_ms, std::string unix_path,
+                       std::uint32_t hello_timeout_ms, std::uint32_t stall_timeout_ms, bool local,
                        std::uint32_t max_client_connections, std::uint64_t client_inflight_bytes, const TlsTuple& tls,
                        const std::optional<std::vector<GrantTuple>>& grants, bool observe) {
              return start(std::move(store), {.host = std::move(host),
                                              .port = port,
-                                             .unix_path = std::move(unix_path),
+                                             .is_local = local,
                                              .io_threads = io_threads,
                                              .max_frame_bytes = max_frame_bytes,
                                              .inflight_budget_bytes = inflight_budget_bytes,
@@ -300,7 +301,7 @@ void bind_shard(py::module_& module) {
            py::arg("max_connections") = defaults.max_connections, py::arg("cluster_id") = defaults.cluster_id,
            py::arg("shard_index") = defaults.shard_index, py::arg("default_deadline_ms") = defaults.default_deadline_ms,
            py::arg("hello_timeout_ms") = defaults.hello_timeout_ms,
-           py::arg("stall_timeout_ms") = defaults.stall_timeout_ms, py::arg("unix_path") = "",
+           py::arg("stall_timeout_ms") = defaults.stall_timeout_ms, py::arg("local") = defaults.is_local,
            py::arg("max_client_connections") = 0, py::arg("client_inflight_bytes") = 0, py::arg("tls") = TlsTuple(),
            py::arg("grants") = std::optional<std::vector<GrantTuple>>(), py::arg("observe") = defaults.observe)
       .def(

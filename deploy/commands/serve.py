@@ -31,7 +31,6 @@ def serve(*, config: ServeConfig, log: LogConfig, die_with_parent: options.DieWi
     def say_ready(models: ServedModels, control: ControlServer, address: Address, http: int | None) -> None:
         named = ", ".join(f"{name}@{which}" for name, which in sorted(models.book().aliases))
         places = f"gRPC {Advertised(public.host).address(control.port)}, data plane {public.address(address.port)}"
-        places += f", {address.unix_path}" if address.unix_path else ""
         places += f", HTTP {Advertised(public.host).address(http)}" if http is not None else ""
         print(f"sparserow: serving {named} ready at {places}", flush=True)
 

@@ -3,7 +3,7 @@
 //
 //   online_inference PACKAGE HOST:PORT SLOTS MODEL@VERSION NAMESPACE/TABLE=DIM...
 //
-// HOST:PORT is the data plane of the one serving process (`sparserow serve --shard 0/1`), or unix:PATH; SLOTS is the
+// HOST:PORT is the data plane of the one serving process (`sparserow serve --shard 0/1`); SLOTS is the
 // cluster's slot count. The model takes ids (n, k) int64: each line of the standard input has the k ids of one sample.
 // Prints the output, one value a line. docs/serving.md says how the package is made and this file is built.
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
@@ -30,9 +30,8 @@ void check(const sparserow::Status& status) {
 }
 
 Endpoint endpoint_of(const std::string& address) {
-  if (address.starts_with("unix:")) return {address, 0};
   const auto colon = address.rfind(':');
-  if (colon == std::string::npos) refuse("address '" + address + "'", "HOST:PORT or unix:PATH");
+  if (colon == std::string::npos) refuse("address '" + address + "'", "HOST:PORT");
   return {address.substr(0, colon), static_cast<std::uint16_t>(std::stoul(address.substr(colon + 1)))};
 }
 

@@ -44,7 +44,6 @@ def local_serving(
     replicas: int = 1,
     sync_interval: str | None = None,
     poll: str | None = None,
-    unix_path: str | None = None,
     log_level: str = "warning",
     deadline_sec: float = 60.0,
 ) -> Iterator[LocalServing]:
@@ -62,7 +61,6 @@ def local_serving(
         replicas: the number of processes that serve each part.
         sync_interval: the time between rounds of live sync, as in ``sparserow serve``; None: 100 ms.
         poll: the time between checks of the aliases; None: 500 ms for a folder, 5 s for a URL.
-        unix_path: the path of a Unix socket of the data plane, for a single process; None makes none.
         log_level: the lowest severity that the processes write to stderr.
         deadline_sec: the time in which all processes must be ready, in seconds.
 
@@ -70,15 +68,13 @@ def local_serving(
         The running processes.
 
     Raises:
-        InvalidArgument: ``shards`` or ``replicas`` is below 1, or there is a ``unix_path`` for several processes.
+        InvalidArgument: ``shards`` or ``replicas`` is below 1.
         Unavailable: a process ended before it was ready; its message is on stderr.
         DeadlineExceeded: a process was not ready in time.
     """
     if shards < 1 or replicas < 1:
         raise InvalidArgument(f"local_serving: shards {shards}, replicas {replicas}; allowed: >= 1")
-    if unix_path is not None and shards * replicas > 1:
-        raise InvalidArgument("local_serving: unix_path is for one process; leave it out, or shards and replicas")
-    options = {"root": root, "follow": follow, "namespace": namespace, "unix-path": unix_path}
+    options = {"root": root, "follow": follow, "namespace": namespace}
     options.update({"sync-interval": sync_interval, "poll": poll})
     named = [f"--{name}={value}" for name, value in options.items() if value is not None]
     named += [f"--model={model}", f"--log-level={log_level}"]

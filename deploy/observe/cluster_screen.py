@@ -111,7 +111,7 @@ def _shards(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
             str(each.slots),
             f"{each.rows:,}",
             _memory(each),
-            str(each.connections),
+            f"{each.connections} ({each.local_connections} local)" if each.local_connections else str(each.connections),
             f"{each.requests:,}",
             *((str(each.restores), _lost(each)) if came_back else ()),
             *((each.problem,) if problems else ()),

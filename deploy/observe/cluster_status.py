@@ -54,6 +54,7 @@ class ShardView:
     budget_bytes: int
     ssd_bytes: int | None
     connections: int
+    local_connections: int
     requests: int
     requests_per_sec: float | None
     rows_pulled_per_sec: float | None
@@ -288,6 +289,7 @@ def _shard(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: float) -
         budget_bytes=now.memory_budget_bytes,
         ssd_bytes=now.tier.file_bytes if now.HasField("tier") else None,
         connections=now.connections,
+        local_connections=now.local_connections,
         requests=now.requests,
         requests_per_sec=rate("requests", lambda shard: shard),
         rows_pulled_per_sec=rate("rows_pulled"),

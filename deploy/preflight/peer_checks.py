@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from ...worker.membership.shard_client import shard_client
 from .finding import Finding
 
 _SOON_SEC = 14 * 86400
+_TRANSPORTS = {
+    "shm": "through shared memory",
+    "unix": "by a Unix socket without shared memory",
+    "tcp": "by TCP",
+    "tls": "by TLS",
+    "none": "lost since",
+}
 _LEAST_SLOTS = 64  # as many as a shard has stripes (slot_order.h)
 
 
@@ -136,8 +144,10 @@ def check_cluster(address: str, security: Security) -> Iterator[Finding]:
                 "check that the data port is open, and that the advertised address is right",
             )
             return
+    found = Counter(_TRANSPORTS[each] for each in native.transports())
     del native
-    yield Finding("cluster", "ok", f"{len(view.shards)} shards accept connections from here")
+    ways = ", ".join(f"{count} {way}" for way, count in found.items())
+    yield Finding("cluster", "ok", f"{len(view.shards)} shards accept connections from here: {ways}")
     yield from slots_finding(reply.slot_count, len(view.shards))
 
 

@@ -144,6 +144,7 @@ def run_worker(
             quorum=train.quorum,
             on_nonfinite=train.on_nonfinite,
             wire_dtype=train.wire_dtype,
+            transport=train.transport,
             grad_scale=train.grad_scale,
             namespace_policy=train.namespace_policy,
             **place,

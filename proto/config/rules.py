@@ -169,6 +169,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _of_servers("train.staleness", "train.staleness=2", lambda job: job.train.staleness != 0),
     _of_servers("train.wire_dtype", "train.wire_dtype=bfloat16", lambda job: _set(job, "train", "wire_dtype")),
+    _of_servers("train.transport", "train.transport=tcp", lambda job: _set(job, "train", "transport")),
     _of_servers("train.grad_scale", "train.grad_scale=sum", lambda job: _set(job, "train", "grad_scale")),
     _of_servers("train.prefetch", "train.prefetch=2", lambda job: job.train.prefetch > 0),
     _of_servers("train.cache", "train.cache.bytes=1MiB", lambda job: job.train.cache is not None),

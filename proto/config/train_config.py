@@ -9,6 +9,7 @@ from pydantic import Field
 from ..optim import OPTIMIZERS
 from ..options.strict_model import Seconds, StrictModel
 from ..schema import Dtype
+from ..transport import Transport
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .elastic_config import ElasticConfig
@@ -144,6 +145,12 @@ class TrainConfig(StrictModel):
         "float32",
         description="Dtype of rows and gradients on the network between workers and servers; in 16 bits each row that "
         "is sent has an exponent of its own, and a pulled one beyond the dtype is refused.",
+    )
+    transport: Transport = Field(
+        "auto",
+        description="How rows travel between workers and servers. auto: through shared memory from each server of the "
+        "worker's host and user, by TCP from all others, and with TLS. tcp: by TCP alone. shm: through shared memory "
+        "alone.",
     )
     grad_scale: Literal["mean", "sum"] = Field(
         "mean",

@@ -97,6 +97,7 @@ async def _shard_status(
     status.used_bytes, status.memory_budget_bytes = stats.used_bytes, stats.memory_budget_bytes
     status.reserved_bytes = stats.reserved_bytes
     status.requests, status.connections = stats.requests, stats.connections
+    status.local_connections = stats.local_connections
     cluster.note_lost(shard.index, stats.lost)
     status.commits_lost = max(cluster.lost.count(shard.index), stats.commits_lost)
     status.tables.extend(stats.tables)

@@ -121,6 +121,7 @@ class ShardEngine:
             cluster_id=place.cluster_id,
             shard_index=options.shard,
             observe=options.observe,
+            local=True,
             **process_security().native_server(),
         )
         self._store.set_memory_shares(process_security().quotas.memory_shares())
@@ -305,6 +306,7 @@ class ShardEngine:
             memory_budget_bytes=self._memory_budget_bytes,
             requests=stats["frames_received"],
             connections=stats["connections_open"],
+            local_connections=stats["connections_local"],
             job_steps={job: step for job, step in stats["job_steps"].items() if step >= 0},
             tier=tier_message(self.tier_stats()),
             commits_lost=stats["commits_lost"],

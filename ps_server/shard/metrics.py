@@ -61,6 +61,7 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
 )
 _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("connections_open", "sparserow_ps_connections_open", "Connections open now (count)."),
+    ("connections_local", "sparserow_ps_connections_local", "Of these, connections by Unix sockets (count)."),
     ("requests_active", "sparserow_ps_requests_active", "Requests under way now (count)."),
     ("pulls_waiting", "sparserow_ps_pulls_waiting", "Pulls that wait for the clock now (count)."),
     ("inflight_bytes", "sparserow_ps_inflight_bytes", "Bytes of request bodies held now (bytes)."),

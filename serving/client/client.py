@@ -31,6 +31,7 @@ from ...proto.errors import (
 from ...proto.published.model_names import handle_of, parse_model, routing_hash
 from ...proto.row_keys import Keys, as_keys
 from ...proto.security.security import Security, loaded_security
+from ...proto.transport import Transport
 from .replica_map import ReplicaMap, TableShape
 from .replica_pool import ReplicaPool, ReplicaPoolOptions, ReplicaRequest, split_addresses
 
@@ -78,7 +79,8 @@ class ServingClient(Closing):
         hedge_ms: the time, in milliseconds, after which an unanswered request is sent to the next replica as well.
             None: the next replica is asked when the first one has failed, or has not answered within half of the
             deadline. Replicas take turns either way.
-        local: whether to use the Unix sockets of processes that have one; they must run on this machine.
+        transport: how rows travel. "auto": through shared memory from each process of this host and user, by TCP from
+            all others, and with TLS. "tcp": by TCP alone. "shm": through shared memory alone.
         refresh_sec: the pause between two requests for what is served, by a thread, in seconds.
         deadline_sec: the deadline of these requests, in seconds.
         security: the certificates and the token, or the path of their file; None: the settings of this process.
@@ -99,7 +101,7 @@ class ServingClient(Closing):
         model: str | None = None,
         connections: int = 2,
         hedge_ms: float | None = None,
-        local: bool = False,
+        transport: Transport = "auto",
         refresh_sec: float = 1.0,
         deadline_sec: float = 5.0,
         security: Security | str | Path | None = None,
@@ -108,7 +110,7 @@ class ServingClient(Closing):
             split_addresses(addresses),
             connections=connections,
             hedge_ms=hedge_ms,
-            local=local,
+            transport=transport,
             refresh_sec=refresh_sec,
             deadline_sec=deadline_sec,
             security=None if security is None else loaded_security(security),

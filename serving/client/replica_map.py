@@ -49,7 +49,7 @@ class ReplicaMap:
     Attributes:
         slot_owner: the shard of each slot, (slot_count) uint16.
         route_epoch: the epoch of ``slot_owner``.
-        endpoints: for each shard, the data-plane addresses of its replicas; a Unix socket is ("unix:PATH", 0).
+        endpoints: for each shard, the data-plane addresses of its replicas.
         versions: for each model, the versions that every process has, with their tables.
         aliases: for each (model, alias), the answers of the processes that have it: the version, the canary version (0:
             none) and the canary's share.
@@ -95,14 +95,11 @@ class ReplicaMap:
         return ", ".join(f"{model}@{which}" for model, which in sorted([*self.aliases, *by_number])) or "nothing"
 
 
-def fetch_view(
-    addresses: Sequence[str], *, local: bool, deadline_sec: float, security: FreshSecurity | None = None
-) -> ReplicaMap:
+def fetch_view(addresses: Sequence[str], *, deadline_sec: float, security: FreshSecurity | None = None) -> ReplicaMap:
     """Asks every process what it serves; processes that do not answer are left out.
 
     Args:
         addresses: the gRPC address, ``HOST:PORT``, of each process.
-        local: whether to use the Unix sockets of processes that have one; they must run on this machine.
         deadline_sec: the deadline of the requests, in seconds; they are sent at once.
         security: the certificates and the token; None: the settings of this process.
 
@@ -134,7 +131,7 @@ def fetch_view(
         slot_owner=place.owners(ready[0].slot_count),
         route_epoch=place.route_epoch,
         endpoints=tuple(
-            tuple(_endpoint(reply, local) for reply in sorted(answered, key=lambda reply: reply.replica))
+            tuple((reply.data_host, reply.data_port) for reply in sorted(answered, key=lambda reply: reply.replica))
             for answered in by_shard
         ),
         versions=_common_versions(by_shard),
@@ -210,10 +207,6 @@ def make_keys(
 def _checked(address: str) -> str:
     parse_address(address, what="ServingClient: address")
     return address
-
-
-def _endpoint(reply: pb.DescribeReply, local: bool) -> tuple[str, int]:
-    return (f"unix:{reply.unix_path}", 0) if local and reply.unix_path else (reply.data_host, reply.data_port)
 
 
 def _common_versions(by_shard: list[list[pb.DescribeReply]]) -> dict[str, dict[int, dict[str, TableShape]]]:

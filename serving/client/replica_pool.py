@@ -28,6 +28,7 @@ from ...proto.errors import (
 )
 from ...proto.security.fresh_security import fresh
 from ...proto.security.security import Security
+from ...proto.transport import TRANSPORTS, Transport
 from .replica_map import ReplicaMap, fetch_view, make_keys
 
 _HEDGE_THREADS = 32
@@ -46,7 +47,7 @@ class ReplicaPoolOptions:
         connections: the number of connections to each replica; a connection works on one request at a time.
         hedge_ms: the time, in milliseconds, after which an unanswered request is sent to the next replica as well.
             None: the next replica is asked when the first one has failed, or has not answered within half of the time.
-        local: whether to use the Unix sockets of processes that have one.
+        transport: how rows travel, as for :class:`ServingClient`.
         refresh_sec: the pause between two requests for what is served, in seconds.
         deadline_sec: the deadline of these requests, in seconds.
         security: the certificates and the token, which follow their files; None: the settings of this process.
@@ -58,7 +59,7 @@ class ReplicaPoolOptions:
     addresses: tuple[str, ...]
     connections: int = 2
     hedge_ms: float | None = None
-    local: bool = False
+    transport: Transport = "auto"
     refresh_sec: float = 1.0
     deadline_sec: float = 5.0
     security: Security | None = None
@@ -67,6 +68,8 @@ class ReplicaPoolOptions:
         check_integer("ServingClient.connections", self.connections, 1)
         check_number("ServingClient.refresh_sec", self.refresh_sec)
         check_number("ServingClient.deadline_sec", self.deadline_sec)
+        if self.transport not in TRANSPORTS:
+            raise not_allowed("ServingClient.transport", self.transport, TRANSPORTS)
         if self.hedge_ms is not None:
             check_number("ServingClient.hedge_ms", self.hedge_ms, or_zero=True)
 
@@ -261,9 +264,7 @@ class ReplicaPool:
 
     def _fetch(self) -> ReplicaMap:
         options = self._options
-        return fetch_view(
-            options.addresses, local=options.local, deadline_sec=options.deadline_sec, security=self.identity
-        )
+        return fetch_view(options.addresses, deadline_sec=options.deadline_sec, security=self.identity)
 
     def _connect(self, view: ReplicaMap, shown: dict[str, Any]) -> list[list[_client.LookupClient]]:
         """Returns the connections by rank of replica; a shard with fewer replicas repeats them."""
@@ -274,6 +275,7 @@ class ReplicaPool:
                     shards=[replicas[rank % len(replicas)] for replicas in view.endpoints],
                     slot_owner=view.slot_owner,
                     route_epoch=view.route_epoch,
+                    transport=self._options.transport,
                     **shown,
                 )
                 for _ in range(self._options.connections)

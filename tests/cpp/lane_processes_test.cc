@@ -1,6 +1,6 @@
 // Replies by shared memory between processes of which one is stopped, killed or forked at any moment.
 //
-// The shard is this program again (`shard PATH`), and so is a client that is killed (`client PATH`). Rows are a
+// The shard is this program again (`shard PORT`), and so is a client that is killed (`client PORT`). Rows are a
 // function of their key, so that each row says whether it is the one that was asked for.
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -17,8 +17,8 @@
 #include <string>
 #include <thread>
 
+#include "rpc/transport/stream.h"
 #include "rpc_fixture.h"
-#include "temporary_folder.h"
 
 using namespace sparserow;
 using namespace sparserow::rpc;
@@ -37,15 +37,23 @@ TableSchema table_of_keys() {
   return schema;
 }
 
-ServerOptions at(const std::string& path) {
+ServerOptions at(std::uint16_t port) {
   ServerOptions options;
-  options.unix_path = path;
+  options.is_local = true;
+  options.port = port;
   return options;
 }
 
-std::shared_ptr<Client> connect(const std::string& path) {
+// No process has it now.
+std::uint16_t free_port() {
+  const FileDescriptor listener(take(listen_tcp("127.0.0.1", 0)));
+  return local_port(listener.get());
+}
+
+std::shared_ptr<Client> connect(std::uint16_t port) {
   ClientOptions options;
-  options.shards = {{"unix:" + path, 0}};
+  options.shards = {{"127.0.0.1", port}};
+  options.transport = Transport::kSharedMemory;
   options.slot_owner = round_robin(1);
   options.route_epoch = 1;
   options.cluster_id = 77;
@@ -89,10 +97,10 @@ std::shared_ptr<Store> store_of_this_process() {
 // This program in another process, which ends with this one.
 class Process {
  public:
-  Process(const char* role, const std::string& path) : pid_(::fork()) {
+  Process(const char* role, std::uint16_t port) : pid_(::fork()) {
     if (pid_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    ::execl("/proc/self/exe", "lane_processes_test", role, path.c_str(), nullptr);
+    ::execl("/proc/self/exe", "lane_processes_test", role, std::to_string(port).c_str(), nullptr);
     ::_exit(127);
   }
   Process(const Process&) = delete;
@@ -117,13 +125,13 @@ class Process {
   pid_t pid_;
 };
 
-int serve(const std::string& path) {
-  const Cluster cluster(1, {table_of_keys()}, at(path));
+int serve(std::uint16_t port) {
+  const Cluster cluster(1, {table_of_keys()}, at(port));
   while (true) ::pause();
 }
 
-int ask_for_ever(const std::string& path) {
-  const auto client = connect(path);
+int ask_for_ever(std::uint16_t port) {
+  const auto client = connect(port);
   for (std::uint64_t first = 0;; first += kKeys) {
     if (!RowRequest(*client, first).pull(*client, milliseconds(30'000)).is_ok()) return 1;
   }
@@ -132,10 +140,9 @@ int ask_for_ever(const std::string& path) {
 }  // namespace
 
 TEST_CASE("a shard that is stopped in a pull writes later, and into nothing that others were given") {
-  const Folder folder;
-  const std::string path = (folder.path() / "shard.sock").string();
-  const Process shard("shard", path);
-  const auto client = connect(path);
+  const std::uint16_t port = free_port();
+  const Process shard("shard", port);
+  const auto client = connect(port);
   const auto mine = store_of_this_process();
   const auto seed = std::random_device{}();
   CAPTURE(seed);
@@ -171,10 +178,9 @@ TEST_CASE("a shard that is stopped in a pull writes later, and into nothing that
 }
 
 TEST_CASE("a shard that is killed in a pull, and comes back, answers by new memory") {
-  const Folder folder;
-  const std::string path = (folder.path() / "shard.sock").string();
-  auto shard = std::make_unique<Process>("shard", path);
-  const auto client = connect(path);
+  const std::uint16_t port = free_port();
+  auto shard = std::make_unique<Process>("shard", port);
+  const auto client = connect(port);
   const auto mine = store_of_this_process();
   for (std::uint64_t round = 0; round < 5; ++round) {
     RowRequest rows(*client, round * 1'000'000);
@@ -182,7 +188,7 @@ TEST_CASE("a shard that is killed in a pull, and comes back, answers by new memo
     std::thread asks([&] { status = rows.pull(*client, milliseconds(60'000)); });
     std::this_thread::sleep_for(std::chrono::microseconds(round * 900));
     shard.reset();
-    shard = std::make_unique<Process>("shard", path);  // by this thread, with whose end the process would end
+    shard = std::make_unique<Process>("shard", port);  // by this thread, with whose end the process would end
     asks.join();
     INFO(status.message());
     CHECK(status.is_ok());
@@ -196,17 +202,16 @@ TEST_CASE("a shard that is killed in a pull, and comes back, answers by new memo
 }
 
 TEST_CASE("the memory of a client that is killed is given up, and one that is stopped keeps none waiting") {
-  const Folder folder;
-  const std::string path = (folder.path() / "shard.sock").string();
-  Cluster cluster(1, {table_of_keys()}, at(path));
+  const std::uint16_t port = free_port();
+  Cluster cluster(1, {table_of_keys()}, at(port));
   const auto mapped = [&cluster] { return cluster.servers[0]->stats().lane_bytes; };
   for (int round = 0; round < 5; ++round) {
-    Process other("client", path);
+    Process other("client", port);
     for (int i = 0; i < 20'000 && mapped() == 0; ++i) std::this_thread::sleep_for(milliseconds(1));
     REQUIRE(mapped() == kLane);
     std::this_thread::sleep_for(milliseconds(round * 3));
     other.signal(SIGSTOP);
-    const auto client = connect(path);
+    const auto client = connect(port);
     RowRequest rows(*client, 0);
     CHECK(rows.pull(*client, milliseconds(60'000)).is_ok());
     CHECK(rows.is_right(*cluster.stores[0]));
@@ -217,10 +222,9 @@ TEST_CASE("the memory of a client that is killed is given up, and one that is st
 }
 
 TEST_CASE("a child of fork has no memory of its parent's lane") {
-  const Folder folder;
-  const std::string path = (folder.path() / "shard.sock").string();
-  const Process shard("shard", path);
-  auto client = connect(path);
+  const std::uint16_t port = free_port();
+  const Process shard("shard", port);
+  auto client = connect(port);
   RowRequest rows(*client, 0);
   REQUIRE(rows.pull(*client, milliseconds(60'000)).is_ok());
   int ends[2];
@@ -247,7 +251,10 @@ TEST_CASE("a child of fork has no memory of its parent's lane") {
 }
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::strcmp(argv[1], "shard") == 0) return serve(argv[2]);
-  if (argc == 3 && std::strcmp(argv[1], "client") == 0) return ask_for_ever(argv[2]);
+  if (argc == 3) {
+    const auto port = static_cast<std::uint16_t>(std::atoi(argv[2]));
+    if (std::strcmp(argv[1], "shard") == 0) return serve(port);
+    if (std::strcmp(argv[1], "client") == 0) return ask_for_ever(port);
+  }
   return doctest::Context(argc, argv).run();
 }

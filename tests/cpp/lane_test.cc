@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <array>
 #include <cstring>
@@ -13,6 +12,8 @@
 #include <random>
 #include <thread>
 
+#include "knock.h"
+#include "rpc/transport/local_socket.h"
 #include "rpc_fixture.h"
 #include "temporary_folder.h"
 
@@ -37,9 +38,8 @@ std::size_t open_descriptors() {
   return n;
 }
 
-// One shard that listens on a Unix socket too.
+// One shard that listens at its local socket too.
 struct LocalShard {
-  Folder folder;
   TableSchema wide;
   TableSchema narrow;
   Cluster cluster;
@@ -47,22 +47,23 @@ struct LocalShard {
   explicit LocalShard(ServerOptions options = {})
       : wide(random_table("test/wide", 48)),
         narrow(random_table("test/narrow", 3)),
-        cluster(1, {wide, narrow}, at(options)) {}
+        cluster(1, {wide, narrow}, local(options)) {}
 
   static TableSchema random_table(const std::string& name, std::uint32_t dim) {
     TableSchema schema = sgd_table(name, dim);
     schema.init = {InitKind::kUniform, -1.0f, 1.0f};
     return schema;
   }
-  ServerOptions at(ServerOptions options) const {
-    options.unix_path = path();
+  static ServerOptions local(ServerOptions options) {
+    options.is_local = true;
     return options;
   }
-  [[nodiscard]] std::string path() const { return (folder.path() / "shard.sock").string(); }
+  [[nodiscard]] std::string name() const {
+    return local_socket_name(cluster.cluster_id, 0, cluster.servers[0]->port());
+  }
   [[nodiscard]] std::shared_ptr<Client> connect(std::uint64_t lane_bytes = kBytes, Dtype dtype = Dtype::kFloat32,
                                                 bool crc = false) const {
     ClientOptions options = cluster.client_options();
-    options.shards[0] = {"unix:" + path(), 0};
     options.lane_bytes = lane_bytes;
     options.wire_dtype = dtype;
     options.frame_crc = crc;
@@ -70,6 +71,7 @@ struct LocalShard {
   }
   [[nodiscard]] std::shared_ptr<Client> connect_by_tcp(Dtype dtype = Dtype::kFloat32) const {
     ClientOptions options = cluster.client_options();
+    options.transport = Transport::kTcp;
     options.wire_dtype = dtype;
     return take(Client::connect(options));
   }
@@ -101,15 +103,10 @@ std::vector<std::uint64_t> ids_from(std::uint64_t first, std::size_t n) {
   return ids;
 }
 
-// A peer of a Unix socket that passes what it likes with its HELLO.
+// A peer of a local socket that passes what it likes with its HELLO.
 class PassingPeer {
  public:
-  explicit PassingPeer(const std::string& path) : fd_(::socket(AF_UNIX, SOCK_STREAM, 0)) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path, path.data(), path.size());
-    REQUIRE(::connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-  }
+  explicit PassingPeer(const std::string& name) : fd_(knock(name)) { REQUIRE(fd_.is_open()); }
 
   // The reply to a HELLO that says that `bytes` of memory come with it.
   FrameHeader greet(std::uint64_t cluster_id, std::uint64_t bytes, std::span<const int> descriptors,
@@ -181,7 +178,10 @@ class PassingPeer {
 // A shard of one connection that answers when the test says, and what the test says.
 class ScriptedShard {
  public:
-  explicit ScriptedShard(const std::string& path) : listener_(take(listen_unix(path))) {}
+  explicit ScriptedShard(std::uint64_t cluster_id)
+      : reserves_port_(take(listen_tcp("127.0.0.1", 0))),
+        listener_(take(listen_local(local_socket_name(cluster_id, 0, port())))) {}
+  [[nodiscard]] std::uint16_t port() const { return local_port(reserves_port_.get()); }
 
   // Takes a connection and its memory.
   void accept(std::uint64_t cluster_id) {
@@ -254,6 +254,7 @@ class ScriptedShard {
     REQUIRE(stream_->try_write(std::span(&piece, 1)).bytes == bytes.size());
   }
 
+  FileDescriptor reserves_port_;
   FileDescriptor listener_;
   std::unique_ptr<Stream> stream_;
 };
@@ -411,7 +412,7 @@ TEST_CASE("a reply that has no place comes through the socket, and so do replies
 TEST_CASE("memory that no lane may have is refused before a connection is made") {
   for (const std::uint64_t bytes : {std::uint64_t{100}, LaneRegion::kMostBytes + LaneRegion::kUnit}) {
     ClientOptions options;
-    options.shards = {{"unix:/nowhere", 0}};
+    options.shards = {{"127.0.0.1", 9}};
     options.slot_owner = round_robin(1);
     options.lane_bytes = bytes;
     const auto client = Client::connect(options);
@@ -478,7 +479,7 @@ TEST_CASE("what a peer passes with HELLO that is no lane is refused by name, and
     const FileDescriptor open_ended = memory(kBytes, 0);
     const FileDescriptor good = memory(kBytes, seals);
     const auto refusal = [&](int descriptor, std::uint64_t bytes) {
-      PassingPeer peer(shard.path());
+      PassingPeer peer(shard.name());
       CHECK(peer.greet(id, bytes, std::array{descriptor}).type == kRefused);
       return peer.refusal();
     };
@@ -486,17 +487,17 @@ TEST_CASE("what a peer passes with HELLO that is no lane is refused by name, and
     CHECK(refusal(open_ended.get(), kBytes).starts_with("lane.descriptor"));
     CHECK(refusal(good.get(), kBytes * 2).starts_with("lane.bytes"));
     {  // said, and not passed; of another version; several at once, of which the first counts
-      PassingPeer without(shard.path());
+      PassingPeer without(shard.name());
       CHECK(without.greet(id, kBytes, {}).type == kAck);
       CHECK((without.features() & kFeatureLane) == 0);
       without.ask(shard.wide, 10, {.offset = 0, .bytes = 4096});
       CHECK(without.read().type == kRefused);
       CHECK(without.refusal().starts_with("lane_place.bytes"));
       CHECK(without.read().type == 0);  // the grammar is broken: its connection has ended
-      PassingPeer other(shard.path());
+      PassingPeer other(shard.name());
       CHECK(other.greet(id, kBytes, std::array{good.get()}, kLaneVersion + 1).type == kAck);
       CHECK((other.features() & kFeatureLane) == 0);
-      PassingPeer many(shard.path());
+      PassingPeer many(shard.name());
       CHECK(many.greet(id, kBytes, std::array{good.get(), null.get(), open_ended.get()}).type == kAck);
       CHECK((many.features() & kFeatureLane) != 0);
       for (int i = 0; i < 20; ++i) {  // descriptors that come later are not kept
@@ -521,14 +522,14 @@ TEST_CASE("a place outside of the memory is refused, and one that is too small i
   for (const LanePlacePayload& place :
        {LanePlacePayload{.offset = 8, .bytes = kBytes}, LanePlacePayload{.offset = UINT64_MAX - 7, .bytes = 64},
         LanePlacePayload{.offset = 64, .bytes = UINT64_MAX}, LanePlacePayload{.offset = 4, .bytes = 4096}}) {
-    PassingPeer peer(shard.path());
+    PassingPeer peer(shard.name());
     CHECK(peer.greet(shard.cluster.cluster_id, kBytes, std::array{passed.get()}).type == kAck);
     peer.ask(shard.wide, 10, place);
     CHECK(peer.read().type == kRefused);
     CHECK(peer.refusal().starts_with("lane_place."));
     CHECK(peer.read().type == 0);
   }
-  PassingPeer peer(shard.path());
+  PassingPeer peer(shard.name());
   CHECK(peer.greet(shard.cluster.cluster_id, kBytes, std::array{passed.get()}).type == kAck);
   peer.ask(shard.wide, 10, {.offset = 64, .bytes = 64});
   FrameHeader header = peer.read();
@@ -549,12 +550,10 @@ TEST_CASE("a place outside of the memory is refused, and one that is too small i
 }
 
 TEST_CASE("the place of a request that was given up is nobody's until its answer comes") {
-  const Folder folder;
-  const std::string path = (folder.path() / "shard.sock").string();
   const TableSchema table = LocalShard::random_table("test/wide", 48);
-  ScriptedShard shard(path);
   ClientOptions options;
-  options.shards = {{"unix:" + path, 0}};
+  ScriptedShard shard(options.cluster_id);
+  options.shards = {{"127.0.0.1", shard.port()}};
   options.slot_owner = round_robin(1);
   options.lane_bytes = kBytes;
   options.is_lazy = true;

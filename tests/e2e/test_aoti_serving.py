@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import sparserow as sr
+from sparserow.serving.client.replica_map import fetch_view
 from sparserow.serving.inference.load_program import load_program
 from torch_program import build_torch_program
 
@@ -48,8 +49,9 @@ def test_a_cpp_service_scores_as_in_training(tmp_path: Path) -> None:
     exported.example_inputs = ((ids,), {})  # as docs/serving.md has it
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
     service = build_torch_program(SOURCE, tmp_path / "online_inference", "-DASIO_STANDALONE")
-    with sr.local_serving("ctr", root=root, unix_path=str(tmp_path / "data")):
-        command = [str(service), str(package), f"unix:{tmp_path}/data", "16384", "ctr@1", "ads/first=4", "ads/tags=4"]
+    with sr.local_serving("ctr", root=root) as serving:
+        ((host, port),) = fetch_view(serving.addresses, deadline_sec=5.0).endpoints[0]
+        command = [str(service), str(package), f"{host}:{port}", "16384", "ctr@1", "ads/first=4", "ads/tags=4"]
         lines = "".join(" ".join(map(str, row)) + "\n" for row in ids.tolist())
         done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr

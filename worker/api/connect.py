@@ -14,6 +14,7 @@ from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition, not_allowed
 from ...proto.schema import DTYPES, Dtype
 from ...proto.security.security import Security, loaded_security
+from ...proto.transport import TRANSPORTS, Transport
 from ...proto.worker_identity import WorkerIdentity
 from ..membership.fault_report import report_fault
 from ..membership.lease import REPLAY_BYTES, Lease
@@ -55,6 +56,7 @@ def connect(
     namespace_policy: NamespacePolicy | None = None,
     no_grad_bytes: int = NO_GRAD_BYTES,
     no_grad_sec: float | None = None,
+    transport: Transport = "auto",
     security: Security | str | Path | None = None,
 ) -> Session:
     """Joins a job on a cluster. Every rank calls it, and it returns when all ranks have joined.
@@ -90,6 +92,9 @@ def connect(
         no_grad_bytes: how many bytes of rows read under ``torch.no_grad`` in train mode a step keeps. Rows beyond it
             are dropped and read again at the same clock. 128 MiB by default.
         no_grad_sec: the age in seconds at which such rows are dropped too. None: 10 s; at staleness 0, no age limit.
+        transport: how rows travel. "auto": through shared memory from each shard of this host and user, by TCP from all
+            others, and with TLS. "tcp": by TCP alone. "shm": through shared memory alone; shards for which that is not
+            possible are unreachable.
         security: certificates and token, or the path of their file (docs/security.md). None takes the settings of this
             process. The session follows the files as they change.
 
@@ -104,7 +109,7 @@ def connect(
             refuses.
         InvalidArgument: an argument is out of its range, or the mesh has a dimension of another name.
     """
-    _check(staleness, wire_dtype, on_nonfinite, deadline_sec=deadline_sec, gather_sec=gather_sec)
+    _check(staleness, wire_dtype, on_nonfinite, transport, deadline_sec=deadline_sec, gather_sec=gather_sec)
     check_cache(cache, staleness)
     if namespace_policy not in (None, "new", "continue"):
         raise not_allowed("connect.namespace_policy", namespace_policy, "new, continue, None")
@@ -129,6 +134,7 @@ def connect(
         gather_sec=gather_sec,
         namespace_policy=namespace_policy,
         no_grad=no_grad,
+        transport=transport,
         security=security,
     )
     if place is None or place.group is None:
@@ -167,6 +173,7 @@ def _joined(
     gather_sec: float,
     namespace_policy: NamespacePolicy | None,
     no_grad: dict[str, Any],
+    transport: Transport,
     security: Security | str | Path | None,
 ) -> SessionCore:
     """Joins the job as one worker; :func:`connect` has the arguments and the errors."""
@@ -197,7 +204,7 @@ def _joined(
     try:
         shown = control.security
         cluster_id, client, native = _native_session(
-            control, shown, identity, placement, wire_dtype, deadline_sec, no_grad
+            control, shown, identity, placement, wire_dtype, deadline_sec, no_grad, transport
         )
         lease.follow(native, client, deadline_sec, shown)
         joins = identity.first_step > 0
@@ -234,7 +241,7 @@ def _reached(control: ControlClient, job_id: int) -> int:
     return max((job.highest_step for job in control.status().jobs if job.job_id == job_id), default=-1)
 
 
-def _check(staleness: int | None, wire_dtype: str, on_nonfinite: str, **seconds: float) -> None:
+def _check(staleness: int | None, wire_dtype: str, on_nonfinite: str, transport: str, **seconds: float) -> None:
     if staleness is not None and (not isinstance(staleness, int) or not 0 <= staleness < 2**31):
         raise not_allowed("connect.staleness", staleness, "[0, 2**31), or None")
     if wire_dtype not in DTYPES:
@@ -242,6 +249,8 @@ def _check(staleness: int | None, wire_dtype: str, on_nonfinite: str, **seconds:
     for name, given in seconds.items():
         if not 0 < given <= 86400:
             raise not_allowed(f"connect.{name}", given, "(0, 86400]")
+    if transport not in TRANSPORTS:
+        raise not_allowed("connect.transport", transport, TRANSPORTS)
     if on_nonfinite not in ("raise", "skip"):
         raise not_allowed("connect.on_nonfinite", on_nonfinite, "raise, skip")
 
@@ -279,6 +288,7 @@ def _native_session(
     wire_dtype: Dtype,
     deadline_sec: float,
     no_grad: dict[str, Any],
+    transport: Transport,
 ) -> tuple[int, _client.Client, _client.NativeSession]:
     view = control.cluster()
     client = shard_client(
@@ -288,6 +298,7 @@ def _native_session(
         wire_dtype=wire_dtype,
         replay_bytes=0 if placement.staleness == 0 else REPLAY_BYTES,
         has_quorum=placement.quorum is not None,
+        transport=transport,
     )
     native = _client.NativeSession(
         client.shards,

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "rpc/transport/local_socket.h"
 #include "util/hash.h"
 
 namespace sparserow::rpc {
@@ -29,10 +30,8 @@ std::string name_of(std::uint32_t index, const Endpoint& endpoint) {
   std::string name = "shard " + std::to_string(index);
   name += " (";
   name += endpoint.host;
-  if (!endpoint.host.starts_with("unix:")) {
-    name += ':';
-    name += std::to_string(endpoint.port);
-  }
+  name += ':';
+  name += std::to_string(endpoint.port);
   name += ')';
   return name;
 }
@@ -59,6 +58,7 @@ Status Channel::named(const Status& status) const { return Status(status.code(),
 void Channel::move(Endpoint endpoint) {
   if (endpoint.host == endpoint_.host && endpoint.port == endpoint_.port) return;
   endpoint_ = std::move(endpoint);
+  is_here_.reset();
   name_ = name_of(index_, endpoint_);
   renew("it listens elsewhere now");
 }
@@ -185,6 +185,8 @@ void Channel::ask_again(ShardRequest& request) {
 // The connection is gone. What was asked and not answered will be asked again.
 void Channel::break_off(const std::string& reason) {
   if (state_ == State::kReady) ++stats_.reconnects;
+  avoids_local_ = is_local_ && (state_ == State::kConnecting || state_ == State::kGreeting);
+  is_local_ = false;
   stream_.reset();
   write_waits_for_read_ = read_waits_for_write_ = false;
   state_ = State::kDown;
@@ -211,16 +213,37 @@ void Channel::break_off(const std::string& reason) {
 
 void Channel::dial(Clock::time_point now) {
   attempt_until_ = now + std::chrono::milliseconds(options_.connect_timeout_ms);
-  auto stream = start_connect(endpoint_.host, endpoint_.port);
+  auto stream = open_stream();
   if (!stream.is_ok()) {
     break_off(stream.status().message());
     return;
   }
   stream_ = std::move(stream).value();
-  if (options_.tls && !endpoint_.host.starts_with("unix:")) {
-    stream_ = options_.tls->connect(std::move(stream_), endpoint_.host);
-  }
   state_ = State::kConnecting;
+}
+
+// TLS proves who is at each end, which a local socket does not, so there is none beside it.
+Result<std::unique_ptr<Stream>> Channel::open_stream() {
+  const bool is_forced = options_.transport == Transport::kSharedMemory;
+  if (is_forced && options_.tls) return Status(Code::kUnavailable, "transport 'shm': TLS is on now");
+  if (is_forced || (options_.transport == Transport::kAuto && !options_.tls && !avoids_local_)) {
+    if (!is_here_) is_here_ = is_of_this_host(endpoint_.host);
+    auto local = *is_here_ ? connect_local(local_socket_name(options_.cluster_id, index_, endpoint_.port))
+                           : Status(Code::kUnavailable, "it is of another host");
+    is_local_ = local.is_ok();
+    if (is_local_) return local;
+    if (is_forced) return Status(local.status().code(), "transport 'shm': " + local.status().message());
+  }
+  auto stream = start_connect(endpoint_.host, endpoint_.port);
+  if (!stream.is_ok() || !options_.tls) return stream;
+  return options_.tls->connect(std::move(stream).value(), endpoint_.host);
+}
+
+const char* Channel::transport() const noexcept {
+  if (state_ != State::kReady && state_ != State::kReplaying) return "none";
+  if (lane_) return "shm";
+  if (is_local_) return "unix";
+  return options_.tls ? "tls" : "tcp";
 }
 
 void Channel::greet() {
@@ -228,9 +251,14 @@ void Channel::greet() {
     break_off(std::strerror(error));
     return;
   }
-  if (options_.lane_bytes > 0 && endpoint_.host.starts_with("unix:")) {
+  if (options_.lane_bytes > 0 && is_local_) {
     auto region = LaneRegion::make(options_.lane_bytes);
-    if (region.is_ok()) lane_ = std::make_unique<Lane>(std::move(region).value());
+    if (region.is_ok()) {
+      lane_ = std::make_unique<Lane>(std::move(region).value());
+    } else if (options_.transport == Transport::kSharedMemory) {
+      break_off("transport 'shm': " + region.status().message());
+      return;
+    }
   }
   HelloPayload hello;
   hello.cluster_id = options_.cluster_id;

@@ -19,6 +19,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -80,6 +81,8 @@ class Channel {
   bool submit(ShardRequest& request);
   // Forgets the request; afterwards its memory is not touched.
   void cancel(ShardRequest& request);
+  // See Client::transports().
+  [[nodiscard]] const char* transport() const noexcept;
   // Why a request that never ended did not: unreachable, draining, or no reply in time.
   [[nodiscard]] Status overdue(const ShardRequest& request, Clock::duration waited) const;
 
@@ -93,6 +96,7 @@ class Channel {
   enum class State : std::uint8_t { kDown, kConnecting, kGreeting, kReplaying, kReady };
 
   void dial(Clock::time_point now);
+  Result<std::unique_ptr<Stream>> open_stream();
   void greet();
   void flush();
   bool send_front(ShardRequest& request);
@@ -137,12 +141,15 @@ class Channel {
   ClientStats& stats_;
   const std::atomic<Clock::rep>& grace_;
   Endpoint endpoint_;
-  std::string name_;  // "shard 1 (127.0.0.1:7001)"
+  std::string name_;             // "shard 1 (127.0.0.1:7001)"
+  std::optional<bool> is_here_;  // whether the endpoint's address is one of this host's; nullopt: not looked up yet
   std::mt19937 jitter_;
 
   State state_ = State::kDown;
   std::unique_ptr<Stream> stream_;
-  bool failed_ = false;  // the stream broke; the leader will close it
+  bool is_local_ = false;      // the stream is of the shard's local socket
+  bool avoids_local_ = false;  // that did not lead to the shard the last time, so TCP is tried
+  bool failed_ = false;        // the stream broke; the leader will close it
   bool was_ready_ = false;
   // TLS may have to read before it can write on, and the other way round.
   bool write_waits_for_read_ = false;

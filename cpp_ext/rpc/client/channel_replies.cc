@@ -182,7 +182,13 @@ Status Channel::on_hello_ack() {
   max_body_bytes_ = shard.max_frame_bytes;
   features_ = shard.features;
   protocol_ = std::min(shard.protocol_max, kProtocolVersion);
-  if (lane_ && (features_ & kFeatureLane) == 0) lane_.reset();
+  if (lane_ && (features_ & kFeatureLane) == 0) {
+    lane_.reset();
+    if (options_.transport == Transport::kSharedMemory) {
+      break_off("transport 'shm': the shard takes no memory from this client");
+      return Status::ok();
+    }
+  }
   if (lane_) {
     lane_->is_taken = true;
     lane_->region->close_descriptor();

@@ -204,6 +204,13 @@ ClientStats Client::Impl::stats() const {
   return stats_;
 }
 
+std::vector<std::string> Client::Impl::transports() const {
+  const MutexLock lock(mutex_);
+  std::vector<std::string> of_shards;
+  for (const Channel& channel : channels_) of_shards.emplace_back(channel.transport());
+  return of_shards;
+}
+
 Result<std::shared_ptr<Client>> Client::connect(const ClientOptions& options) {
   if (options.shards.empty() || options.shards.size() > 65535) {
     return not_allowed("shards", options.shards.size(), range_text(1, 65535));
@@ -211,6 +218,9 @@ Result<std::shared_ptr<Client>> Client::connect(const ClientOptions& options) {
   SR_RETURN_IF_ERROR(check_slot_owner(options.slot_owner, static_cast<std::uint32_t>(options.shards.size())));
   if (options.lane_bytes % LaneRegion::kUnit != 0 || options.lane_bytes > LaneRegion::kMostBytes) {
     return not_allowed("lane_bytes", options.lane_bytes, LaneRegion::allowed());
+  }
+  if (options.transport == Transport::kSharedMemory && options.tls) {
+    return not_allowed("transport", "shm", "auto or tcp, as TLS is on");
   }
   if (!is_valid(options.wire_dtype)) return Status(Code::kInvalidArgument, "wire_dtype: not a known dtype");
   std::shared_ptr<Client> client(new Client(std::make_unique<Impl>(options)));
@@ -265,6 +275,7 @@ Status Client::lookup(std::span<const TablePull> tables, const LookupOptions& op
   return impl_->lookup(tables, options, answers);
 }
 ClientStats Client::stats() const { return impl_->stats(); }
+std::vector<std::string> Client::transports() const { return impl_->transports(); }
 void Client::extend(std::chrono::milliseconds grace) { impl_->extend(grace); }
 std::chrono::steady_clock::time_point Client::grace() const { return impl_->grace(); }
 Status Client::touch(std::chrono::milliseconds deadline) { return impl_->touch(deadline); }

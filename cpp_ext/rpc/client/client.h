@@ -23,12 +23,20 @@
 namespace sparserow::rpc {
 
 struct Endpoint {
-  std::string host;  // or unix:PATH
+  std::string host;
   std::uint16_t port = 0;
+};
+
+// How a shard is reached at a TCP address.
+enum class Transport : std::uint8_t {
+  kAuto,          // by its local socket and shared memory where it is of this host and user, else by TCP
+  kTcp,           // by TCP alone
+  kSharedMemory,  // by the local socket and shared memory alone; not with TLS
 };
 
 struct ClientOptions {
   std::vector<Endpoint> shards;
+  Transport transport = Transport::kAuto;
   std::vector<std::uint16_t> slot_owner;  // (slot_count)
   std::uint32_t route_epoch = 0;
   std::uint64_t cluster_id = 0;
@@ -40,7 +48,7 @@ struct ClientOptions {
   Dtype wire_dtype = Dtype::kFloat32;        // of rows and gradients on this connection
   bool frame_crc = false;                    // checksum every frame, both ways
   std::uint32_t connect_timeout_ms = 5'000;  // of connect(), and of each later attempt
-  std::shared_ptr<const TlsContext> tls;     // null: plain TCP; a Unix socket is always plain
+  std::shared_ptr<const TlsContext> tls;     // null: plain, by `transport`
   std::string token;                         // shown in HELLO; empty: none
   // Bytes of commits that are kept for each shard, to be sent again when it comes back from a checkpoint. The newest
   // commit is kept in any case; 0: none is.
@@ -49,8 +57,8 @@ struct ClientOptions {
   // acknowledged it. All workers of the job have the same value.
   bool has_quorum = false;
   bool is_lazy = false;  // connect() does not wait: shards are dialled when they are asked
-  // Memory for each connection to a Unix socket, in which the shard answers (rpc/transport/lane.h): a multiple of 4096,
-  // which takes memory as it is used. 0: replies come through the socket.
+  // Memory for each connection by a local socket, in which the shard answers (rpc/transport/lane.h): a multiple of
+  // 4096, which takes memory as it is used. 0: replies come through the socket.
   std::uint64_t lane_bytes = 16u << 20;
 };
 
@@ -105,6 +113,8 @@ class Client final : public Shards {
   // is said there, and its rows are unspecified. InvalidArgument: the request itself is wrong.
   Status lookup(std::span<const TablePull> tables, const LookupOptions& options, std::vector<ShardAnswer>& answers);
   [[nodiscard]] ClientStats stats() const;
+  // By shard: "tcp", "tls", "unix" (a local socket without memory) or "shm"; "none" where there is no connection now.
+  [[nodiscard]] std::vector<std::string> transports() const;
 
   // A shard is being restored: every call goes on waiting for so long from now, whatever its deadline.
   void extend(std::chrono::milliseconds grace);

@@ -51,6 +51,7 @@ class Client::Impl {
   Result<ScanPage> scan(std::uint32_t shard, std::uint32_t table_id, std::uint64_t cursor, std::uint32_t max_rows,
                         bool with_state, const CallOptions& options);
   ClientStats stats() const;
+  std::vector<std::string> transports() const;
   Status touch(std::chrono::milliseconds deadline);
   Status move(std::uint32_t shard, Endpoint endpoint);
   void show(std::shared_ptr<const TlsContext> tls, std::string token);

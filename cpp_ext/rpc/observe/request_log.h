@@ -18,7 +18,7 @@ namespace sparserow::rpc {
 
 struct RequestEvent {
   FrameHeader header;
-  std::string peer;  // address; empty: of a Unix socket
+  std::string peer;  // address; "local": of the local socket
   Status status;
   TraceContext trace;
   std::uint64_t begin_unix_ns = 0;

@@ -45,7 +45,10 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
       pulls_(core, strand_, *peer_, io_, accounts_,
              core.counters.connections_total ^ (std::uint64_t{core.incarnation} << 32)),
       opened_at_(Clock::now()) {
-  if (peer_->address.empty()) io_.expect_descriptor();
+  if (peer_->is_local()) {
+    io_.expect_descriptor();
+    ++core_.counters.connections_local;
+  }
   ++core_.counters.connections_greeting;
   ++peer_->connections;
   ++core_.counters.connections_open;
@@ -55,6 +58,7 @@ Connection::Connection(ServerCore& core, std::unique_ptr<Stream> stream, std::sh
 Connection::~Connection() {
   if (io_.phase() == Phase::kHello) --core_.counters.connections_greeting;
   --core_.counters.connections_open;
+  if (peer_->is_local()) --core_.counters.connections_local;
   --peer_->connections;
 }
 

@@ -12,6 +12,7 @@
 
 #include "rpc/server/connection.h"
 #include "rpc/server/server_core.h"
+#include "rpc/transport/local_socket.h"
 #include "rpc/transport/stream.h"
 #include "store/snapshot.h"
 #include "util/mutex.h"
@@ -70,17 +71,20 @@ std::vector<std::shared_ptr<Connection>> kept(std::list<std::weak_ptr<Connection
 
 class Server::Impl {
  public:
-  // unix_listener: -1 for none.
-  Impl(const ServerOptions& options, std::shared_ptr<Store> store, int listener, int unix_listener)
-      : core_(options, std::move(store)), port_(local_port(listener)), timer_(core_.io) {
-    listeners_.emplace_back(core_.io, listener);
-    if (unix_listener >= 0) listeners_.emplace_back(core_.io, unix_listener);
+  struct Sockets {
+    FileDescriptor tcp;
+    FileDescriptor local;  // may be closed: there is none
+  };
+  Impl(const ServerOptions& options, std::shared_ptr<Store> store, Sockets sockets)
+      : core_(options, std::move(store)), port_(local_port(sockets.tcp.get())), timer_(core_.io) {
+    listeners_.emplace_back(core_.io, sockets.tcp.release(), false);
+    if (sockets.local.is_open()) listeners_.emplace_back(core_.io, sockets.local.release(), true);
   }
 
   ~Impl() { stop(); }
 
   void run() {
-    for (auto& listener : listeners_) asio::co_spawn(core_.io, accept_loop(listener), asio::detached);
+    for (Listener& listener : listeners_) asio::co_spawn(core_.io, accept_loop(listener), asio::detached);
     asio::co_spawn(core_.io, tick_loop(), asio::detached);
     for (std::uint32_t i = 0; i < core_.options.io_threads; ++i) {
       threads_.emplace_back([this] { serve(); });
@@ -94,11 +98,18 @@ class Server::Impl {
   [[nodiscard]] ServerCore& core() noexcept { return core_; }
 
  private:
-  asio::awaitable<void> accept_loop(asio::posix::stream_descriptor& listener);
+  struct Listener {
+    Listener(asio::io_context& io, int fd, bool is_of_host) : socket(io, fd), is_local(is_of_host) {}
+    asio::posix::stream_descriptor socket;  // owns the fd
+    const bool is_local;                    // the local socket, at which anybody of the host may knock
+  };
+
+  asio::awaitable<void> accept_loop(Listener& listener);
   asio::awaitable<void> tick_loop();
   void serve();
   void tick(Clock::time_point now);
-  void admit(int fd);
+  [[nodiscard]] bool is_let_in(const Listener& listener, int fd) const;
+  void admit(FileDescriptor fd);
   Status check_room(const Peer& peer) const;
   bool make_room_to_greet(const Peer& peer);
   std::shared_ptr<Peer> peer_of(const std::string& address);
@@ -106,7 +117,7 @@ class Server::Impl {
 
   ServerCore core_;
   const std::uint16_t port_;
-  std::list<asio::posix::stream_descriptor> listeners_;  // own the listening fds
+  std::list<Listener> listeners_;
   asio::steady_timer timer_;
   Clock::time_point next_stall_check_ = Clock::now() + kStallCheck;  // of the tick loop alone
   std::vector<std::thread> threads_;
@@ -117,14 +128,19 @@ class Server::Impl {
   std::map<std::string, std::weak_ptr<Peer>> peers_ SR_GUARDED_BY(connections_mutex_);
 };
 
-asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& listener) {
+// A local socket has no mode, so this looks at the user; and what comes by it is plain.
+bool Server::Impl::is_let_in(const Listener& listener, int fd) const {
+  return !listener.is_local || (core_.tls() == nullptr && is_of_this_user(fd));
+}
+
+asio::awaitable<void> Server::Impl::accept_loop(Listener& listener) {
   asio::steady_timer pause(core_.io);
   while (!stopping_) {
-    const int fd = ::accept4(listener.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    FileDescriptor fd(::accept4(listener.socket.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     asio::error_code error;
-    if (fd >= 0) {
+    if (fd.is_open()) {
       try {
-        admit(fd);
+        if (is_let_in(listener, fd.get())) admit(std::move(fd));
         co_await asio::post(core_.io, asio::use_awaitable);  // it is looked at before the next one is taken
         continue;
       } catch (const std::exception&) {  // no memory for it: its descriptor is closed, and the next is waited for
@@ -132,8 +148,8 @@ asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& 
       errno = ENOMEM;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED) {
-      co_await listener.async_wait(asio::posix::stream_descriptor::wait_read,
-                                   asio::redirect_error(asio::use_awaitable, error));
+      co_await listener.socket.async_wait(asio::posix::stream_descriptor::wait_read,
+                                          asio::redirect_error(asio::use_awaitable, error));
       if (error) co_return;
     } else {  // out of descriptors or memory: those that exist are served, new ones wait in the backlog
       pause.expires_after(std::chrono::milliseconds(100));
@@ -142,10 +158,10 @@ asio::awaitable<void> Server::Impl::accept_loop(asio::posix::stream_descriptor& 
   }
 }
 
-void Server::Impl::admit(int fd) {
-  auto peer = peer_of(peer_address(fd));
-  auto stream = make_socket_stream(fd);
-  const auto tls = peer->address.empty() ? nullptr : core_.tls();
+void Server::Impl::admit(FileDescriptor fd) {
+  auto peer = peer_of(peer_address(fd.get()));
+  auto stream = make_socket_stream(fd.release());
+  const auto tls = peer->is_local() ? nullptr : core_.tls();
   if (Status status = check_room(*peer); !status.is_ok()) {
     const auto refusal = error_frame(FrameHeader{}, status);
     const iovec piece{const_cast<std::byte*>(refusal.data()), refusal.size()};
@@ -165,7 +181,7 @@ void Server::Impl::admit(int fd) {
 
 Status Server::Impl::check_room(const Peer& peer) const {
   const std::uint32_t of_client = core_.options.max_client_connections;
-  if (of_client == 0 || peer.address.empty() || peer.connections < of_client) return Status::ok();
+  if (of_client == 0 || peer.connections < of_client) return Status::ok();
   return Status(Code::kResourceExhausted,
                 peer.address + " has its " + std::to_string(of_client) + " connections to this shard already");
 }
@@ -195,9 +211,8 @@ bool Server::Impl::make_room_to_greet(const Peer& peer) {
   return true;
 }
 
-// Connections of one address share a Peer, as long as one of them lives. Unix sockets are not bounded.
+// Connections of one address share a Peer, as long as one of them lives; those of the local socket too.
 std::shared_ptr<Peer> Server::Impl::peer_of(const std::string& address) {
-  if (address.empty()) return std::make_shared<Peer>(address, 0);
   const MutexLock lock(connections_mutex_);
   if (auto known = peers_[address].lock()) return known;
   std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
@@ -259,7 +274,7 @@ void Server::Impl::stop() {
   core_.draining = true;
   core_.commits.fail_parked(Status(Code::kUnavailable, "the shard is stopping"));
   asio::post(core_.io, [this] {
-    for (auto& listener : listeners_) listener.close();
+    for (Listener& listener : listeners_) listener.socket.close();
     timer_.cancel();
   });
   for (const auto& connection : connections()) connection->close();
@@ -275,12 +290,12 @@ void Server::Impl::stop() {
   if (core_.handshakes != nullptr) core_.handshakes->join();
   if (core_.hints != nullptr) core_.hints->stop();
   if (core_.disk != nullptr) core_.disk->join();
-  if (!core_.options.unix_path.empty()) ::unlink(core_.options.unix_path.c_str());
 }
 
 ServerStats Server::Impl::stats() const {
   const Counters& counters = core_.counters;
   return {.connections_open = counters.connections_open,
+          .connections_local = counters.connections_local,
           .connections_total = counters.connections_total,
           .frames_received = counters.frames_received,
           .frames_refused = counters.frames_refused,
@@ -308,17 +323,13 @@ Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options, std:
   SR_RETURN_IF_ERROR(check(options));
   auto listener = listen_tcp(options.host, options.port);
   if (!listener.is_ok()) return listener.status();
-  int unix_listener = -1;
-  if (!options.unix_path.empty()) {
-    const auto at_path = listen_unix(options.unix_path);
-    if (!at_path.is_ok()) {
-      ::close(listener.value());
-      return at_path.status();
-    }
-    unix_listener = at_path.value();
+  Impl::Sockets sockets{.tcp = FileDescriptor(listener.value()), .local = {}};
+  if (options.is_local) {  // where the system gives none, clients of this host come by TCP
+    const auto port = local_port(sockets.tcp.get());
+    const auto local = listen_local(local_socket_name(options.cluster_id, options.shard_index, port));
+    if (local.is_ok()) sockets.local = FileDescriptor(local.value());
   }
-  std::unique_ptr<Server> server(
-      new Server(std::make_unique<Impl>(options, std::move(store), listener.value(), unix_listener)));
+  std::unique_ptr<Server> server(new Server(std::make_unique<Impl>(options, std::move(store), std::move(sockets))));
   server->impl_->run();
   return server;
 }

@@ -33,7 +33,7 @@ namespace sparserow::rpc {
 struct ServerOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;                            // 0: chosen by the OS
-  std::string unix_path = {};                        // of a Unix socket to listen on as well; empty: none
+  bool is_local = false;                             // listens at its local socket as well (transport/local_socket.h)
   std::uint32_t io_threads = 2;                      // [1, 256]
   std::uint32_t disk_threads = 4;                    // that wait for the SSD of a store that has one, [1, 256]
   std::uint32_t max_frame_bytes = 1u << 30;          // of one frame's body, [64 KiB, 2^32 - 8]
@@ -44,7 +44,7 @@ struct ServerOptions {
   std::uint32_t max_connections = 4096;
   std::uint32_t max_client_connections = 0;  // from one address; 0: as many as there may be
   std::uint64_t client_inflight_bytes = 0;   // of request bodies from one address, at least a frame's; 0: no bound
-  std::shared_ptr<const TlsContext> tls;     // null: plain TCP; a Unix socket is always plain
+  std::shared_ptr<const TlsContext> tls;     // null: plain TCP; then alone clients come by the local socket
   std::optional<std::vector<Grant>> grants;  // what tokens may do; nullopt: every peer may do everything
   std::uint64_t cluster_id = 0;              // 0: of no cluster; a client that names one is refused
   std::uint16_t shard_index = 0;
@@ -59,6 +59,7 @@ struct ServerOptions {
 
 struct ServerStats {
   std::uint64_t connections_open = 0;
+  std::uint64_t connections_local = 0;  // of these, by the local socket
   std::uint64_t connections_total = 0;
   std::uint64_t frames_received = 0;
   std::uint64_t frames_refused = 0;

@@ -31,7 +31,8 @@ struct Peer {
   Peer(std::string from, std::uint64_t inflight_limit) : address(std::move(from)) {
     if (inflight_limit != 0) inflight.emplace(inflight_limit);
   }
-  const std::string address;  // empty: of a Unix socket
+  [[nodiscard]] bool is_local() const { return address == kLocalPeer; }
+  const std::string address;  // kLocalPeer: of the local socket
   std::atomic<std::uint32_t> connections{0};
   std::optional<FairBudget> inflight;
 };
@@ -46,6 +47,7 @@ struct Route {
 struct Counters {
   std::atomic<std::uint64_t> connections_open{0};
   std::atomic<std::uint64_t> connections_total{0};
+  std::atomic<std::uint64_t> connections_local{0};     // of connections_open, by the local socket
   std::atomic<std::uint64_t> connections_greeting{0};  // that have not said HELLO
   std::atomic<std::uint64_t> frames_received{0};
   std::atomic<std::uint64_t> frames_refused{0};

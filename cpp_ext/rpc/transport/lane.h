@@ -1,8 +1,8 @@
 // Memory that a client and a shard of one host share, into which the shard writes the bodies of replies.
 //
-// A client makes a region for each connection to a Unix socket and passes it with HELLO, which no socket but one of the
-// same kernel can. With each request that wants one it names a place in it, and the reply then has its header alone in
-// the stream. So the deadlines, the order and the end of a connection stay those of frames.
+// A client makes a region for each connection by a local socket and passes it with HELLO, which no socket but one of
+// the same kernel can. With each request that wants one it names a place in it, and the reply then has its header alone
+// in the stream. So the deadlines, the order and the end of a connection stay those of frames.
 //
 //   client  make() --HELLO, descriptor--> shard  map()
 //           LanePlaces::take() --PULL, LANE_PLACE--> writes there --ROWS, kFrameInLane--> reads, give_back()

@@ -5,11 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
-
-#include "util/not_allowed.h"
 
 #include <algorithm>
 #include <array>
@@ -167,29 +163,6 @@ Status resolve(const std::string& host, std::uint16_t port, int flags, AddressLi
   return Status(Code::kUnavailable, "cannot resolve " + host + ": " + ::gai_strerror(error));
 }
 
-constexpr std::string_view kUnixScheme = "unix:";
-
-Result<sockaddr_un> unix_address(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.sun_path) {
-    return not_allowed("unix socket", path, "a path of 1 to " + std::to_string(sizeof address.sun_path - 1) + " bytes");
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  return address;
-}
-
-Result<int> unix_socket(const sockaddr_un& address, bool connects) {
-  FileDescriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const auto* name = reinterpret_cast<const sockaddr*>(&address);
-  // On Linux the file of a socket gets the mode that the socket has when it is bound, less the umask.
-  if (fd.get() >= 0 && (connects || ::fchmod(fd.get(), 0600) == 0)) {
-    const int failed = connects ? ::connect(fd.get(), name, sizeof address) : ::bind(fd.get(), name, sizeof address);
-    if (failed == 0 && (connects || ::listen(fd.get(), SOMAXCONN) == 0)) return fd.release();
-  }
-  return Status(Code::kUnavailable, std::string(address.sun_path) + ": " + std::strerror(errno));
-}
-
 }  // namespace
 
 std::string Stream::why(const Transfer& ended) const { return std::strerror(ended.error); }
@@ -197,13 +170,6 @@ std::string Stream::why(const Transfer& ended) const { return std::strerror(ende
 std::unique_ptr<Stream> make_socket_stream(int fd) { return std::make_unique<SocketStream>(fd); }
 
 Result<std::unique_ptr<Stream>> start_connect(const std::string& host, std::uint16_t port) {
-  if (host.starts_with(kUnixScheme)) {
-    const auto address = unix_address(host.substr(kUnixScheme.size()));
-    SR_RETURN_IF_ERROR(address.status());
-    const auto fd = unix_socket(address.value(), /*connects=*/true);
-    SR_RETURN_IF_ERROR(fd.status());
-    return make_socket_stream(fd.value());
-  }
   AddressList addresses;
   SR_RETURN_IF_ERROR(resolve(host, port, 0, addresses));
   int error = 0;
@@ -242,24 +208,6 @@ Result<int> listen_tcp(const std::string& host, std::uint16_t port) {
                 "cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(error));
 }
 
-Result<int> listen_unix(const std::string& path) {
-  const auto address = unix_address(path);
-  SR_RETURN_IF_ERROR(address.status());
-  // Removes the socket of a killed process; a socket that still listens is not touched.
-  struct stat info{};
-  if (::lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode)) {
-    const auto living = unix_socket(address.value(), /*connects=*/true);
-    if (living.is_ok()) {
-      const FileDescriptor closes(living.value());
-      return Status(Code::kUnavailable, "cannot listen on " + path + ": another process does");
-    }
-    ::unlink(path.c_str());
-  }
-  const auto fd = unix_socket(address.value(), /*connects=*/false);
-  if (!fd.is_ok()) return Status(Code::kUnavailable, "cannot listen on " + fd.status().message());
-  return fd.value();
-}
-
 std::uint16_t local_port(int fd) noexcept {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -271,7 +219,8 @@ std::uint16_t local_port(int fd) noexcept {
 std::string peer_address(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 || address.ss_family == AF_UNIX) return {};
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "unknown";
+  if (address.ss_family == AF_UNIX) return kLocalPeer;
   std::array<char, NI_MAXHOST> host{};
   const int error =
       ::getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);

@@ -1,4 +1,5 @@
-// The byte stream under the frames: TCP and Unix sockets; rpc/transport/tls.h puts TLS into the same seam.
+// The byte stream under the frames: TCP, and local sockets by rpc/transport/local_socket.h; rpc/transport/tls.h puts
+// TLS into the same seam.
 //
 // A Stream moves what can be moved now and says what to wait for; it never blocks and never waits. The
 // server waits through its event loop, the client through poll(2), both on fd(). One reader and one writer
@@ -66,17 +67,15 @@ class Stream {
 [[nodiscard]] std::unique_ptr<Stream> make_socket_stream(int fd);
 
 // Resolves (may block as long as the resolver does) and starts a non-blocking connect; writability of the
-// stream ends it, then connect_error() says how. A host "unix:PATH" is a Unix socket, whatever the port. kUnavailable
-// with the reason.
+// stream ends it, then connect_error() says how. kUnavailable with the reason.
 Result<std::unique_ptr<Stream>> start_connect(const std::string& host, std::uint16_t port);
 [[nodiscard]] int connect_error(const Stream& stream) noexcept;  // errno of the connect; 0 when connected
 
 // A socket that is bound and listens, non-blocking. kUnavailable names host:port when it is taken.
 Result<int> listen_tcp(const std::string& host, std::uint16_t port);
-// The same at a path, which must not exist, or be a socket that no process listens on.
-Result<int> listen_unix(const std::string& path);
 [[nodiscard]] std::uint16_t local_port(int fd) noexcept;
-// The address of a TCP socket's peer, without the port; empty for a Unix socket.
+// The address of a TCP socket's peer, without the port; kLocalPeer for a Unix socket.
+inline constexpr const char* kLocalPeer = "local";
 [[nodiscard]] std::string peer_address(int fd);
 
 }  // namespace sparserow::rpc

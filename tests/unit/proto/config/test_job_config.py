@@ -202,6 +202,7 @@ def test_all_that_needs_servers_is_named_at_once() -> None:
         "cluster.shards": "cluster.shards=2",
         "train.staleness": "train.staleness=2",
         "train.wire_dtype": "train.wire_dtype=float16",
+        "train.transport": "train.transport=tcp",
         "train.grad_scale": "train.grad_scale=sum",
         "train.prefetch": "train.prefetch=1",
         "train.cache": "train.cache.bytes=1MiB",

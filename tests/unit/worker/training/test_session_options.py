@@ -27,7 +27,13 @@ def test_they_are_given_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Seen
 
     monkeypatch.setattr(connecting, "connect", connect)
-    wanted = {"wire_dtype": "bfloat16", "grad_scale": "sum", "namespace_policy": "new", "on_nonfinite": "skip"}
+    wanted = {
+        "transport": "tcp",
+        "wire_dtype": "bfloat16",
+        "grad_scale": "sum",
+        "namespace_policy": "new",
+        "on_nonfinite": "skip",
+    }
     data = {"format": "csv", "train": "a", "test": "b", "csv": {"label": 0}}
     tree = {
         "data": data,
