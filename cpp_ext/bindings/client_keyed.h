@@ -26,9 +26,15 @@ struct Workspace {
   explicit Workspace(const RowReader& shards) : partitioner(shards.slot_owner(), shards.shard_count()) {}
   Partitioner partitioner;
   Partition partition;
-  std::vector<float> rows;
+  std::shared_ptr<RowMemory> rows;
   std::vector<std::uint64_t> versions;
   std::vector<std::uint8_t> found;
+
+  // Room for so many floats in `rows`; what was there is lost.
+  std::span<float> make_room(RowReader& shards, std::size_t floats) {
+    if (!rows || rows->size() < floats || rows->is_abandoned()) rows = shards.make_rows(floats);
+    return {rows->data(), floats};
+  }
 };
 
 // A client that takes keys in any order, also repeated, and gives rows in that order. Thread-safe.
@@ -52,8 +58,8 @@ class KeyedClient {
     if (versions != nullptr) pull.versions = {versions, uniques};
     if (found != nullptr) pull.found = {found, uniques};
     if (in_order(work, keys)) return client_->pull(std::span(&pull, 1), options);
-    work.rows.resize(uniques * table.dim);
-    pull.rows = work.rows;
+    pull.rows = work.make_room(*client_, uniques * table.dim);
+    pull.memory = work.rows;
     if (versions != nullptr) {
       work.versions.resize(uniques);
       pull.versions = work.versions;
@@ -65,7 +71,7 @@ class KeyedClient {
     SR_RETURN_IF_ERROR(client_->pull(std::span(&pull, 1), options));
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const std::size_t from = work.partition.inverse[i];
-      std::memcpy(rows + i * table.dim, work.rows.data() + from * table.dim, table.dim * sizeof(float));
+      std::memcpy(rows + i * table.dim, pull.rows.data() + from * table.dim, table.dim * sizeof(float));
       if (versions != nullptr) versions[i] = work.versions[from];
       if (found != nullptr) found[i] = work.found[from];
     }
@@ -88,8 +94,10 @@ class KeyedClient {
                    .shard_begin = work.partition.shard_begin,
                    .grads = {values, work.partition.keys.size() * table.dim}};
     if (!in_order(work, keys)) {
-      gather(work, table.dim, keys.size(), values, sums);
-      push.grads = work.rows;
+      const auto room = work.make_room(*client_, work.partition.keys.size() * table.dim);
+      gather(work, room.data(), table.dim, keys.size(), values, sums);
+      push.grads = room;
+      push.memory = work.rows;
     }
     return send(push);
   }
@@ -121,12 +129,11 @@ class KeyedClient {
     return client_->shard_count() == 1 && work.partition.keys.size() == keys.size();
   }
 
-  static void gather(Workspace& work, std::uint32_t dim, std::size_t n, const float* values, bool sums) {
-    work.rows.resize(work.partition.keys.size() * dim);
+  static void gather(Workspace& work, float* out, std::uint32_t dim, std::size_t n, const float* values, bool sums) {
     work.found.assign(work.partition.keys.size(), 0);  // which rows have a value
     for (std::size_t i = 0; i < n; ++i) {
       const std::size_t at = work.partition.inverse[i];
-      float* to = work.rows.data() + at * dim;
+      float* to = out + at * dim;
       const float* from = values + i * dim;
       if (sums && work.found[at] != 0) {
         for (std::uint32_t d = 0; d < dim; ++d) to[d] += from[d];

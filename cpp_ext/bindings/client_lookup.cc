@@ -41,7 +41,7 @@ struct LookupPart {
   std::uint32_t dim = 0;
   std::span<const std::uint64_t> keys;
   Partition partition;
-  std::vector<float> rows;
+  std::shared_ptr<RowMemory> rows;
   std::vector<std::uint64_t> versions;
   std::vector<std::uint8_t> found;
   float* out_rows = nullptr;
@@ -60,7 +60,7 @@ struct LookupPart {
       const std::size_t from = partition.inverse[i];
       out_answered[i] = answered[from] != 0;
       if (out_answered[i]) {
-        std::memcpy(out_rows + i * dim, rows.data() + from * dim, dim * sizeof(float));
+        std::memcpy(out_rows + i * dim, rows->data() + from * dim, dim * sizeof(float));
       } else {
         std::fill_n(out_rows + i * dim, dim, 0.0f);
       }
@@ -129,7 +129,7 @@ class LookupClient {
       LookupPart& part = parts[t];
       partitioner.partition(std::get<0>(tables[t]), part.keys, part.partition);
       const std::size_t uniques = part.partition.keys.size();
-      part.rows.resize(uniques * part.dim);
+      part.rows = client_->make_rows(uniques * part.dim);
       part.versions.resize(uniques);
       part.found.resize(uniques);
       pulls.push_back({.table_id = std::get<0>(tables[t]),
@@ -137,9 +137,10 @@ class LookupClient {
                        .dim = part.dim,
                        .keys = part.partition.keys,
                        .shard_begin = part.partition.shard_begin,
-                       .rows = part.rows,
+                       .rows = {part.rows->data(), uniques * part.dim},
                        .versions = part.versions,
-                       .found = part.found});
+                       .found = part.found,
+                       .memory = part.rows});
     }
     SR_RETURN_IF_ERROR(client_->lookup(pulls, options, answers));
     for (const LookupPart& part : parts) part.deliver(answers);

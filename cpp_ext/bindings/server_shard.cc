@@ -169,6 +169,7 @@ py::dict stats(const rpc::Server& server) {
   out["connections_too_slow"] = stats.connections_too_slow;
   out["lane_bytes"] = stats.lane_bytes;
   out["lane_sent"] = stats.lane_sent;
+  out["lane_received"] = stats.lane_received;
   out["requests_active"] = stats.requests_active;
   out["commits_accepted"] = stats.commits.commits_accepted;
   out["commits_duplicate"] = stats.commits.commits_duplicate;

@@ -13,7 +13,7 @@ constexpr std::size_t kNoGradMemos = 64;  // lookups whose ids are compared befo
 thread_local bool is_thread_without_gradient = false;
 
 TableStep empty_step(const BindingSpec& spec, const SessionState& state) {
-  return {spec.name, spec.table_id, spec.schema_version, spec.dim, state.shards().shard_count()};
+  return {spec.name, spec.table_id, spec.schema_version, spec.dim, state.shards()};
 }
 
 }  // namespace
@@ -167,7 +167,7 @@ Result<Lookup> Binding::read(const IdsRef& ids) {
     if (auto known = ahead_.recall(ids)) return *std::move(known);
   }
   SR_RETURN_IF_ERROR(check_ids(ids.ids));
-  TableStep once(spec_.name, spec_.table_id, spec_.schema_version, spec_.dim, state_->shards().shard_count());
+  TableStep once(spec_.name, spec_.table_id, spec_.schema_version, spec_.dim, state_->shards());
   {
     const auto locked = state_->partitioner();
     once.add({&ids, 1}, locked.partitioner);

@@ -88,7 +88,7 @@ Result<std::unique_ptr<PrefetchedBatch>> Prefetcher::index(std::span<const Ahead
     batch = std::make_unique<PrefetchedBatch>();
     for (const auto& binding : bindings_) {
       const BindingSpec& spec = binding->spec_;
-      const std::uint32_t shards = session_->state().shards().shard_count();
+      RowReader& shards = session_->state().shards();
       batch->parts_.push_back(
           {TableStep(spec.name, spec.table_id, spec.schema_version, spec.dim, shards), {}, {}, {}, {}});
     }

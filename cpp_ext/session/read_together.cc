@@ -33,9 +33,7 @@ Result<std::vector<Lookup>> read_together(std::span<const BoundIds> wanted) {
     if (table == tables.end()) {
       const BindingSpec& spec = binding.spec_;
       tables.push_back(
-          {&binding,
-           TableStep(spec.name, spec.table_id, spec.schema_version, spec.dim, session->shards().shard_count()),
-           {}});
+          {&binding, TableStep(spec.name, spec.table_id, spec.schema_version, spec.dim, session->shards()), {}});
       table = std::prev(tables.end());
     }
     table->ids.push_back(one.ids);

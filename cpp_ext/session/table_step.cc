@@ -27,12 +27,13 @@ bool is_unshared(const std::shared_ptr<T>& owner) noexcept {
 }  // namespace
 
 TableStep::TableStep(std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
-                     std::uint32_t shard_count)
+                     RowReader& shards)
     : name_(std::move(name)),
       table_id_(table_id),
       schema_version_(schema_version),
       dim_(dim),
-      shard_count_(shard_count) {}
+      shards_(&shards),
+      shard_count_(shards.shard_count()) {}
 
 std::optional<Lookup> TableStep::recall(const IdsRef& ids) const {
   // The same tensor first; then equal ids from another one: a computed tensor that was named ahead of its lookup.
@@ -128,12 +129,16 @@ void TableStep::append_fresh() {
 
 void TableStep::grow_rows(std::size_t keys) {
   // A buffer that a Lookup of an earlier step still reads is left to it.
-  const bool shared = confirmed_ == 0 && rows_ && !is_unshared(rows_);
+  const bool shared = rows_ && (rows_->is_abandoned() || (confirmed_ == 0 && !is_unshared(rows_)));
   if (keys <= row_capacity_ && !shared) return;
-  const std::size_t capacity = std::max(keys, row_capacity_ + row_capacity_ / 2);
-  auto grown = std::make_shared_for_overwrite<float[]>(capacity * dim_);
-  if (confirmed_ > 0) std::memcpy(grown.get(), rows_.get(), confirmed_ * dim_ * sizeof(float));
-  rows_ = std::move(grown);
+  move_rows(std::max(keys, row_capacity_ + row_capacity_ / 2), confirmed_);
+}
+
+// Moves the first rows to other memory with room for `capacity` of them.
+void TableStep::move_rows(std::size_t capacity, std::size_t rows) {
+  auto moved = shards_->make_rows(capacity * dim_);
+  if (rows > 0) std::memcpy(moved->data(), rows_->data(), rows * dim_ * sizeof(float));
+  rows_ = std::move(moved);
   row_capacity_ = capacity;
 }
 
@@ -142,6 +147,7 @@ void TableStep::pending(std::vector<TablePull>& out) { requests_from(batches_con
 void TableStep::requests(std::vector<TablePull>& out) { requests_from(0, out); }
 
 void TableStep::requests_from(std::size_t first, std::vector<TablePull>& out) {
+  if (rows_ && rows_->is_abandoned()) move_rows(keys_.size(), keys_.size());
   for (std::size_t b = first; b < batches_used_; ++b) {
     const Batch& batch = batches_[b];
     TablePull pull;
@@ -151,7 +157,8 @@ void TableStep::requests_from(std::size_t first, std::vector<TablePull>& out) {
     pull.dim = dim_;
     pull.keys = std::span<const std::uint64_t>(keys_).subspan(batch.begin, batch.shard_begin.back());
     pull.shard_begin = batch.shard_begin;
-    pull.rows = {rows_.get() + batch.begin * dim_, pull.keys.size() * dim_};
+    if (!pull.keys.empty()) pull.rows = {rows_->data() + batch.begin * dim_, pull.keys.size() * dim_};
+    pull.memory = rows_;
     out.push_back(pull);
   }
 }
@@ -192,7 +199,7 @@ void TableStep::take(TableStep& ahead, Partitioner& partitioner) {
   ahead.build_map();
   for (std::size_t i = confirmed_; i < keys_.size(); ++i) {
     const std::size_t from = ahead.map_find(keys_[i]);
-    std::memcpy(rows_.get() + i * dim_, ahead.rows_.get() + from * dim_, dim_ * sizeof(float));
+    std::memcpy(rows_->data() + i * dim_, ahead.rows_->data() + from * dim_, dim_ * sizeof(float));
   }
   confirm();
   ahead.clear();
@@ -205,7 +212,7 @@ std::size_t TableStep::fill_pending(TableStep& other) {
   for (std::size_t i = confirmed_; i < keys_.size(); ++i) {
     const std::uint32_t from = other.map_find(keys_[i]);
     if (from == kAbsent || from >= other.confirmed_) continue;
-    std::memcpy(rows_.get() + i * dim_, other.rows_.get() + std::size_t{from} * dim_, dim_ * sizeof(float));
+    std::memcpy(rows_->data() + i * dim_, other.rows_->data() + std::size_t{from} * dim_, dim_ * sizeof(float));
     ++found;
   }
   return found;
@@ -249,10 +256,16 @@ std::uint64_t TableStep::bytes() const noexcept {
 }
 
 float* TableStep::sums() {
-  if (sums_.size() < keys_.size() * dim_) sums_.resize(std::max(keys_.size() * dim_, sums_.size() * 3 / 2));
-  if (!lent_.empty()) std::copy(lent_.begin(), lent_.end(), sums_.begin());
+  const std::size_t wanted = keys_.size() * dim_;
+  const std::size_t had = sums_ ? sums_->size() : 0;
+  if (!sums_ || had < wanted || sums_->is_abandoned()) {
+    auto moved = shards_->make_rows(std::max(wanted, had < wanted ? had * 3 / 2 : had));
+    if (had > 0) std::memcpy(moved->data(), sums_->data(), had * sizeof(float));
+    sums_ = std::move(moved);
+  }
+  if (!lent_.empty()) std::copy(lent_.begin(), lent_.end(), sums_->data());
   lent_ = {};
-  return sums_.data();
+  return sums_->data();
 }
 
 bool TableStep::take_sums(std::span<const std::uint64_t> keys, std::span<float> sums) {
@@ -271,7 +284,7 @@ void TableStep::drop_sums() {
 
 TableStep::Seal TableStep::seal(float scale, float clip_row_norm) {
   const bool clips = clip_row_norm < std::numeric_limits<float>::infinity();
-  float* base = lent_.empty() ? sums_.data() : lent_.data();
+  float* base = !lent_.empty() ? lent_.data() : sums_ ? sums() : nullptr;
   Seal seal;
   for (std::size_t i = 0; i < staged_.size(); ++i) {
     if (staged_[i] == kNotStaged) continue;
@@ -294,7 +307,12 @@ TableStep::Seal TableStep::seal(float scale, float clip_row_norm) {
 
 void TableStep::gather_pushes() {
   push_keys_.clear();
-  push_grads_.clear();
+  const auto staged = std::count_if(staged_.begin(), staged_.end(), [](std::uint8_t one) { return one != kNotStaged; });
+  const std::size_t floats = static_cast<std::size_t>(staged) * dim_;
+  if (!push_grads_ || push_grads_->size() < floats || push_grads_->is_abandoned()) {
+    push_grads_ = shards_->make_rows(floats);
+  }
+  float* to = push_grads_->data();
   push_shard_begin_.assign(1, 0);
   for (std::uint32_t shard = 0; shard < shard_count_; ++shard) {
     for (std::size_t b = 0; b < batches_used_; ++b) {
@@ -303,8 +321,7 @@ void TableStep::gather_pushes() {
         const std::size_t index = batch.begin + i;
         if (staged_[index] == kNotStaged) continue;
         push_keys_.push_back(keys_[index]);
-        const float* sum = sums_now() + index * dim_;
-        push_grads_.insert(push_grads_.end(), sum, sum + dim_);
+        to = std::copy_n(sums_now() + index * dim_, dim_, to);
       }
     }
     push_shard_begin_.push_back(static_cast<std::uint32_t>(push_keys_.size()));
@@ -319,7 +336,12 @@ TablePush TableStep::push(float lr) const {
   push.lr = lr;
   push.keys = direct_push_ ? keys_ : push_keys_;
   push.shard_begin = direct_push_ ? batches_.front().shard_begin : push_shard_begin_;
-  push.grads = {direct_push_ ? sums_now() : push_grads_.data(), push.keys.size() * dim_};
+  push.grads = {direct_push_ ? sums_now() : push_grads_->data(), push.keys.size() * dim_};
+  if (!direct_push_) {
+    push.memory = push_grads_;
+  } else if (lent_.empty()) {
+    push.memory = sums_;
+  }
   return push;
 }
 
@@ -359,7 +381,11 @@ void TableStep::remember(const TensorView& source, std::size_t offset, std::size
   memos_.push_back(memo);
 }
 
-Lookup TableStep::lookup_of(const Memo& memo) const { return {memo.indexes, memo.offset, memo.n, rows_, dim_}; }
+Lookup TableStep::lookup_of(const Memo& memo) const {
+  // Where there are no ids, there may be no memory of rows.
+  std::shared_ptr<const float[]> rows = rows_ ? std::shared_ptr<const float[]>(rows_, rows_->data()) : nullptr;
+  return {memo.indexes, memo.offset, memo.n, std::move(rows), dim_};
+}
 
 void TableStep::build_map() {
   const std::size_t wanted = std::bit_ceil(std::max<std::size_t>(64, keys_.size() * 2));

@@ -31,7 +31,7 @@ namespace sparserow {
 class TableStep {
  public:
   TableStep(std::string name, std::uint32_t table_id, std::uint32_t schema_version, std::uint32_t dim,
-            std::uint32_t shard_count);
+            RowReader& shards);
 
   // The lookup of these ids when it is remembered and still the same; verified id by id.
   [[nodiscard]] std::optional<Lookup> recall(const IdsRef& ids) const;
@@ -118,13 +118,18 @@ class TableStep {
   void map_insert(std::uint32_t index);
   [[nodiscard]] std::uint32_t map_find(std::uint64_t key) const noexcept;
   void grow_rows(std::size_t keys);
+  void move_rows(std::size_t capacity, std::size_t rows);
   void gather_pushes();
-  [[nodiscard]] const float* sums_now() const noexcept { return lent_.empty() ? sums_.data() : lent_.data(); }
+  [[nodiscard]] const float* sums_now() const noexcept {
+    if (!lent_.empty()) return lent_.data();
+    return sums_ ? sums_->data() : nullptr;
+  }
 
   std::string name_;
   std::uint32_t table_id_;
   std::uint32_t schema_version_;
   std::uint32_t dim_;
+  RowReader* shards_;  // whose rows these are
   std::uint32_t shard_count_;
 
   std::vector<std::uint64_t> keys_;  // (u)
@@ -132,7 +137,7 @@ class TableStep {
   std::vector<Batch> batches_;
   std::size_t batches_used_ = 0;
   std::size_t batches_confirmed_ = 0;
-  std::shared_ptr<float[]> rows_;  // (capacity, dim)
+  std::shared_ptr<RowMemory> rows_;  // (capacity, dim)
   std::size_t row_capacity_ = 0;
 
   // Key -> index by linear probing; built when a second batch of ids arrives. Entries are index + 1.
@@ -142,14 +147,14 @@ class TableStep {
   std::vector<Memo> memos_;
   std::vector<std::shared_ptr<Lookup::Indexes>> pool_;  // every index array, reused when no lookup reads it
 
-  std::vector<float> sums_;           // (>= u, dim)
+  std::shared_ptr<RowMemory> sums_;   // (>= u, dim); null before the first sum
   std::span<float> lent_;             // in their place where it is not empty
   std::vector<std::uint8_t> staged_;  // (u), of Staged
 
   bool direct_push_ = false;
   std::vector<std::uint64_t> push_keys_;
   std::vector<std::uint32_t> push_shard_begin_;
-  std::vector<float> push_grads_;
+  std::shared_ptr<RowMemory> push_grads_;
 
   Partition fresh_;
   std::vector<std::int64_t> joined_ids_;

@@ -7,10 +7,13 @@
 // keys[shard_begin[s] .. shard_begin[s+1]). Partitioner (util/partition.h) makes such groups.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "schema/schema.h"
@@ -18,6 +21,28 @@
 #include "util/status.h"
 
 namespace sparserow {
+
+// Memory for rows that are pulled or pushed. A shard of this host may write and read there itself, so a call that
+// failed may be followed by a late one: then nobody writes there, or relies on what is there, again.
+class RowMemory {
+ public:
+  // owner: of `floats`.
+  RowMemory(std::shared_ptr<void> owner, std::span<float> floats) : owner_(std::move(owner)), floats_(floats) {}
+  [[nodiscard]] static std::shared_ptr<RowMemory> on_heap(std::size_t floats) {
+    auto made = std::make_shared_for_overwrite<float[]>(floats);
+    const std::span<float> all(made.get(), floats);
+    return std::make_shared<RowMemory>(std::move(made), all);
+  }
+  [[nodiscard]] float* data() const noexcept { return floats_.data(); }
+  [[nodiscard]] std::size_t size() const noexcept { return floats_.size(); }
+  void abandon() noexcept { is_abandoned_ = true; }
+  [[nodiscard]] bool is_abandoned() const noexcept { return is_abandoned_; }
+
+ private:
+  const std::shared_ptr<void> owner_;
+  const std::span<float> floats_;
+  std::atomic<bool> is_abandoned_{false};
+};
 
 struct TablePull {
   std::uint32_t table_id = 0;
@@ -36,6 +61,8 @@ struct TablePull {
   std::span<std::uint8_t> changed = {};       // (n) or empty; a conditional pull sets 1 where it wrote, else 0
 
   std::string_view name = {};  // of the table, for messages; empty: they have its id
+
+  std::shared_ptr<RowMemory> memory = {};  // that `rows` lie in, as make_rows() gave it; null: in other memory
 };
 
 // kInvalidArgument when an output of `pull` is neither empty nor as long as its keys, or rows are not (n, dim).
@@ -49,6 +76,8 @@ struct TablePush {
   std::span<const std::uint64_t> keys;         // (n) unique, grouped by shard
   std::span<const std::uint32_t> shard_begin;  // (shards + 1)
   std::span<const float> grads = {};           // (n, dim) float32 in the order of keys
+
+  std::shared_ptr<RowMemory> memory = {};  // that `grads` lie in, as make_rows() gave it; null: in other memory
 };
 
 struct CallOptions {
@@ -92,6 +121,8 @@ class RowReader {
   // The same rows, to be written; null: they are read only. Valid as long as this object.
   [[nodiscard]] virtual RowWriter* writer() noexcept { return nullptr; }
 
+  // Memory for so many floats, from where pulls are quickest.
+  [[nodiscard]] virtual std::shared_ptr<RowMemory> make_rows(std::size_t floats) { return RowMemory::on_heap(floats); }
   // One frame per shard for all tables. On failure the content of rows is unspecified.
   virtual Status pull(std::span<const TablePull> tables, const CallOptions& options) = 0;
   // Sends the shards the keys that will be pulled; only the table, keys and shard_begin of each pull count. Returns how

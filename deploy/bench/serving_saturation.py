@@ -112,7 +112,7 @@ def saturation(
 
 def connections_to(serving: LocalServing, count: int) -> list[_client.LookupClient]:
     """Returns connections to the data plane."""
-    view = fetch_view(serving.addresses, local=False, deadline_sec=5.0)
+    view = fetch_view(serving.addresses, deadline_sec=5.0)
     shards = [replicas[0] for replicas in view.endpoints]
     return [
         _client.LookupClient(shards=shards, slot_owner=view.slot_owner, route_epoch=view.route_epoch)

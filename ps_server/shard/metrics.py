@@ -27,9 +27,14 @@ _COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("bytes_received", "sparserow_ps_received_bytes", "Bytes received on the data plane (bytes)."),
     ("bytes_sent", "sparserow_ps_sent_bytes", "Bytes sent on the data plane (bytes)."),
     (
+        "lane_received",
+        "sparserow_ps_lane_received_bytes",
+        "Bytes of pushed rows that were read from the memory of clients of the same host (bytes).",
+    ),
+    (
         "lane_sent",
         "sparserow_ps_lane_sent_bytes",
-        "Bytes of replies that were written into the memory of clients of the same host (bytes).",
+        "Bytes of rows and replies that were written into the memory of clients of the same host (bytes).",
     ),
     ("rows_pulled", "sparserow_ps_rows_pulled", "Rows sent in answers to pulls (count)."),
     ("rows_written", "sparserow_ps_rows_written", "Rows set or deleted without an optimizer (count)."),
@@ -69,7 +74,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     (
         "lane_bytes",
         "sparserow_ps_lane_bytes",
-        "Memory of clients of the same host that is mapped now, so that replies are written there (bytes).",
+        "Memory of clients of the same host that is mapped now, so that rows are written and read there (bytes).",
     ),
     ("kept_bytes", "sparserow_ps_kept_bytes", "Bytes of commits that are kept for their step now (bytes)."),
     ("staleness_max", "sparserow_ps_pull_staleness_max", "Largest staleness of a pull since the start (steps)."),

@@ -139,7 +139,7 @@ def test_a_refused_request_is_one_json_line_with_its_ids(launcher: Launcher) -> 
     event = lines()[0]
     assert (event["job"], event["worker"], event["step"], event["code"]) == (77, 5, -1, "InvalidArgument")
     assert event["request"] > 0
-    assert event["peer"] == "127.0.0.1"
+    assert event["peer"] == "127.0.0.1"  # a client that names no cluster does not look for its sockets
     assert event["message"].startswith(f"refused PULL, request {event['request']} of worker 5 of job 77")
     assert "trace_id" not in event  # nobody keeps spans there
 

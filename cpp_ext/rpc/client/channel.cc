@@ -12,10 +12,8 @@ namespace sparserow::rpc {
 namespace {
 
 constexpr std::size_t kPiecesPerWrite = 128;
-// A smaller reply costs a copy less through the socket. Of a larger one the rows that came are copied while the shard
-// gathers the next ones, which a lane does not do.
-constexpr std::uint64_t kLeastInLane = 32u << 10;
-constexpr std::uint64_t kMostInLane = 4u << 20;
+constexpr std::size_t kMostEnding = 8;  // connections that this side has left and on which the shard may still write
+constexpr std::chrono::milliseconds kEndingPause{5};
 constexpr std::chrono::milliseconds kFirstBackoff{10};
 constexpr std::chrono::milliseconds kFirstPause{1};  // a save holds commits for a few of them
 constexpr std::chrono::milliseconds kLastBackoff{1000};
@@ -39,7 +37,7 @@ std::string name_of(std::uint32_t index, const Endpoint& endpoint) {
 }  // namespace
 
 Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats,
-                 const std::atomic<Clock::rep>& grace)
+                 const std::atomic<Clock::rep>& grace, ClientArena& arena)
     : index_(index),
       options_(options),
       stats_(stats),
@@ -47,6 +45,7 @@ Channel::Channel(std::uint32_t index, const ClientOptions& options, ClientStats&
       endpoint_(options.shards[index]),
       name_(name_of(index, endpoint_)),
       jitter_(std::random_device{}()),
+      arena_(arena),
       replay_(options.replay_bytes, options.frame_crc) {}
 
 Channel::Clock::duration Channel::backoff() const noexcept {
@@ -105,8 +104,8 @@ void Channel::cancel(ShardRequest& request) {
   if (request.done) return;
   request.may_be_taken |= request.sent;
   outstanding_.erase(request.header.request_id);
-  if (request.place && lane_) lane_->late.emplace(request.header.request_id, *request.place);
-  request.place.reset();
+  if (lane_ && (request.sent || request.sending)) lane_->give_up(request);
+  if (request.waits_for_end) ChannelLane::abandon_rows(request);
   if (receiving_ == &request) {
     receiving_ = nullptr;
     reader_.abandon();
@@ -116,7 +115,7 @@ void Channel::cancel(ShardRequest& request) {
   if (request.sending && stream_) {  // half a frame is out: the rest of the stream is lost with it
     failed_ = true;
     last_error_ = "a request was given up while it was being sent";
-    stream_->reset();
+    stream_->shutdown_write();  // the shard ends it, which the leader sees
   }
   queue_.erase(queued);
 }
@@ -136,7 +135,7 @@ Status Channel::overdue(const ShardRequest& request, Clock::duration waited) con
 }
 
 void Channel::finish(ShardRequest& request, Status status) {
-  give_back_place(request);
+  request.names.body.reset();
   outstanding_.erase(request.header.request_id);
   request.status = status.is_ok() ? std::move(status) : named(status);
   request.done = true;
@@ -147,6 +146,7 @@ void Channel::fail_all(const Status& status) {
   while (!outstanding_.empty()) {
     ShardRequest& request = *outstanding_.begin()->second;
     request.may_be_taken |= request.sent;
+    if (lane_ && (request.sent || request.sending)) lane_->give_up(request);
     finish(request, status);
   }
   queue_.clear();
@@ -175,7 +175,6 @@ bool Channel::is_refused_for_now(const ShardRequest& request, const Status& stat
 
 void Channel::ask_again(ShardRequest& request) {
   request.deadline = std::max(request.deadline, Clock::time_point(Clock::duration(grace_.load())));
-  give_back_place(request);
   request.sent = request.header_sent = false;
   request.piece = request.offset = 0;
   queue_.push_back(&request);
@@ -187,6 +186,19 @@ void Channel::break_off(const std::string& reason) {
   if (state_ == State::kReady) ++stats_.reconnects;
   avoids_local_ = is_local_ && (state_ == State::kConnecting || state_ == State::kGreeting);
   is_local_ = false;
+  ChannelLane::Owners named = lane_ ? lane_->take_late() : ChannelLane::Owners();
+  const bool may_be_written = lane_ && !has_peer_ended_;
+  for (auto& [id, request] : outstanding_) {
+    if (!lane_ || !(request->sent || request->sending)) continue;
+    ChannelLane::add_owners(*request, named);
+    request->waits_for_end = may_be_written && request->names.has_rows;
+    // Gradients may be sent again at once, as the shard reads them alone; but nobody may change them afterwards.
+    if (may_be_written && !request->sources.empty()) ChannelLane::abandon_rows(*request);
+  }
+  if (may_be_written && !named.empty()) {
+    stream_->shutdown_write();
+    ending_.push_back({std::move(stream_), std::move(named)});
+  }
   stream_.reset();
   write_waits_for_read_ = read_waits_for_write_ = false;
   state_ = State::kDown;
@@ -201,7 +213,6 @@ void Channel::break_off(const std::string& reason) {
     request->may_be_taken |= request->sent;
     request->sending = request->sent = request->header_sent = false;
     request->piece = request->offset = 0;
-    request->place.reset();
     queue_.push_back(request);
   }
   const auto now = Clock::now();
@@ -219,6 +230,7 @@ void Channel::dial(Clock::time_point now) {
     return;
   }
   stream_ = std::move(stream).value();
+  has_peer_ended_ = false;
   state_ = State::kConnecting;
 }
 
@@ -251,12 +263,12 @@ void Channel::greet() {
     break_off(std::strerror(error));
     return;
   }
-  if (options_.lane_bytes > 0 && is_local_) {
-    auto region = LaneRegion::make(options_.lane_bytes);
-    if (region.is_ok()) {
-      lane_ = std::make_unique<Lane>(std::move(region).value());
+  if (options_.lane_bytes > 0 && is_local_ && ending_.size() < kMostEnding) {
+    auto arena = arena_.open();
+    if (arena.is_ok()) {
+      lane_ = std::make_unique<ChannelLane>(std::move(arena).value());
     } else if (options_.transport == Transport::kSharedMemory) {
-      break_off("transport 'shm': " + region.status().message());
+      break_off("transport 'shm': " + arena.status().message());
       return;
     }
   }
@@ -280,7 +292,7 @@ void Channel::greet() {
     hello_ = with_section(hello_, SectionKind::kWorker, bytes_of(worker));
   }
   if (lane_) {
-    const LanePayload lane{.bytes = lane_->region->bytes().size()};
+    const LanePayload lane{.bytes = lane_->arena().bytes()};
     hello_ = with_section(hello_, SectionKind::kLane, bytes_of(lane));
   }
   hello_sent_ = 0;
@@ -290,12 +302,29 @@ void Channel::greet() {
 
 void Channel::tick(Clock::time_point now) {
   if (failed_) break_off(last_error_);
-  if (state_ == State::kDown && !queue_.empty() && now >= retry_at_) dial(now);
+  if (state_ == State::kDown && !queue_.empty() && now >= retry_at_) {
+    if (waits_for_end()) {
+      retry_at_ = now + kEndingPause;
+    } else {
+      dial(now);
+    }
+  }
   if ((state_ == State::kConnecting || state_ == State::kGreeting) && now >= attempt_until_) {
     break_off(state_ == State::kConnecting ? "connecting timed out" : "no answer to HELLO");
   }
   if ((state_ == State::kReady || state_ == State::kReplaying) && refused_for_now_ && now >= paused_until_) flush();
   if (stream_ && stream_->has_buffered()) receive();  // poll would not show it
+}
+
+bool Channel::waits_for_end() {
+  std::erase_if(ending_, [](const EndingLane& one) { return one.has_ended(); });
+  bool waits = false;
+  for (auto& [id, request] : outstanding_) {
+    request->waits_for_end &= !ending_.empty();
+    waits |= request->waits_for_end;
+  }
+  if (waits) last_error_ = "the process at its former connection may still write to rows of this request";
+  return waits;
 }
 
 bool Channel::wants_write() const noexcept {
@@ -347,6 +376,7 @@ std::string Channel::closed_reason() const {
 void Channel::stopped(const Transfer& transfer) {
   if (transfer.ended()) {
     failed_ = true;
+    has_peer_ended_ = true;
     last_error_ = stream_->why(transfer);
   }
   write_waits_for_read_ = transfer.want == Transfer::Want::kRead;
@@ -359,7 +389,8 @@ void Channel::begin_send(ShardRequest& request) {
   // the caller gives up.
   std::uint32_t left = ms_until(request.deadline, Clock::now());
   if (request.header.step != kNoStep) left -= std::min(250u, left / 10);
-  name_place(request);
+  ChannelLane::forget(request);
+  if (lane_ && !options_.frame_crc && !lane_->name(request, max_body_bytes_)) ++stats_.lane_full;
   request.header.version = protocol_;
   request.header.deadline_ms = std::max(1u, left);
   request.header.flags &= static_cast<std::uint8_t>(~kFrameHasCrc);
@@ -367,36 +398,6 @@ void Channel::begin_send(ShardRequest& request) {
   if (options_.frame_crc) seal_crc(request.header, request.body);
   request.sending = true;
   ++stats_.frames_sent;
-}
-
-// A reply that is checked has its checksum over bytes of the stream.
-void Channel::name_place(ShardRequest& request) {
-  forget_place(request);
-  const bool fits = request.reply_bytes >= kLeastInLane && request.reply_bytes <= kMostInLane;
-  if (!lane_ || !lane_->is_taken || !fits || options_.frame_crc) return;
-  const std::uint64_t body_bytes = std::uint64_t{request.header.body_bytes} + sizeof request.place_section;
-  if (body_bytes > max_body_bytes_ || request.header.section_count >= kMaxSections) return;
-  request.place = lane_->places.take(request.reply_bytes);
-  if (!request.place) {
-    ++stats_.lane_full;
-    return;
-  }
-  request.place_section = {.place = {.offset = request.place->offset, .bytes = request.reply_bytes}};
-  request.body.push_back({&request.place_section, sizeof request.place_section});
-  request.header.body_bytes = static_cast<std::uint32_t>(body_bytes);
-  ++request.header.section_count;
-}
-
-void Channel::forget_place(ShardRequest& request) {
-  if (request.body.empty() || request.body.back().iov_base != &request.place_section) return;
-  request.body.pop_back();
-  request.header.body_bytes -= static_cast<std::uint32_t>(sizeof request.place_section);
-  --request.header.section_count;
-}
-
-void Channel::give_back_place(ShardRequest& request) {
-  if (request.place && lane_) lane_->places.give_back(*request.place);
-  request.place.reset();
 }
 
 // Sends what the socket takes of one request; true when all of it is out.
@@ -449,7 +450,7 @@ void Channel::flush() {
   if (state_ == State::kGreeting && hello_sent_ < hello_.size()) {
     const iovec piece{hello_.data() + hello_sent_, hello_.size() - hello_sent_};
     const bool passes = lane_ && hello_sent_ == 0;
-    const Transfer moved = passes ? stream_->try_write_with(std::span(&piece, 1), lane_->region->descriptor())
+    const Transfer moved = passes ? stream_->try_write_with(std::span(&piece, 1), lane_->arena().descriptor())
                                   : stream_->try_write(std::span(&piece, 1));
     hello_sent_ += moved.bytes;
     if (moved.bytes == 0) stopped(moved);

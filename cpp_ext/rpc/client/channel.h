@@ -24,50 +24,23 @@
 #include <string>
 #include <vector>
 
+#include "rpc/client/channel_lane.h"
 #include "rpc/client/client.h"
 #include "rpc/client/replay.h"
 #include "rpc/client/reply_reader.h"
-#include "rpc/transport/lane.h"
+#include "rpc/client/shard_request.h"
 #include "rpc/transport/stream.h"
 #include "rpc/wire/frame.h"
 
 namespace sparserow::rpc {
 
-struct ShardRequest {
-  // Written by the caller before submit().
-  std::uint32_t shard = 0;
-  FrameHeader header;       // type, flags, ids, sequence, step, section_count, body_bytes
-  std::vector<iovec> body;  // pieces of the body in order, in memory that outlives the request
-  FrameType expected = FrameType::kAck;
-  std::uint64_t needs = 0;  // Features that the shard must have
-  std::vector<RowsSink> sinks;
-  std::uint64_t reply_bytes = 0;  // of the body of a ROWS, at most; 0: not known
-  std::chrono::steady_clock::time_point deadline;
-  std::uint32_t* open_requests = nullptr;   // counted down when done
-  std::uint64_t* reply_sequence = nullptr;  // where `sequence` of a ROWS goes; null: nowhere
-
-  // Written by the channel.
-  bool done = false;
-  Status status;
-  bool may_be_taken = false;         // of an error: a copy of the request is out that has no answer
-  std::int64_t open_step = kNoStep;  // of kOutsideQuorum: `step` of the ERROR
-  std::vector<std::byte> reply;      // body of an ACK or SCAN_PAGE
-
-  // The channel's own: where the reply may go, which is the body's last piece, and how much is sent.
-  std::optional<LanePlaces::Place> place;
-  LanePlaceSection place_section;
-  bool sending = false;
-  bool sent = false;
-  bool header_sent = false;
-  std::size_t piece = 0;
-  std::size_t offset = 0;
-};
-
 class Channel {
  public:
   using Clock = std::chrono::steady_clock;
   // grace: until then (steady_clock's count) a request waits although its own deadline has passed.
-  Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats, const std::atomic<Clock::rep>& grace);
+  // arena: that the client has for all of its channels.
+  Channel(std::uint32_t index, const ClientOptions& options, ClientStats& stats, const std::atomic<Clock::rep>& grace,
+          ClientArena& arena);
 
   // The shard listens elsewhere now: whatever is not answered yet is asked there. The leader must be woken.
   void move(Endpoint endpoint);
@@ -79,7 +52,8 @@ class Channel {
   // Queues and sends what the socket takes at once. Returns true when the leader must be woken: bytes are
   // left, or the shard must be dialled.
   bool submit(ShardRequest& request);
-  // Forgets the request; afterwards its memory is not touched.
+  // Forgets the request. Afterwards its memory is not touched, but for rows that a shard of this host may write itself:
+  // their memory is abandoned.
   void cancel(ShardRequest& request);
   // See Client::transports().
   [[nodiscard]] const char* transport() const noexcept;
@@ -103,12 +77,8 @@ class Channel {
   void begin_send(ShardRequest& request);
   void break_off(const std::string& reason);
   void fail_all(const Status& status);
-  // Names a place for the reply of a request that is about to be sent, where there is one.
-  void name_place(ShardRequest& request);
-  // Takes the place's section out again.
-  void forget_place(ShardRequest& request);
-  // The answer to a request has been read: its place is free.
-  void give_back_place(ShardRequest& request);
+  // Whether a request may have rows written by a connection that has not ended yet.
+  [[nodiscard]] bool waits_for_end();
   void pause();  // before what was refused for now is sent again
   void resume() noexcept;
   [[nodiscard]] bool is_refused_for_now(const ShardRequest& request, const Status& status) const;
@@ -147,9 +117,10 @@ class Channel {
 
   State state_ = State::kDown;
   std::unique_ptr<Stream> stream_;
-  bool is_local_ = false;      // the stream is of the shard's local socket
-  bool avoids_local_ = false;  // that did not lead to the shard the last time, so TCP is tried
-  bool failed_ = false;        // the stream broke; the leader will close it
+  bool is_local_ = false;        // the stream is of the shard's local socket
+  bool avoids_local_ = false;    // that did not lead to the shard the last time, so TCP is tried
+  bool failed_ = false;          // the stream broke; the leader will close it
+  bool has_peer_ended_ = false;  // the shard has ended the stream, and writes nothing more
   bool was_ready_ = false;
   // TLS may have to read before it can write on, and the other way round.
   bool write_waits_for_read_ = false;
@@ -170,16 +141,9 @@ class Channel {
   std::vector<std::byte> hello_;
   std::size_t hello_sent_ = 0;
 
-  // The memory of this connection; null: there is none.
-  struct Lane {
-    explicit Lane(std::unique_ptr<LaneRegion> made) : region(std::move(made)), places(region->bytes()) {}
-    std::unique_ptr<LaneRegion> region;
-    LanePlaces places;
-    std::map<std::uint64_t, LanePlaces::Place> late;  // by id: of requests that were given up
-    ReplyReader reader;
-    bool is_taken = false;  // the shard has mapped it
-  };
-  std::unique_ptr<Lane> lane_;
+  ClientArena& arena_;
+  std::unique_ptr<ChannelLane> lane_;  // null: this connection has none
+  std::vector<EndingLane> ending_;     // at most kMostEnding
   Replay replay_;
   ReplyReader reader_;
   ShardRequest* receiving_ = nullptr;  // null while a reply is dropped, or answers no request

@@ -19,6 +19,7 @@ void Channel::receive() {
     const std::size_t first_bytes = into[0].iov_len;
     const Transfer moved = stream_->try_read(into);
     if (moved.ended()) {
+      has_peer_ended_ = true;
       break_off(moved.error == 0 ? closed_reason() : stream_->why(moved));
       return;
     }
@@ -77,7 +78,7 @@ Status Channel::on_header() {
                            std::string(type_name(static_cast<FrameType>(receiving_->header.type))));
   }
   if ((header.flags & kFrameInLane) != 0) {
-    if (type != FrameType::kRows) return malformed_reply(std::string(type_name(type)) + " in a lane");
+    if (type != FrameType::kRows || !lane_) return malformed_reply(std::string(type_name(type)) + " in a lane");
     reader_.drop();
     return Status::ok();
   }
@@ -97,16 +98,14 @@ Status Channel::on_reply() {
   if (state_ == State::kReplaying) return on_replay_reply();
   if (state_ == State::kGreeting || (reader_.is_collected() && receiving_ == nullptr)) return on_hello_ack();
   if (receiving_ == nullptr) {
-    if (lane_) {  // the answer to a request that was given up
-      const auto late = lane_->late.extract(reader_.header().request_id);
-      if (!late.empty()) lane_->places.give_back(late.mapped());
-    }
+    if (lane_) lane_->note_answer(reader_.header().request_id);
     return Status::ok();
   }
   ShardRequest& request = *std::exchange(receiving_, nullptr);
   const auto type = static_cast<FrameType>(reader_.header().type);
   if (type == FrameType::kError) return on_error(request);
-  if ((reader_.header().flags & kFrameInLane) != 0) SR_RETURN_IF_ERROR(read_from_lane(request));
+  if ((reader_.header().flags & kFrameInLane) != 0) SR_RETURN_IF_ERROR(lane_->read(reader_.header(), request));
+  if (request.names.count > 0) ++stats_.lane_replies;
   if (type == FrameType::kRows) {
     if (request.reply_sequence != nullptr) *request.reply_sequence = reader_.header().sequence;
   } else {
@@ -116,14 +115,6 @@ Status Channel::on_reply() {
   resume();
   finish(request, Status::ok());
   return Status::ok();
-}
-
-Status Channel::read_from_lane(ShardRequest& request) {
-  const FrameHeader& header = reader_.header();
-  if (!request.place || header.body_bytes > request.place->bytes) return malformed_reply("place in the lane");
-  ++stats_.lane_replies;
-  const auto body = lane_->region->bytes().subspan(request.place->offset, header.body_bytes);
-  return lane_->reader.read_whole(header, body, request.sinks);
 }
 
 Status Channel::on_error(ShardRequest& request) {
@@ -189,10 +180,7 @@ Status Channel::on_hello_ack() {
       return Status::ok();
     }
   }
-  if (lane_) {
-    lane_->is_taken = true;
-    lane_->region->close_descriptor();
-  }
+  if (lane_) lane_->note_taken();
   state_ = State::kReady;
   was_ready_ = true;
   resume();

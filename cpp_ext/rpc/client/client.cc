@@ -13,11 +13,12 @@ namespace sparserow::rpc {
 
 Client::Impl::Impl(const ClientOptions& options)
     : options_(options), pid_(::getpid()), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  arena_.bytes = options_.lane_bytes;
   channels_.reserve(options_.shards.size());
   hint_paces_.resize(options_.shards.size());
   acknowledged_.resize(options_.shards.size());
   for (std::uint32_t shard = 0; shard < shards(); ++shard) {
-    channels_.emplace_back(shard, options_, stats_, grace_);
+    channels_.emplace_back(shard, options_, stats_, grace_, arena_);
   }
 }
 
@@ -204,6 +205,22 @@ ClientStats Client::Impl::stats() const {
   return stats_;
 }
 
+std::shared_ptr<RowMemory> Client::Impl::make_rows(std::size_t floats) const {
+  const std::uint64_t bytes = floats * sizeof(float);
+  const bool is_placed = bytes >= kLeastInLane && options_.wire_dtype == Dtype::kFloat32 && !options_.frame_crc;
+  const auto arena = [&] {
+    const MutexLock lock(mutex_);
+    return is_placed ? arena_.arena : nullptr;
+  }();
+  if (arena) {
+    if (auto memory = arena->take(bytes)) {
+      const std::span<float> all(reinterpret_cast<float*>(memory.get()), floats);
+      return std::make_shared<RowMemory>(std::move(memory), all);
+    }
+  }
+  return RowMemory::on_heap(floats);
+}
+
 std::vector<std::string> Client::Impl::transports() const {
   const MutexLock lock(mutex_);
   std::vector<std::string> of_shards;
@@ -236,6 +253,7 @@ std::uint32_t Client::shard_count() const noexcept {
 }
 std::span<const std::uint16_t> Client::slot_owner() const noexcept { return impl_->options().slot_owner; }
 
+std::shared_ptr<RowMemory> Client::make_rows(std::size_t floats) { return impl_->make_rows(floats); }
 Status Client::pull(std::span<const TablePull> tables, const CallOptions& options) {
   return impl_->pull(tables, options);
 }

@@ -57,9 +57,9 @@ struct ClientOptions {
   // acknowledged it. All workers of the job have the same value.
   bool has_quorum = false;
   bool is_lazy = false;  // connect() does not wait: shards are dialled when they are asked
-  // Memory for each connection by a local socket, in which the shard answers (rpc/transport/lane.h): a multiple of
-  // 4096, which takes memory as it is used. 0: replies come through the socket.
-  std::uint64_t lane_bytes = 16u << 20;
+  // Memory in which shards of this host answer (rpc/transport/lane.h): a multiple of 4096, which takes memory as it is
+  // used. 0: replies come through the socket.
+  std::uint64_t lane_bytes = 256u << 20;
 };
 
 struct ClientStats {
@@ -95,6 +95,8 @@ class Client final : public Shards {
 
   [[nodiscard]] std::uint32_t shard_count() const noexcept override;
   [[nodiscard]] std::span<const std::uint16_t> slot_owner() const noexcept override;
+  // In the memory that shards of this host write to, where there is room.
+  [[nodiscard]] std::shared_ptr<RowMemory> make_rows(std::size_t floats) override;
   Status pull(std::span<const TablePull> tables, const CallOptions& options) override;
   std::uint64_t hint(std::span<const TablePull> tables, std::chrono::milliseconds deadline) override;
   Status prepare(std::span<const TablePush> tables, const CommitOptions& options) override;

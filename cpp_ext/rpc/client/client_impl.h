@@ -52,6 +52,7 @@ class Client::Impl {
                         bool with_state, const CallOptions& options);
   ClientStats stats() const;
   std::vector<std::string> transports() const;
+  std::shared_ptr<RowMemory> make_rows(std::size_t floats) const;
   Status touch(std::chrono::milliseconds deadline);
   Status move(std::uint32_t shard, Endpoint endpoint);
   void show(std::shared_ptr<const TlsContext> tls, std::string token);
@@ -119,6 +120,7 @@ class Client::Impl {
   std::atomic<Clock::rep> grace_{0};
 
   mutable Mutex mutex_;
+  ClientArena arena_ SR_GUARDED_BY(mutex_);
   std::vector<Channel> channels_ SR_GUARDED_BY(mutex_);
   std::vector<HintPace> hint_paces_ SR_GUARDED_BY(mutex_);         // by shard
   std::vector<std::uint64_t> acknowledged_ SR_GUARDED_BY(mutex_);  // by shard: commits and writes of this clock

@@ -136,7 +136,8 @@ void Client::Impl::add_keys(Outgoing& out, const TablePull& table, std::uint32_t
                                .rows = table.rows.subspan(std::size_t{begin} * table.dim, std::size_t{n} * table.dim),
                                .versions = part_of(table.versions, begin, n),
                                .found = part_of(table.found, begin, n),
-                               .changed = part_of(table.changed, begin, n)});
+                               .changed = part_of(table.changed, begin, n),
+                               .memory = table.memory});
 }
 
 Status Client::Impl::lookup(std::span<const TablePull> tables, const LookupOptions& options,
@@ -206,6 +207,8 @@ Status Client::Impl::add_rows(Outgoing& out, std::span<const TablePush> tables) 
     }
     add_piece(out.request, &head, sizeof head);
     add_piece(out.request, table.keys.data() + begin, std::size_t{n} * 8);
+    const std::size_t piece = out.request.body.size();
+    out.request.sources.push_back({&head, piece, is_scaled ? nullptr : table.memory});
     add_piece(out.request, sent, bytes);
     add_piece(out.request, kZeros.data(), padded8(bytes) - bytes);
     ++out.request.header.section_count;

@@ -16,6 +16,7 @@ class LookupShards final : public RowReader {
 
   [[nodiscard]] std::uint32_t shard_count() const noexcept override { return client_->shard_count(); }
   [[nodiscard]] std::span<const std::uint16_t> slot_owner() const noexcept override { return client_->slot_owner(); }
+  [[nodiscard]] std::shared_ptr<RowMemory> make_rows(std::size_t floats) override { return client_->make_rows(floats); }
   Status pull(std::span<const TablePull> tables, const CallOptions& options) override;
 
  private:

@@ -278,7 +278,9 @@ void ReplyReader::expect_rows(const RowsSink& sink, const TableDescriptor& descr
   const std::size_t n = descriptor.n;
   const std::size_t floats = n * descriptor.dim;
   const std::size_t bytes = floats * size_of(descriptor.dtype);
-  if (descriptor.dtype == Dtype::kFloat32) {
+  if (!layout.rows) {
+    // They are there already.
+  } else if (descriptor.dtype == Dtype::kFloat32) {
     pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.rows.data()), .left = bytes});
   } else {
     if (narrow_.size() < bytes) narrow_.resize(bytes);
@@ -289,7 +291,7 @@ void ReplyReader::expect_rows(const RowsSink& sink, const TableDescriptor& descr
                        .floats = floats,
                        .dtype = descriptor.dtype});
   }
-  pieces_.push_back({.left = padded8(bytes) - bytes});
+  if (layout.rows) pieces_.push_back({.left = padded8(bytes) - bytes});
   if (layout.versions) pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.versions.data()), .left = n * 8});
   if (layout.found) {
     pieces_.push_back({.to = reinterpret_cast<std::byte*>(sink.found.data()), .left = n});

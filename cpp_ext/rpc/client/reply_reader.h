@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "rpc/wire/frame.h"
+#include "shards/shards.h"
 #include "util/status.h"
 
 namespace sparserow::rpc {
@@ -33,6 +34,7 @@ struct RowsSink {
   std::span<std::uint64_t> versions;  // (n) or empty
   std::span<std::uint8_t> found;      // (n) or empty
   std::span<std::uint8_t> changed;    // (n) or empty; for a conditional pull
+  std::shared_ptr<RowMemory> memory;  // that rows lie in; null: in other memory
 };
 
 // kDataLoss, "malformed reply: ...".

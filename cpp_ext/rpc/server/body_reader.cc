@@ -3,6 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "util/not_allowed.h"
 
 namespace sparserow::rpc {
 namespace {
@@ -12,7 +17,148 @@ using Phase = FrameIo::Phase;
 
 constexpr std::size_t kFirstStep = 64u << 10;  // of a large body that is charged
 
+struct CopiedRows {
+  std::byte* to;
+  const std::byte* from;
+  std::size_t bytes;
+};
+
+constexpr std::size_t kCopyBytes = 1u << 20;  // that one thread copies at a time
+
 }  // namespace
+
+// The sections of a body of which some have their rows in the lane.
+struct BodyReader::PlacedBody {
+  std::vector<Section> sections;       // but LANE_ROWS
+  std::vector<std::uint64_t> offsets;  // by TABLE_GRADS
+  std::uint64_t bytes = 0;             // of the body with its rows
+  std::optional<TableDescriptor> first;
+
+  Status parse(std::span<const std::byte> body, std::uint32_t count) {
+    SectionReader reader(body, count);
+    while (true) {
+      auto section = reader.next();
+      if (!section.is_ok()) return section.status();
+      if (!section.value()) return Status::ok();
+      if (section.value()->kind != SectionKind::kLaneRows) {
+        sections.push_back(*section.value());
+        continue;
+      }
+      auto named = parse_lane_rows(section.value()->payload);
+      if (!named.is_ok()) return named.status();
+      offsets = std::move(named).value();
+    }
+  }
+
+  // Checks every place, and counts the bytes.
+  Status measure(std::uint64_t lane_bytes) {
+    std::size_t table = 0;
+    for (const Section& section : sections) {
+      bytes += sizeof(SectionHeader) + padded8(section.payload.size());
+      if (section.kind != SectionKind::kTableGrads) continue;
+      if (table == offsets.size()) return not_allowed("lane_rows", offsets.size(), "an offset for each table");
+      const std::uint64_t offset = offsets[table++];
+      TableDescriptor descriptor;
+      if (section.payload.size() < sizeof descriptor) return must_be("table.n", "within its section");
+      std::memcpy(&descriptor, section.payload.data(), sizeof descriptor);
+      if (!first) first = descriptor;
+      if (offset == kNotPlaced) continue;
+      SR_RETURN_IF_ERROR(check_descriptor(descriptor));
+      const std::uint64_t rows = std::uint64_t{descriptor.n} * descriptor.dim * sizeof(float);
+      const bool fits =
+          section.payload.size() == sizeof descriptor + std::uint64_t{descriptor.n} * sizeof(std::uint64_t);
+      if (descriptor.flags != kTablePlaced || descriptor.dtype != Dtype::kFloat32 || !fits) {
+        return must_be("lane_rows", "offsets of tables of float32 that are flagged and have keys alone");
+      }
+      if (offset % sizeof(float) != 0 || rows > lane_bytes || offset > lane_bytes - rows) {
+        return not_allowed("lane_rows", offset,
+                           "a place within the " + std::to_string(lane_bytes) + " bytes of its lane, a multiple of 4");
+      }
+      bytes += padded8(rows);
+    }
+    if (table != offsets.size()) return not_allowed("lane_rows", offsets.size(), "an offset for each table");
+    return Status::ok();
+  }
+
+  // Writes the body, but for the rows in the lane: these are returned.
+  std::vector<CopiedRows> write(std::byte* to, std::span<const std::byte> lane) const {
+    std::vector<CopiedRows> copies;
+    std::size_t table = 0;
+    for (const Section& section : sections) {
+      SectionHeader header;
+      header.kind = static_cast<std::uint16_t>(section.kind);
+      header.flags = kSectionRequired;
+      header.payload_bytes = section.payload.size();
+      std::byte* const payload = to + sizeof header;
+      std::memcpy(payload, section.payload.data(), section.payload.size());
+      std::size_t end = section.payload.size();
+      if (section.kind == SectionKind::kTableGrads && offsets[table++] != kNotPlaced) {
+        TableDescriptor descriptor;
+        std::memcpy(&descriptor, payload, sizeof descriptor);
+        descriptor.flags = 0;
+        std::memcpy(payload, &descriptor, sizeof descriptor);
+        const std::size_t rows = std::size_t{descriptor.n} * descriptor.dim * sizeof(float);
+        for (std::size_t at = 0; at < rows; at += kCopyBytes) {
+          copies.push_back(
+              {payload + end + at, lane.data() + offsets[table - 1] + at, std::min(kCopyBytes, rows - at)});
+        }
+        end += rows;
+        header.payload_bytes = sizeof descriptor + std::size_t{descriptor.n} * sizeof(std::uint64_t) + padded8(rows);
+      }
+      std::memset(payload + end, 0, padded8(end) - end);
+      std::memcpy(to, &header, sizeof header);
+      to = payload + padded8(end);
+    }
+    return copies;
+  }
+};
+
+Task<Status> BodyReader::charge(Body& body, std::size_t bytes, Clock::time_point deadline) {
+  if (peer_.inflight) {
+    body.client_charge = peer_.inflight->charge(peer_.inflight->account(accounts_.name()), bytes);
+    const std::string whose = peer_.address + "'s in-flight";
+    if (Status status = co_await accounts_.take(body.client_charge, bytes, deadline, whose); !status.is_ok())
+      co_return status;
+  }
+  body.charge = accounts_.charge_body(bytes);
+  co_return co_await accounts_.take(body.charge, bytes, deadline, "the shard's in-flight");
+}
+
+Task<Outcome> BodyReader::fetch_placed(Request& request, const Check& check) {
+  const FrameType type = request.type();
+  const bool is_write = type == FrameType::kPrepare || type == FrameType::kCommit || type == FrameType::kAssign;
+  if (!lane_ || !is_write) co_return Outcome{};
+  PlacedBody placed;
+  Status status = placed.parse(request.body.bytes, request.header.section_count);
+  if (!status.is_ok()) co_return Outcome::broken_grammar(std::move(status));
+  if (placed.offsets.empty()) co_return Outcome{};
+  const FrameIo::LaneUse use(io_);
+  if (!use.is_allowed()) co_return Outcome::refused(lost());
+  const std::span<const std::byte> lane = lane_->bytes();
+  status = placed.measure(lane.size());
+  if (!status.is_ok()) co_return Outcome::broken_grammar(std::move(status));
+  if (placed.bytes > core_.options.max_frame_bytes) {
+    status = Status(Code::kInvalidArgument,
+                    "the request has " + std::to_string(placed.bytes) + " bytes, a frame has at most " +
+                        std::to_string(core_.options.max_frame_bytes) + "; send fewer rows at a time");
+  }
+  if (status.is_ok()) status = check(request.header, nullptr);
+  if (status.is_ok() && placed.first) status = check(request.header, &*placed.first);
+  Body whole;
+  if (status.is_ok()) status = co_await charge(whole, placed.bytes, request.deadline);
+  if (!status.is_ok()) co_return Outcome::refused(std::move(status));
+  whole.buffer = core_.buffers.acquire(placed.bytes);
+  whole.bytes = {whole.buffer.data(), placed.bytes};
+  const auto copies = placed.write(whole.buffer.data(), lane);
+  core_.parallel_for(static_cast<std::uint32_t>(copies.size()),
+                     [&copies](std::uint32_t i) { std::memcpy(copies[i].to, copies[i].from, copies[i].bytes); });
+  for (const CopiedRows& copy : copies) core_.counters.lane_received += copy.bytes;
+  whole.staged = request.body.staged;
+  request.body = std::move(whole);
+  request.header.body_bytes = static_cast<std::uint32_t>(placed.bytes);
+  request.header.section_count = static_cast<std::uint32_t>(placed.sections.size());
+  co_return Outcome{};
+}
 
 Status BodyReader::lost() {
   io_.mark_closed();

@@ -8,8 +8,10 @@
 #include <functional>
 
 #include "rpc/server/frame_io.h"
+#include "rpc/server/outcome.h"
 #include "rpc/server/peer_accounts.h"
 #include "rpc/server/request.h"
+#include "rpc/transport/lane.h"
 
 namespace sparserow::rpc {
 
@@ -26,17 +28,25 @@ class BodyReader {
   // past. Any status with a closed FrameIo: the connection is lost.
   Task<Status> read(const FrameHeader& header, Body& body, std::chrono::steady_clock::time_point deadline,
                     const Check& check);
+  // lane: where bodies may have their rows; null: nowhere.
+  void open(std::shared_ptr<LaneRegion> lane) { lane_ = std::move(lane); }
+  // Copies rows that a request to write has in the lane into its body, which is then as if they had come in the frame.
+  // Each byte is read once, so that nothing changes after it was checked. A place that is none breaks the grammar.
+  Task<Outcome> fetch_placed(Request& request, const Check& check);
 
  private:
   Task<Status> check_first_table(const FrameHeader& header, const Check& check);
   Task<Status> read_charged(const FrameHeader& header, Body& body, std::size_t& left,
                             std::chrono::steady_clock::time_point deadline);
+  struct PlacedBody;
   Status lost();
+  Task<Status> charge(Body& body, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
 
   ServerCore& core_;
   Peer& peer_;
   FrameIo& io_;
   PeerAccounts& accounts_;
+  std::shared_ptr<LaneRegion> lane_;
 };
 
 }  // namespace sparserow::rpc

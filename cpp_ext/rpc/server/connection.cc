@@ -212,9 +212,10 @@ Status Connection::check_hello(const FrameHeader& header, std::span<const std::b
   SR_RETURN_IF_ERROR(take_seat());
   auto region = take_lane(*hello, lane);
   if (!region.is_ok()) return region.status();
-  const bool has_lane = region.value() != nullptr;
-  pulls_.open(
-      weak_from_this(), [this] { close(); }, (hello->features & kFeatureChecksumLast) != 0, std::move(region).value());
+  const std::shared_ptr<LaneRegion> mapped = std::move(region).value();
+  const bool has_lane = mapped != nullptr;
+  bodies_.open(mapped);
+  pulls_.open(weak_from_this(), [this] { close(); }, (hello->features & kFeatureChecksumLast) != 0, mapped);
   HelloPayload mine;
   mine.shard_index = core_.options.shard_index;
   mine.cluster_id = core_.options.cluster_id;
@@ -343,7 +344,9 @@ Task<bool> Connection::serve_one() {
   if (outcome.is_ok()) {
     request.arrival.trace = trace_of(header, request.body.bytes);
     try {
-      outcome = co_await dispatch(request);
+      outcome = co_await bodies_.fetch_placed(request, check);
+      if (io_.is_closed()) co_return false;
+      if (outcome.is_ok()) outcome = co_await dispatch(request);
     } catch (...) {  // nothing was sent: FrameIo ends a connection whose reply it leaves unfinished
       outcome = Outcome::refused(caught_status("the request"));
     }

@@ -24,7 +24,26 @@ FrameIo::~FrameIo() {
 
 void FrameIo::close() {
   closed_ = true;
-  stream_->reset();  // a coroutine that waits for the fd wakes and sees the end
+  const MutexLock lock(end_mutex_);
+  shows_end_ = true;
+  if (lane_uses_ == 0) stream_->reset();  // a coroutine that waits for the fd wakes and sees the end
+}
+
+bool FrameIo::begin_lane_use() noexcept {
+  const MutexLock lock(end_mutex_);
+  if (shows_end_) return false;
+  ++lane_uses_;
+  return true;
+}
+
+void FrameIo::end_lane_use() noexcept {
+  const MutexLock lock(end_mutex_);
+  if (--lane_uses_ == 0 && shows_end_) stream_->reset();
+}
+
+bool FrameIo::is_lane_used() const noexcept {
+  const MutexLock lock(end_mutex_);
+  return lane_uses_ > 0;
 }
 
 Task<bool> FrameIo::wait_for(Transfer::Want want) {
@@ -101,7 +120,17 @@ Task<bool> FrameIo::read_into(std::span<std::byte> into) {
 
 // A socket that is closed with unread bytes resets the last reply away.
 Task<void> FrameIo::drain(std::size_t most) {
+  asio::steady_timer pause(strand_);
+  while (!closed_ && is_lane_used()) {  // by an answer to a pull that was parked
+    asio::error_code error;
+    pause.expires_after(std::chrono::milliseconds(1));
+    co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+  }
   if (closed_) co_return;
+  {
+    const MutexLock lock(end_mutex_);
+    shows_end_ = true;
+  }
   stream_->shutdown_write();
   mark_moved();
   phase_ = Phase::kEnding;

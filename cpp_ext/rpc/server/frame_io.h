@@ -16,6 +16,7 @@
 #include "rpc/server/server_core.h"
 #include "rpc/transport/event_loop.h"
 #include "rpc/transport/stream.h"
+#include "util/mutex.h"
 
 namespace sparserow::rpc {
 
@@ -66,6 +67,24 @@ class FrameIo {
   Task<bool> write_part(std::span<const std::byte> bytes);
   void end_turn();
 
+  // While one lives, which uses memory of the peer, that does not see the end of this connection: once it sees that,
+  // its memory is its own again.
+  class LaneUse {
+   public:
+    explicit LaneUse(FrameIo& io) noexcept : io_(io), is_allowed_(io.begin_lane_use()) {}
+    LaneUse(const LaneUse&) = delete;
+    LaneUse& operator=(const LaneUse&) = delete;
+    ~LaneUse() {
+      if (is_allowed_) io_.end_lane_use();
+    }
+    // False: the peer may have seen the end.
+    [[nodiscard]] bool is_allowed() const noexcept { return is_allowed_; }
+
+   private:
+    FrameIo& io_;
+    const bool is_allowed_;
+  };
+
   void set_phase(Phase phase) noexcept { phase_ = phase; }
   void mark_moved() noexcept;
   // Any thread.
@@ -78,6 +97,9 @@ class FrameIo {
 
  private:
   Task<bool> wait_for(Transfer::Want want);
+  [[nodiscard]] bool begin_lane_use() noexcept;
+  void end_lane_use() noexcept;
+  [[nodiscard]] bool is_lane_used() const noexcept;
   void note_received(std::size_t bytes) noexcept;
 
   Counters& counters_;
@@ -89,6 +111,10 @@ class FrameIo {
   std::size_t staged_end_ = 0;
   bool writing_ = false;
   std::deque<std::shared_ptr<asio::steady_timer>> turns_;
+
+  mutable Mutex end_mutex_;
+  unsigned lane_uses_ SR_GUARDED_BY(end_mutex_) = 0;
+  bool shows_end_ SR_GUARDED_BY(end_mutex_) = false;
 
   std::atomic<Phase> phase_{Phase::kHello};
   std::atomic<std::int64_t> moved_at_ms_{0};

@@ -75,7 +75,7 @@ PullHandler::PullHandler(ServerCore& core, const Strand& strand, const Peer& pee
     : core_(core), strand_(strand), peer_(peer), io_(io), accounts_(accounts), sampler_(sampler_seed) {}
 
 void PullHandler::open(std::weak_ptr<void> connection, std::function<void()> close, bool reads_checksum_last,
-                       std::unique_ptr<LaneRegion> lane) {
+                       std::shared_ptr<LaneRegion> lane) {
   connection_ = std::move(connection);
   close_ = std::move(close);
   reads_checksum_last_ = reads_checksum_last;
@@ -120,20 +120,15 @@ Task<Outcome> PullHandler::serve_lookup(Request& request) {
 
 Outcome PullHandler::plan(const Request& request, PullRequest& pull) const {
   std::vector<TableView> views;
-  Outcome outcome = request.parse_tables(SectionKind::kTableKeys, views, &pull.place);
+  Outcome outcome = request.parse_tables(SectionKind::kTableKeys, views, &pull.places);
   if (!outcome.is_ok()) return outcome;
-  const std::uint64_t lane_bytes = lane_ ? lane_->bytes().size() : 0;
-  if (pull.place.bytes > lane_bytes || pull.place.offset > lane_bytes - pull.place.bytes) {
-    return Outcome::broken_grammar(
-        not_allowed("lane_place.bytes", pull.place.bytes,
-                    "a place within the " + std::to_string(lane_bytes) + " bytes of its lane"));
-  }
   for (const TableView& view : views) {
     Status status = request.check_table(*pull.store, view.descriptor);
     if (!status.is_ok()) return Outcome::refused(std::move(status));
     pull.parts.push_back({view.descriptor, view.keys, view.known});
-    pull.reply_bytes += rows_section_bytes(view.descriptor);
   }
+  if (Status placed = place_rows(pull); !placed.is_ok()) return Outcome::broken_grammar(std::move(placed));
+  for (const PullPart& part : pull.parts) pull.reply_bytes += rows_section_bytes(part.descriptor);
   if (pull.reply_bytes > core_.options.max_frame_bytes) {
     return Outcome::refused({Code::kInvalidArgument, "the reply would have " + std::to_string(pull.reply_bytes) +
                                                          " bytes, a frame has at most " +
@@ -141,6 +136,39 @@ Outcome PullHandler::plan(const Request& request, PullRequest& pull) const {
                                                          "; pull fewer rows at a time"});
   }
   return outcome;
+}
+
+Status PullHandler::place_rows(PullRequest& pull) const {
+  const std::uint64_t lane_bytes = lane_ ? lane_->bytes().size() : 0;
+  const std::string within = "a place within the " + std::to_string(lane_bytes) + " bytes of its lane";
+  const LanePlacePayload& body = pull.places.body;
+  if (body.bytes > lane_bytes || body.offset > lane_bytes - body.bytes) {
+    return not_allowed("lane_place.bytes", body.bytes, within);
+  }
+  if (pull.places.rows.empty()) return Status::ok();
+  if (pull.places.rows.size() != pull.parts.size()) {
+    return not_allowed("lane_rows", pull.places.rows.size(),
+                       "an offset for each of " + std::to_string(pull.parts.size()) + " tables");
+  }
+  for (std::size_t p = 0; p < pull.parts.size(); ++p) {
+    const std::uint64_t offset = pull.places.rows[p];
+    if (offset == kNotPlaced) continue;
+    PullPart& part = pull.parts[p];
+    if (part.descriptor.dtype != Dtype::kFloat32 || (part.descriptor.flags & kTableKnown) != 0) {
+      return not_allowed("lane_rows", offset, "no offset, as its rows are not float32 or their versions are compared");
+    }
+    const std::uint64_t bytes = std::uint64_t{part.descriptor.n} * part.descriptor.dim * sizeof(float);
+    if (offset % sizeof(float) != 0 || bytes > lane_bytes || offset > lane_bytes - bytes) {
+      return not_allowed("lane_rows", offset, within + ", a multiple of 4");
+    }
+    part.placed = lane_->bytes().data() + offset;
+    part.descriptor.flags |= kTablePlaced;
+  }
+  return Status::ok();
+}
+
+bool PullHandler::is_placed(const PullRequest& pull) {
+  return std::any_of(pull.parts.begin(), pull.parts.end(), [](const PullPart& part) { return part.placed != nullptr; });
 }
 
 Task<bool> PullHandler::send_refusal(const PullRequest& pull, const Status& status) {
@@ -189,7 +217,7 @@ Task<bool> PullHandler::send_rows(PullRequest& pull) {
   count_writes(pull);
   Status status;
   if (is_conditional(pull)) status = co_await keep_changed(pull);
-  const bool has_place = pull.place.bytes > 0 && pull.place.bytes >= pull.reply_bytes;
+  const bool has_place = pull.places.body.bytes > 0 && pull.places.body.bytes >= pull.reply_bytes;
   if (status.is_ok() && has_place && (pull.header.flags & kFrameHasCrc) == 0) {
     co_return co_await send_rows_by_lane(pull);
   }
@@ -197,7 +225,7 @@ Task<bool> PullHandler::send_rows(PullRequest& pull) {
   const bool crc_first =
       (pull.header.flags & kFrameHasCrc) != 0 && (!reads_checksum_last_ || pull.parts.size() == kMaxSections ||
                                                   pull.reply_bytes + kChecksumBytes > core_.options.max_frame_bytes);
-  const bool whole = sizeof(FrameHeader) + pull.reply_bytes <= RowChunks::kChunkBytes || crc_first;
+  const bool whole = sizeof(FrameHeader) + pull.reply_bytes <= RowChunks::kChunkBytes || crc_first || is_placed(pull);
   const std::uint64_t reply_memory =
       whole ? sizeof(FrameHeader) + pull.reply_bytes : RowChunks::memory_bytes(pull.parts);
   if (status.is_ok() && reply_memory > kUncharged) {
@@ -265,6 +293,8 @@ void PullHandler::count_writes(PullRequest& pull) {
 
 // Writes the body of a reply, on the threads that are free and in turns with other connections. to: pull.reply_bytes.
 Task<Status> PullHandler::write_body(PullRequest& pull, std::byte* to) {
+  const FrameIo::LaneUse use(io_);
+  if (!use.is_allowed()) co_return Status(Code::kUnavailable, "the connection has ended");
   Packer packer(to);
   for (const PullPart& part : pull.parts) {
     put_section(packer, part);
@@ -272,8 +302,13 @@ Task<Status> PullHandler::write_body(PullRequest& pull, std::byte* to) {
     if (!positions.empty()) std::memcpy(packer.claim(positions.size()), positions.data(), positions.size());
     const std::size_t n = part.keys.size();
     const std::size_t row_bytes = part.descriptor.dim * size_of(part.descriptor.dtype);
-    std::byte* const rows = packer.claim(n * row_bytes);
-    packer.zero(padded8(n * row_bytes) - n * row_bytes);
+    std::byte* rows = part.placed;
+    if (rows == nullptr) {
+      rows = packer.claim(n * row_bytes);
+      packer.zero(padded8(n * row_bytes) - n * row_bytes);
+    } else {
+      core_.counters.lane_sent += n * row_bytes;
+    }
     PullExtras extras;
     if ((part.descriptor.flags & kTableVersions) != 0) {
       extras.versions = {reinterpret_cast<std::uint64_t*>(packer.claim(n * 8)), n};
@@ -310,7 +345,7 @@ Task<bool> PullHandler::send_rows_whole(PullRequest& pull) {
 // Writes the body where the request said, and sends the header alone. The memory is the client's, so that it costs no
 // room for replies.
 Task<bool> PullHandler::send_rows_by_lane(PullRequest& pull) {
-  const Status status = co_await write_body(pull, lane_->bytes().data() + pull.place.offset);
+  const Status status = co_await write_body(pull, lane_->bytes().data() + pull.places.body.offset);
   if (!status.is_ok()) co_return co_await send_refusal(pull, status);
   FrameHeader header = rows_header(pull);
   header.flags |= kFrameInLane;

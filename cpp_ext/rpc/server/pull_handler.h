@@ -26,7 +26,7 @@ struct PullRequest {
   std::shared_ptr<Store> store;
   std::vector<PullPart> parts;
   std::uint64_t reply_bytes = 0;     // of the reply's body
-  LanePlacePayload place;            // where the body of the reply may go
+  NamedPlaces places;                // where the reply may go
   std::uint64_t reply_sequence = 0;  // writes of others, when asked; for a lookup the version that answers
   Buffer body;                       // owns the keys of a pull that is parked
   FairBudget::Charge parked;
@@ -45,7 +45,7 @@ class PullHandler {
   // Says what HELLO agreed on. `connection` owns this object; `close` ends the connection.
   // lane: where it may have replies written to; null: nowhere.
   void open(std::weak_ptr<void> connection, std::function<void()> close, bool reads_checksum_last,
-            std::unique_ptr<LaneRegion> lane);
+            std::shared_ptr<LaneRegion> lane);
   Task<Outcome> serve_pull(Request& request);
   Task<Outcome> serve_lookup(Request& request);
   // The commit log forgets the pulls of this connection that wait.
@@ -69,6 +69,9 @@ class PullHandler {
   Task<Status> write_body(PullRequest& pull, std::byte* to);
   Task<bool> send_rows_whole(PullRequest& pull);
   Task<bool> send_rows_by_lane(PullRequest& pull);
+  // Checks the places that a request names, and says them to its parts.
+  Status place_rows(PullRequest& pull) const;
+  [[nodiscard]] static bool is_placed(const PullRequest& pull);
   Task<bool> send_chunks(RowChunks& chunks, bool has_checksum);
   Task<Status> fetch_rows(const PullRequest& pull);
   // Leaves in each conditional part the keys whose rows differ.
@@ -86,7 +89,7 @@ class PullHandler {
   std::weak_ptr<void> connection_;
   std::function<void()> close_;
   bool reads_checksum_last_ = false;
-  std::unique_ptr<LaneRegion> lane_;
+  std::shared_ptr<LaneRegion> lane_;
   bool has_parked_ = false;  // so the commit log may know this connection
   std::atomic<std::uint32_t> parked_{0};
 };

@@ -73,16 +73,22 @@ Status Request::check_table(const Store& store, const TableDescriptor& descripto
   return Status::ok();
 }
 
-Outcome Request::parse_tables(SectionKind kind, std::vector<TableView>& out, LanePlacePayload* place) const {
+Outcome Request::parse_tables(SectionKind kind, std::vector<TableView>& out, NamedPlaces* places) const {
   SectionReader sections(body.bytes, header.section_count);
   while (true) {
     auto section = sections.next();
     if (!section.is_ok()) return Outcome::broken_grammar(section.status());
     if (!section.value()) return {};
-    if (section.value()->kind == SectionKind::kLanePlace && place != nullptr) {
+    if (section.value()->kind == SectionKind::kLanePlace && places != nullptr) {
       const auto named = parse_lane_place(section.value()->payload);
       if (!named.is_ok()) return Outcome::broken_grammar(named.status());
-      *place = named.value();
+      places->body = named.value();
+      continue;
+    }
+    if (section.value()->kind == SectionKind::kLaneRows && places != nullptr) {
+      auto named = parse_lane_rows(section.value()->payload);
+      if (!named.is_ok()) return Outcome::broken_grammar(named.status());
+      places->rows = std::move(named).value();
       continue;
     }
     if (section.value()->kind != kind) {

@@ -22,6 +22,12 @@ struct Arrival {
   TraceContext trace;
 };
 
+// Where a request says that its reply goes, in the lane of its connection.
+struct NamedPlaces {
+  LanePlacePayload body;
+  std::vector<std::uint64_t> rows;  // by table, an offset or kNotPlaced; empty: of none
+};
+
 // A body, in place in the staging buffer or in a buffer of its own.
 struct Body {
   std::span<const std::byte> bytes;
@@ -55,10 +61,10 @@ struct Request {
   // The same for a request that names a table by its id alone; kNotFound. `dim` is the table's.
   [[nodiscard]] Status check_table_id(const Store& store, std::uint32_t table_id, std::uint32_t& dim) const;
 
-  // Parses the body, whose sections must all be of one kind. A request for rows may name a place for its reply among
-  // them; place: null for one that may not.
+  // Parses the body, whose sections must all be of one kind. A request for rows may name places for its reply among
+  // them; places: null for one that may not.
   [[nodiscard]] Outcome parse_tables(SectionKind kind, std::vector<TableView>& out,
-                                     LanePlacePayload* place = nullptr) const;
+                                     NamedPlaces* places = nullptr) const;
 };
 
 // kUnavailable while a table is refused, because its rows are not whole.

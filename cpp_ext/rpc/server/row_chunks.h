@@ -24,6 +24,7 @@ struct PullPart {
   // The reply to a conditional pull has the keys of rows that differ; these are their places among the keys asked
   // for, rising, with zeros up to 8 bytes. Else empty.
   std::span<const std::uint32_t> positions = {};
+  std::byte* placed = nullptr;  // where its rows go, in the lane; null: into the reply
 };
 
 // Descriptor of the reply to a part.

@@ -312,6 +312,7 @@ ServerStats Server::Impl::stats() const {
           .connections_too_slow = counters.connections_too_slow,
           .lane_bytes = counters.lane_bytes,
           .lane_sent = counters.lane_sent,
+          .lane_received = counters.lane_received,
           .requests_active = counters.requests_active,
           .commits = core_.commits.stats(),
           .job_steps = core_.commits.highest_steps(),

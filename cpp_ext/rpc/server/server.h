@@ -40,7 +40,7 @@ struct ServerOptions {
   std::uint64_t inflight_budget_bytes = 4ull << 30;  // of request bodies being received or worked on
   std::uint64_t reply_budget_bytes = 2ull << 30;     // of replies being made or sent
   std::uint64_t kept_budget_bytes = 4ull << 30;      // of commits, and as much again of pulls, kept for the clock
-  std::uint64_t lane_budget_bytes = 8ull << 30;      // of clients' memory in which they are answered; 0: none is
+  std::uint64_t lane_budget_bytes = 64ull << 30;     // of clients' memory in which they are answered; 0: none is
   std::uint32_t max_connections = 4096;
   std::uint32_t max_client_connections = 0;  // from one address; 0: as many as there may be
   std::uint64_t client_inflight_bytes = 0;   // of request bodies from one address, at least a frame's; 0: no bound
@@ -76,6 +76,7 @@ struct ServerStats {
   std::uint64_t connections_too_slow = 0;  // closed because a frame or a reply moved too slowly
   std::uint64_t lane_bytes = 0;            // of clients' memory that is mapped, so that replies are written there
   std::uint64_t lane_sent = 0;             // bytes of replies that were
+  std::uint64_t lane_received = 0;         // bytes of pushed rows that were read there
   std::uint64_t requests_active = 0;
   CommitLogStats commits;
   std::map<std::uint32_t, std::int64_t> job_steps;  // by job id: the highest step that a worker has committed

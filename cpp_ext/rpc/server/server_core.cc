@@ -79,6 +79,7 @@ ServerCore::ServerCore(const ServerOptions& server_options, std::shared_ptr<Stor
 }
 
 void ServerCore::parallel_for(std::uint32_t parts, const std::function<void(std::uint32_t)>& work) {
+  if (parts == 0) return;
   const auto shared = std::make_shared<ParallelWork>();
   shared->parts = parts;
   shared->work = &work;

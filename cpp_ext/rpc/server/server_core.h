@@ -57,8 +57,9 @@ struct Counters {
   std::atomic<std::uint64_t> rows_pulled{0};
   std::atomic<std::uint64_t> rows_written{0};
   std::atomic<std::uint64_t> connections_too_slow{0};
-  std::atomic<std::uint64_t> lane_bytes{0};  // of clients' memory that is mapped
-  std::atomic<std::uint64_t> lane_sent{0};   // bytes of replies that were written there
+  std::atomic<std::uint64_t> lane_bytes{0};     // of clients' memory that is mapped
+  std::atomic<std::uint64_t> lane_sent{0};      // bytes of replies that were written there
+  std::atomic<std::uint64_t> lane_received{0};  // bytes of rows that were read there
   std::atomic<std::uint64_t> requests_active{0};
   std::atomic<std::uint64_t> requests_dispatched{0};  // of these, the ones that may touch rows
 };

@@ -109,4 +109,34 @@ void LanePlaces::give_back(const Place& place) {
   }
 }
 
+Result<std::shared_ptr<LaneArena>> LaneArena::make(std::uint64_t bytes) {
+  auto region = LaneRegion::make(bytes);
+  if (!region.is_ok()) return region.status();
+  return std::shared_ptr<LaneArena>(new LaneArena(std::move(region).value()));
+}
+
+std::shared_ptr<std::byte[]> LaneArena::take(std::uint64_t bytes) {
+  const auto place = [&] {
+    const MutexLock lock(mutex_);
+    return places_.take(bytes);
+  }();
+  if (!place) return nullptr;
+  return {region_->bytes().data() + place->offset, [self = shared_from_this(), at = *place](std::byte*) {
+            const MutexLock lock(self->mutex_);
+            self->places_.give_back(at);
+          }};
+}
+
+std::optional<std::uint64_t> LaneArena::offset_of(const void* first, std::uint64_t bytes) const noexcept {
+  const auto all = region_->bytes();
+  const auto begin = reinterpret_cast<std::uintptr_t>(first), from = reinterpret_cast<std::uintptr_t>(all.data());
+  if (begin < from || begin - from > all.size() || bytes > all.size() - (begin - from)) return std::nullopt;
+  return begin - from;
+}
+
+std::uint64_t LaneArena::taken() const {
+  const MutexLock lock(mutex_);
+  return places_.taken();
+}
+
 }  // namespace sparserow::rpc

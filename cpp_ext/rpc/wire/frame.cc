@@ -144,7 +144,7 @@ Result<std::optional<Section>> SectionReader::next() {
     const bool is_known = header.kind >= static_cast<std::uint16_t>(SectionKind::kHello) &&
                           header.kind <= static_cast<std::uint16_t>(SectionKind::kScanPage);
     const bool is_later = header.kind >= static_cast<std::uint16_t>(SectionKind::kChecksum) &&
-                          header.kind <= static_cast<std::uint16_t>(SectionKind::kLanePlace);
+                          header.kind <= static_cast<std::uint16_t>(SectionKind::kLaneRows);
     if (is_known || is_later) {
       return std::optional<Section>(Section{static_cast<SectionKind>(header.kind), payload});
     }
@@ -161,15 +161,19 @@ Result<TableLayout> layout_of(SectionKind kind, std::uint8_t flags) {
   const bool found = (flags & kTableFound) != 0;
   const bool known = (flags & kTableKnown) != 0;
   const bool exponents = (flags & kTableExponents) != 0;
-  if ((flags & ~(kTableVersions | kTableFound | kTableKnown | kTableExponents)) != 0)
+  const bool placed = (flags & kTablePlaced) != 0;
+  if ((flags & ~(kTableVersions | kTableFound | kTableKnown | kTableExponents | kTablePlaced)) != 0)
     return bad("table.flags: unknown bit in " + std::to_string(flags));
+  if (placed && (known || kind != SectionKind::kTableRows)) {
+    return bad("table.flags: placed rows are those of a whole reply");
+  }
   if (exponents && kind != SectionKind::kTableGrads) return bad("table.flags: exponents are for rows that are sent");
   if (known && !versions) return bad("table.flags: a conditional pull must ask for versions");
   switch (kind) {
     case SectionKind::kTableKeys:
       return TableLayout{.keys = true, .known = known};
     case SectionKind::kTableRows:
-      return TableLayout{.positions = known, .rows = true, .versions = versions, .found = found};
+      return TableLayout{.positions = known, .rows = !placed, .versions = versions, .found = found};
     case SectionKind::kTableGrads:
       if ((flags & ~kTableExponents) != 0) return bad("table.flags: gradients carry exponents alone");
       return TableLayout{.keys = true, .exponents = exponents, .rows = true};
@@ -208,7 +212,7 @@ Status check_descriptor(const TableDescriptor& descriptor) {
 std::uint64_t rows_section_bytes(const TableDescriptor& asked) noexcept {
   const auto wants = [&asked](TableFlags flag) { return (asked.flags & flag) != 0; };
   return sizeof(SectionHeader) + table_payload_bytes(asked, {.positions = wants(kTableKnown),
-                                                             .rows = true,
+                                                             .rows = !wants(kTablePlaced),
                                                              .versions = wants(kTableVersions),
                                                              .found = wants(kTableFound)});
 }
@@ -290,6 +294,13 @@ Result<LanePlacePayload> parse_lane_place(std::span<const std::byte> payload) {
   auto place = parse_fixed<LanePlacePayload>(payload, "LANE_PLACE", true);
   if (place.is_ok() && place.value().offset % 8 != 0) return bad("lane_place.offset: not a multiple of 8");
   return place;
+}
+
+Result<std::vector<std::uint64_t>> parse_lane_rows(std::span<const std::byte> payload) {
+  if (payload.size() % sizeof(std::uint64_t) != 0) return bad("lane_rows: not a list of offsets");
+  std::vector<std::uint64_t> offsets(payload.size() / sizeof(std::uint64_t));
+  if (!offsets.empty()) std::memcpy(offsets.data(), payload.data(), payload.size());
+  return offsets;
 }
 
 Result<ScanPayload> parse_scan(std::span<const std::byte> payload) {

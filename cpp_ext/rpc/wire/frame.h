@@ -161,6 +161,7 @@ enum class SectionKind : std::uint16_t {
   kWorker = 11,
   kLane = 12,
   kLanePlace = 13,
+  kLaneRows = 14,
 };
 
 enum SectionFlags : std::uint16_t { kSectionRequired = 1 };
@@ -178,6 +179,7 @@ enum TableFlags : std::uint8_t {
   kTableFound = 2,      // request: send the found mask; reply: it is there
   kTableKnown = 4,      // request: known versions are there; reply: positions are. Needs kTableVersions
   kTableExponents = 8,  // TABLE_GRADS: the exponents of the rows are there, as rows of 16 bits need
+  kTablePlaced = 16,    // the rows are where the request says (LANE_ROWS), and not here
 };
 
 struct TableDescriptor {
@@ -258,6 +260,10 @@ struct LanePlacePayload {
   std::uint64_t bytes = 0;   // 0: nowhere
 };
 static_assert(sizeof(LanePlacePayload) == 16);
+
+// LANE_ROWS: for each table of the request, in order, an offset in the lane where its float32 rows go, or are (a
+// TABLE_GRADS, flagged kTablePlaced), or kNotPlaced. A multiple of 4.
+inline constexpr std::uint64_t kNotPlaced = UINT64_MAX;
 
 struct LanePlaceSection {
   SectionHeader section{.kind = static_cast<std::uint16_t>(SectionKind::kLanePlace),
@@ -369,6 +375,7 @@ Status parse_error(std::span<const std::byte> payload);  // the error that the p
 Result<ScanPayload> parse_scan(std::span<const std::byte> payload);
 Result<LanePayload> parse_lane(std::span<const std::byte> payload);
 Result<LanePlacePayload> parse_lane_place(std::span<const std::byte> payload);
+Result<std::vector<std::uint64_t>> parse_lane_rows(std::span<const std::byte> payload);
 
 struct ScanPageView {
   ScanPagePayload page;

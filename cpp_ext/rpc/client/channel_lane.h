@@ -1,0 +1,72 @@
+// What the requests of one connection have named in the memory that client and shard share (rpc/transport/lane.h), and
+// who keeps it until the shard is done with it. The client's mutex guards every call, as of Channel.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "rpc/client/reply_reader.h"
+#include "rpc/client/shard_request.h"
+#include "rpc/transport/lane.h"
+#include "rpc/transport/stream.h"
+
+namespace sparserow::rpc {
+
+// Rows of so few bytes cost a copy less through the socket.
+inline constexpr std::uint64_t kLeastInLane = 32u << 10;
+
+// The memory of one client, made when the first shard of its host is greeted.
+struct ClientArena {
+  std::uint64_t bytes = 0;  // 0: there is to be none
+  std::shared_ptr<LaneArena> arena;
+
+  // kUnavailable: the system gives none.
+  Result<std::shared_ptr<LaneArena>> open();
+};
+
+class ChannelLane {
+ public:
+  using Owners = std::vector<std::shared_ptr<void>>;
+  explicit ChannelLane(std::shared_ptr<LaneArena> arena) : arena_(std::move(arena)) {}
+
+  [[nodiscard]] const LaneArena& arena() const noexcept { return *arena_; }
+  [[nodiscard]] bool is_taken() const noexcept { return is_taken_; }
+  void note_taken() noexcept { is_taken_ = true; }  // the shard has mapped it
+
+  // Names memory for the rows and the reply of a request that is about to be sent. False: there was no room for the
+  // reply's body.
+  bool name(ShardRequest& request, std::uint32_t max_body_bytes) const;
+  // Takes the names out again.
+  static void forget(ShardRequest& request);
+  // Reads a reply whose body lies where the request said.
+  Status read(const FrameHeader& header, const ShardRequest& request);
+
+  // The request ends without its answer: what it named has an owner until that comes, and its rows are no longer used.
+  void give_up(const ShardRequest& request);
+  // The answer to a request that was given up has come.
+  void note_answer(std::uint64_t id) { late_.erase(id); }
+  // What requests that were given up have named; they are forgotten.
+  [[nodiscard]] Owners take_late();
+  // Nobody uses the memory of this request's rows again, as the shard may write or read there late.
+  static void abandon_rows(const ShardRequest& request);
+  // What a request has named.
+  static void add_owners(const ShardRequest& request, Owners& owners);
+
+ private:
+  const std::shared_ptr<LaneArena> arena_;
+  bool is_taken_ = false;
+  std::map<std::uint64_t, Owners> late_;  // by id
+  ReplyReader reader_;
+};
+
+// A connection that this side has left, on which the shard may still write: it shows its end after its last write.
+struct EndingLane {
+  std::unique_ptr<Stream> stream;
+  ChannelLane::Owners owners;
+
+  [[nodiscard]] bool has_ended() const noexcept;
+};
+
+}  // namespace sparserow::rpc
