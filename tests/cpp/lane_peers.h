@@ -178,17 +178,20 @@ class PassingPeer {
                                      .dtype = dtype,
                                      .flags = flags,
                                      .n = said == 0 ? n : said};
-    std::vector<std::byte> payload(sizeof descriptor + n * 8);
-    std::memcpy(payload.data(), &descriptor, sizeof descriptor);
-    const auto keys = ids_from(0, n);
-    std::memcpy(payload.data() + sizeof descriptor, keys.data(), n * 8);
-    const auto frame = small_frame(header, SectionKind::kTableGrads, payload, {});
+    const auto frame = small_frame(header, SectionKind::kTableGrads, with_keys(descriptor, n), {});
     send(with_section(frame, SectionKind::kLaneRows, std::as_bytes(std::span(offsets))));
   }
 
   std::vector<std::byte> body;
 
  private:
+  static std::vector<std::byte> with_keys(const TableDescriptor& descriptor, std::uint32_t n) {
+    std::vector<std::byte> payload(sizeof descriptor + n * 8);
+    std::memcpy(payload.data(), &descriptor, sizeof descriptor);
+    const auto keys = ids_from(0, n);
+    std::memcpy(payload.data() + sizeof descriptor, keys.data(), n * 8);
+    return payload;
+  }
   static std::vector<std::byte> pull_frame(const TableSchema& table, std::uint32_t n, Dtype dtype, std::uint8_t flags) {
     FrameHeader header;
     header.type = static_cast<std::uint16_t>(FrameType::kPull);
@@ -199,11 +202,7 @@ class PassingPeer {
                                      .dtype = dtype,
                                      .flags = flags,
                                      .n = n};
-    std::vector<std::byte> payload(sizeof descriptor + n * 8);
-    std::memcpy(payload.data(), &descriptor, sizeof descriptor);
-    const auto keys = ids_from(0, n);
-    std::memcpy(payload.data() + sizeof descriptor, keys.data(), n * 8);
-    return small_frame(header, SectionKind::kTableKeys, payload, {});
+    return small_frame(header, SectionKind::kTableKeys, with_keys(descriptor, n), {});
   }
 
   FileDescriptor fd_;
@@ -212,13 +211,13 @@ class PassingPeer {
 // A shard of one connection that answers when the test says, and what the test says.
 class ScriptedShard {
  public:
-  explicit ScriptedShard(std::uint64_t cluster_id)
+  ScriptedShard()
       : reserves_port_(take(listen_tcp("127.0.0.1", 0))),
-        listener_(take(listen_local(local_socket_name(cluster_id, 0, port())))) {}
+        listener_(take(listen_local(local_socket_name(0, 0, port())))) {}
   [[nodiscard]] std::uint16_t port() const { return local_port(reserves_port_.get()); }
 
   // Takes a connection and its memory, where it passes one.
-  void accept(std::uint64_t cluster_id, bool has_lane = true) {
+  void accept(bool has_lane = true) {
     int fd = -1;
     while (fd < 0) fd = ::accept(listener_.get(), nullptr, nullptr);  // NOLINT: the listener does not block
     stream_ = make_socket_stream(fd);
@@ -227,7 +226,6 @@ class ScriptedShard {
     REQUIRE(hello.type == static_cast<std::uint16_t>(FrameType::kHello));
     if (has_lane) lane = take(LaneRegion::map(stream_->take_descriptor(), kBytes));
     HelloPayload mine;
-    mine.cluster_id = cluster_id;
     mine.features = kFeatures;
     if (has_lane) mine.features |= kFeatureLane;
     mine.hash_version = kHashVersion;
@@ -328,6 +326,16 @@ class ScriptedShard {
   FileDescriptor listener_;
   std::unique_ptr<Stream> stream_;
 };
+
+// A client of a scripted shard, which is dialled when it is asked.
+inline std::shared_ptr<Client> client_of(const ScriptedShard& shard, std::uint64_t lane_bytes = kBytes) {
+  ClientOptions options;
+  options.shards = {{"127.0.0.1", shard.port()}};
+  options.slot_owner = round_robin(1);
+  options.lane_bytes = lane_bytes;
+  options.is_lazy = true;
+  return take(Client::connect(options));
+}
 
 inline bool overlap(const LanePlacePayload& one, const LanePlacePayload& other) {
   return one.offset < other.offset + other.bytes && other.offset < one.offset + one.bytes;

@@ -309,13 +309,8 @@ TEST_CASE("a place outside of the memory is refused, and one that is too small i
 
 TEST_CASE("the place of a request that was given up is nobody's until its answer comes") {
   const TableSchema table = LocalShard::random_table("test/wide", 48);
-  ClientOptions options;
-  ScriptedShard shard(options.cluster_id);
-  options.shards = {{"127.0.0.1", shard.port()}};
-  options.slot_owner = round_robin(1);
-  options.lane_bytes = kBytes;
-  options.is_lazy = true;
-  const auto client = take(Client::connect(options));
+  ScriptedShard shard;
+  const auto client = client_of(shard);
   constexpr std::uint32_t kRowCount = 1000;
   const auto ask = [&](std::vector<float>& rows, std::chrono::milliseconds deadline, Status& status) {
     return std::thread([&rows, deadline, &status, &client, &table] {
@@ -328,7 +323,7 @@ TEST_CASE("the place of a request that was given up is nobody's until its answer
   std::vector<float> first, second, third;
   Status of_first, of_second, of_third;
   std::thread asks = ask(first, std::chrono::milliseconds(300), of_first);
-  shard.accept(options.cluster_id);
+  shard.accept();
   const FrameHeader given_up = shard.read();
   const LanePlacePayload late = shard.place;
   asks.join();
@@ -364,7 +359,7 @@ TEST_CASE("the place of a request that was given up is nobody's until its answer
   // An answer of more bytes than its place, and one that is no answer.
   for (const std::uint64_t more : {std::uint64_t{1} << 20, std::uint64_t{8}}) {
     asks = ask(third, std::chrono::milliseconds(60'000), of_third);
-    if (more == 8) shard.accept(options.cluster_id);
+    if (more == 8) shard.accept();
     const FrameHeader asked = shard.read();
     shard.answer(asked, table, kRowCount, shard.place, 5.0f, more);
     asks.join();

@@ -179,18 +179,13 @@ TEST_CASE("places of rows that are none are refused by name, and the connection 
 
 TEST_CASE("rows of a request that was given up are nobody's until its answer comes") {
   const TableSchema table = LocalShard::random_table("test/wide", 48);
-  ClientOptions options;
-  ScriptedShard shard(options.cluster_id);
-  options.shards = {{"127.0.0.1", shard.port()}};
-  options.slot_owner = round_robin(1);
-  options.lane_bytes = kBytes;
-  options.is_lazy = true;
-  const auto client = take(Client::connect(options));
+  ScriptedShard shard;
+  const auto client = client_of(shard);
   constexpr std::uint32_t kCount = 1000;
   Status of_first;
   PlacedPull first;
   std::thread asks([&] { of_first = client->touch(milliseconds(20'000)); });  // so that there is an arena
-  shard.accept(options.cluster_id);
+  shard.accept();
   shard.pong(shard.read());
   asks.join();
   REQUIRE(of_first.is_ok());
@@ -232,7 +227,7 @@ TEST_CASE("rows of a request that was given up are nobody's until its answer com
   CHECK(!shard.has_caller());
   shard.place_rows(last, table, kCount, shard.rows[0], 3.0f);
   shard.end();
-  shard.accept(options.cluster_id);
+  shard.accept();
   const FrameHeader again = shard.read();
   CHECK(shard.rows[0] == late);
   shard.place_rows(again, table, kCount, shard.rows[0], 4.0f);
@@ -258,7 +253,7 @@ TEST_CASE("rows of a request that was given up are nobody's until its answer com
   fifth.add(*client, table, ids_from(0, kCount));
   const auto left = shard.leave();  // it does not end
   asks = std::thread([&] { of_fifth = fifth.run(*client, {table}, milliseconds(30'000)); });
-  shard.accept(options.cluster_id);
+  shard.accept();
   const FrameHeader newest = shard.read();
   CHECK(shard.rows[0] != kept);
   shard.place_rows(newest, table, kCount, shard.rows[0], 5.0f);
@@ -396,16 +391,11 @@ TEST_CASE("places of gradients that are none are refused by name, and the connec
 
 TEST_CASE("gradients of a push that was given up are not changed by anybody, and go as a frame to who has no memory") {
   const TableSchema table = LocalShard::random_table("test/wide", 48);
-  ClientOptions options;
-  ScriptedShard shard(options.cluster_id);
-  options.shards = {{"127.0.0.1", shard.port()}};
-  options.slot_owner = round_robin(1);
-  options.lane_bytes = kBytes;
-  options.is_lazy = true;
-  const auto client = take(Client::connect(options));
+  ScriptedShard shard;
+  const auto client = client_of(shard);
   Status status;
   std::thread asks([&] { status = client->touch(milliseconds(20'000)); });
-  shard.accept(options.cluster_id);
+  shard.accept();
   shard.pong(shard.read());
   asks.join();
   std::mt19937 random(3);
@@ -430,7 +420,7 @@ TEST_CASE("gradients of a push that was given up are not changed by anybody, and
   CHECK(shard.rows[0] != kNotPlaced);
   shard.end();
   shard.rows.clear();
-  shard.accept(options.cluster_id, /*has_lane=*/false);
+  shard.accept(/*has_lane=*/false);
   header = shard.read();
   CHECK(shard.rows.empty());
   REQUIRE(header.body_bytes == sizeof(TableHead) + 1'000 * 8 + whole.size() * sizeof(float));
@@ -444,18 +434,13 @@ TEST_CASE("gradients of a push that was given up are not changed by anybody, and
 
 TEST_CASE("a reply in memory that was not passed is none") {
   const TableSchema table = LocalShard::random_table("test/wide", 48);
-  ClientOptions options;
-  ScriptedShard shard(options.cluster_id);
-  options.shards = {{"127.0.0.1", shard.port()}};
-  options.slot_owner = round_robin(1);
-  options.lane_bytes = 0;
-  options.is_lazy = true;
-  const auto client = take(Client::connect(options));
+  ScriptedShard shard;
+  const auto client = client_of(shard, /*lane_bytes=*/0);
   PlacedPull pull;
   pull.add(*client, table, ids_from(0, 1000));
   Status status;
   std::thread asks([&] { status = pull.run(*client, {table}); });
-  shard.accept(options.cluster_id, /*has_lane=*/false);
+  shard.accept(/*has_lane=*/false);
   FrameHeader header;
   header.type = kRows;
   header.flags = kFrameInLane;

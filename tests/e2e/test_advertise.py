@@ -36,7 +36,7 @@ def test_workers_and_clients_dial_what_was_named_or_chosen(launcher: Launcher, t
     told = serving.wait_for(r"ready at gRPC (127\.0\.0\.4:\d+), data plane 127\.0\.0\.4:\d+")[1]
     with sr.ServingClient(told) as client:
         np.testing.assert_array_equal(client.lookup("user", KEYS).rows, rows)
-    view = fetch_view([told], local=False, deadline_sec=10.0)
+    view = fetch_view([told], deadline_sec=10.0)
     assert [host for host, _ in view.endpoints[0]] == ["127.0.0.4"]
 
 

@@ -30,11 +30,11 @@ namespace sparserow::rpc {
 // Where one table of a ROWS reply goes, and what it must look like.
 struct RowsSink {
   TableDescriptor expected;
-  std::span<float> rows;              // (n, dim)
-  std::span<std::uint64_t> versions;  // (n) or empty
-  std::span<std::uint8_t> found;      // (n) or empty
-  std::span<std::uint8_t> changed;    // (n) or empty; for a conditional pull
-  std::shared_ptr<RowMemory> memory;  // that rows lie in; null: in other memory
+  std::span<float> rows;                   // (n, dim)
+  std::span<std::uint64_t> versions;       // (n) or empty
+  std::span<std::uint8_t> found;           // (n) or empty
+  std::span<std::uint8_t> changed;         // (n) or empty; for a conditional pull
+  std::shared_ptr<RowMemory> memory = {};  // that rows lie in; null: in other memory
 };
 
 // kDataLoss, "malformed reply: ...".
