@@ -613,7 +613,7 @@ class Server:
         local: whether clients of this host and user are answered in shared memory.
         max_client_connections: from one address; 0: as many as there may be.
         client_inflight_bytes: of request bodies from one address, at least max_frame_bytes; 0: no bound of its own.
-        tls: (authorities for clients or "", certificate, key) in PEM; None: plain TCP. A Unix socket is always plain.
+        tls: (authorities for clients or "", certificate, key) in PEM; None: plain, and then alone ``local``.
         grants: (SHA-256 of a token, role, namespaces or []) of each token taken; None: whoever reaches the server may
             do everything.
         observe: whether requests are timed and their keys sampled.

@@ -1,4 +1,4 @@
-// A connection to a local socket by whoever does not look who listens; not open where nobody does.
+// A peer that connects to a local socket and does not check which user listens there.
 #pragma once
 
 #include <sys/socket.h>

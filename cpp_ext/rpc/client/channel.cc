@@ -192,7 +192,7 @@ void Channel::break_off(const std::string& reason) {
     if (!lane_ || !(request->sent || request->sending)) continue;
     ChannelLane::add_owners(*request, named);
     request->waits_for_end = may_be_written && request->names.has_rows;
-    // Gradients may be sent again at once, as the shard reads them alone; but nobody may change them afterwards.
+    // A shard only reads gradients, so they may be sent again at once; the session must not change them afterwards.
     if (may_be_written && !request->sources.empty()) ChannelLane::abandon_rows(*request);
   }
   if (may_be_written && !named.empty()) {
@@ -234,7 +234,7 @@ void Channel::dial(Clock::time_point now) {
   state_ = State::kConnecting;
 }
 
-// TLS proves who is at each end, which a local socket does not, so there is none beside it.
+// A client with TLS does not use local sockets, because they prove the peer's user and not its certificate.
 Result<std::unique_ptr<Stream>> Channel::open_stream() {
   const bool is_forced = options_.transport == Transport::kSharedMemory;
   if (is_forced && options_.tls) return Status(Code::kUnavailable, "transport 'shm': TLS is on now");

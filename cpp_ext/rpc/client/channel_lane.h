@@ -1,5 +1,6 @@
-// What the requests of one connection have named in the memory that client and shard share (rpc/transport/lane.h), and
-// who keeps it until the shard is done with it. The client's mutex guards every call, as of Channel.
+// The memory that the requests of one connection have named in the region that client and shard share
+// (rpc/transport/lane.h). It has an owner here until the shard is done with it. The client's mutex guards every call,
+// as it guards those of Channel.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,6 @@ class ChannelLane {
   explicit ChannelLane(std::shared_ptr<LaneArena> arena) : arena_(std::move(arena)) {}
 
   [[nodiscard]] const LaneArena& arena() const noexcept { return *arena_; }
-  [[nodiscard]] bool is_taken() const noexcept { return is_taken_; }
   void note_taken() noexcept { is_taken_ = true; }  // the shard has mapped it
 
   // Names memory for the rows and the reply of a request that is about to be sent. False: there was no room for the

@@ -113,15 +113,19 @@ struct BodyReader::PlacedBody {
   }
 };
 
-Task<Status> BodyReader::charge(Body& body, std::size_t bytes, Clock::time_point deadline) {
-  if (peer_.inflight) {
-    body.client_charge = peer_.inflight->charge(peer_.inflight->account(accounts_.name()), bytes);
-    const std::string whose = peer_.address + "'s in-flight";
-    if (Status status = co_await accounts_.take(body.client_charge, bytes, deadline, whose); !status.is_ok())
-      co_return status;
-  }
+void BodyReader::open_charges(Body& body, std::size_t bytes) {
+  if (peer_.inflight) body.client_charge = peer_.inflight->charge(peer_.inflight->account(accounts_.name()), bytes);
   body.charge = accounts_.charge_body(bytes);
-  co_return co_await accounts_.take(body.charge, bytes, deadline, "the shard's in-flight");
+}
+
+Task<Status> BodyReader::take_room(Body& body, std::size_t bytes, Clock::time_point deadline) {
+  Status status;
+  if (peer_.inflight) {
+    const std::string whose = peer_.address + "'s in-flight";
+    status = co_await accounts_.take(body.client_charge, bytes, deadline, whose);
+  }
+  if (status.is_ok()) status = co_await accounts_.take(body.charge, bytes, deadline, "the shard's in-flight");
+  co_return status;
 }
 
 Task<Outcome> BodyReader::fetch_placed(Request& request, const Check& check) {
@@ -145,7 +149,10 @@ Task<Outcome> BodyReader::fetch_placed(Request& request, const Check& check) {
   if (status.is_ok()) status = check(request.header, nullptr);
   if (status.is_ok() && placed.first) status = check(request.header, &*placed.first);
   Body whole;
-  if (status.is_ok()) status = co_await charge(whole, placed.bytes, request.deadline);
+  if (status.is_ok()) {
+    open_charges(whole, placed.bytes);
+    status = co_await take_room(whole, placed.bytes, request.deadline);
+  }
   if (!status.is_ok()) co_return Outcome::refused(std::move(status));
   whole.buffer = core_.buffers.acquire(placed.bytes);
   whole.bytes = {whole.buffer.data(), placed.bytes};
@@ -207,9 +214,7 @@ Task<Status> BodyReader::check_first_table(const FrameHeader& header, const Chec
 Task<Status> BodyReader::read_charged(const FrameHeader& header, Body& body, std::size_t& left,
                                       Clock::time_point deadline) {
   const std::size_t bytes = header.body_bytes;
-  if (peer_.inflight) body.client_charge = peer_.inflight->charge(peer_.inflight->account(accounts_.name()), bytes);
-  body.charge = accounts_.charge_body(bytes);
-  const std::string whose = peer_.address + "'s in-flight";
+  open_charges(body, bytes);
   std::size_t charged = 0;
   while (left > 0) {
     // The first steps are small, so what a peer announces costs it as much as it costs the shard.
@@ -217,9 +222,7 @@ Task<Status> BodyReader::read_charged(const FrameHeader& header, Body& body, std
         bytes <= FairBudget::kStepBytes ? bytes : std::clamp(charged, kFirstStep, std::size_t{FairBudget::kStepBytes});
     const std::size_t now = std::min(step, bytes - charged);
     io_.set_phase(Phase::kWorking);  // the peer does not stall while the shard waits for room
-    Status status;
-    if (peer_.inflight) status = co_await accounts_.take(body.client_charge, now, deadline, whose);
-    if (status.is_ok()) status = co_await accounts_.take(body.charge, now, deadline, "the shard's in-flight");
+    Status status = co_await take_room(body, now, deadline);
     io_.set_phase(Phase::kReceiving);
     if (status.is_ok() && charged == 0) {
       try {

@@ -40,7 +40,9 @@ class BodyReader {
                             std::chrono::steady_clock::time_point deadline);
   struct PlacedBody;
   Status lost();
-  Task<Status> charge(Body& body, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
+  // Charges for a body of so many bytes, of which take_room() takes some or all.
+  void open_charges(Body& body, std::size_t bytes);
+  Task<Status> take_room(Body& body, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
 
   ServerCore& core_;
   Peer& peer_;

@@ -134,9 +134,4 @@ std::optional<std::uint64_t> LaneArena::offset_of(const void* first, std::uint64
   return begin - from;
 }
 
-std::uint64_t LaneArena::taken() const {
-  const MutexLock lock(mutex_);
-  return places_.taken();
-}
-
 }  // namespace sparserow::rpc

@@ -83,7 +83,7 @@ class LanePlaces {
   std::uint64_t touched_ = 0;                    // bytes from the first on whose pages are there
 };
 
-// The region of one client, and who has what of it. Thread-safe.
+// The region of one client, which gives out its memory and takes it back. Thread-safe.
 class LaneArena : public std::enable_shared_from_this<LaneArena> {
  public:
   // kUnavailable: the system gives none.
@@ -94,7 +94,6 @@ class LaneArena : public std::enable_shared_from_this<LaneArena> {
   [[nodiscard]] std::optional<std::uint64_t> offset_of(const void* first, std::uint64_t bytes) const noexcept;
   [[nodiscard]] int descriptor() const noexcept { return region_->descriptor(); }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return region_->bytes().size(); }
-  [[nodiscard]] std::uint64_t taken() const;
 
  private:
   explicit LaneArena(std::unique_ptr<LaneRegion> region) : region_(std::move(region)), places_(region_->bytes()) {}
