@@ -15,6 +15,7 @@ from ...proto.errors import SparserowError
 from ...proto.security.security import Security
 from ...worker.membership.shard_client import shard_client
 from .finding import Finding
+from .memory_nodes import memory_nodes_finding
 
 _SOON_SEC = 14 * 86400
 _TRANSPORTS = {
@@ -144,10 +145,13 @@ def check_cluster(address: str, security: Security) -> Iterator[Finding]:
                 "check that the data port is open, and that the advertised address is right",
             )
             return
-    found = Counter(_TRANSPORTS[each] for each in native.transports())
+    transports = native.transports()
     del native
+    found = Counter(_TRANSPORTS[each] for each in transports)
     ways = ", ".join(f"{count} {way}" for way, count in found.items())
     yield Finding("cluster", "ok", f"{len(view.shards)} shards accept connections from here: {ways}")
+    shared = [shard for shard, transport in enumerate(transports) if transport == "shm"]
+    yield from memory_nodes_finding({status.shard: status.pid for status in reply.shards if status.shard in shared})
     yield from slots_finding(reply.slot_count, len(view.shards))
 
 
