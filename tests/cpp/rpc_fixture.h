@@ -1,6 +1,7 @@
 // What the data-plane tests share: tables, a served store, clients, and keys grouped by shard.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -65,6 +66,10 @@ inline Commit make_commit(const TableSchema& table, std::uint32_t worker, std::u
   return commit;
 }
 
+// Whether shards listen at local sockets too and all rows that can lie in shared memory do: how CTest runs some files a
+// second time (cpp_ext/CMakeLists.txt).
+inline bool is_by_lane() { return std::getenv("SPARSEROW_TEST_BY_LANE") != nullptr; }
+
 // Shards in this process, each with a store of its own, one job (id 1) with workers 0..workers-1 of epoch 1.
 struct Cluster {
   std::vector<std::shared_ptr<Store>> stores;
@@ -75,6 +80,7 @@ struct Cluster {
   explicit Cluster(std::uint32_t shards, std::vector<TableSchema> tables, rpc::ServerOptions options = {})
       : slot_owner(round_robin(shards)) {
     options.cluster_id = cluster_id;
+    options.is_local |= is_by_lane();
     for (std::uint32_t shard = 0; shard < shards; ++shard) {
       stores.push_back(make_store());
       for (const TableSchema& table : tables) {
@@ -104,6 +110,7 @@ struct Cluster {
     options.job_id = 1;
     options.worker_id = worker;
     options.worker_epoch = 1;
+    if (is_by_lane()) options.least_in_lane = 1;
     return options;
   }
 };

@@ -266,7 +266,7 @@ void Channel::greet() {
   if (options_.lane_bytes > 0 && is_local_ && ending_.size() < kMostEnding) {
     auto arena = arena_.open();
     if (arena.is_ok()) {
-      lane_ = std::make_unique<ChannelLane>(std::move(arena).value());
+      lane_ = std::make_unique<ChannelLane>(std::move(arena).value(), options_.least_in_lane);
     } else if (options_.transport == Transport::kSharedMemory) {
       break_off("transport 'shm': " + arena.status().message());
       return;

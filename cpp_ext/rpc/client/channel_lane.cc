@@ -25,59 +25,6 @@ void name_offsets(LaneNames& names, const std::vector<std::uint64_t>& offsets) {
   for (const std::uint64_t offset : offsets) append(names.sections, offset);
 }
 
-// Where memory of a table lies, if it is worth naming.
-std::optional<std::uint64_t> place_of(const LaneArena& arena, const RowMemory* memory, const void* rows,
-                                      std::uint64_t bytes) {
-  if (memory == nullptr || bytes < kLeastInLane) return std::nullopt;
-  return arena.offset_of(rows, bytes);
-}
-
-// Names where the rows of each table are to go that lie in the arena; the bytes of these rows.
-std::uint64_t name_rows(ShardRequest& request, const LaneArena& arena) {
-  std::vector<std::uint64_t> offsets(request.sinks.size(), kNotPlaced);
-  std::uint64_t placed = 0;
-  for (std::size_t i = 0; i < request.sinks.size(); ++i) {
-    RowsSink& sink = request.sinks[i];
-    if (sink.expected.dtype != Dtype::kFloat32 || (sink.expected.flags & kTableKnown) != 0) continue;
-    const auto offset = place_of(arena, sink.memory.get(), sink.rows.data(), sink.rows.size_bytes());
-    if (!offset) continue;
-    offsets[i] = *offset;
-    sink.expected.flags |= kTablePlaced;
-    placed += padded8(sink.rows.size_bytes());
-  }
-  if (placed == 0) return 0;
-  request.names.has_rows = true;
-  name_offsets(request.names, offsets);
-  return placed;
-}
-
-// Takes gradients that lie in the arena out of a request's body, and names where they are.
-void name_gradients(ShardRequest& request, const LaneArena& arena) {
-  std::vector<std::uint64_t> offsets(request.sources.size(), kNotPlaced);
-  std::vector<bool> is_left_out(request.body.size(), false);
-  bool is_any = false;
-  for (std::size_t i = 0; i < request.sources.size(); ++i) {
-    const RowsSource& source = request.sources[i];
-    const iovec& piece = request.body[source.piece];
-    const auto offset = place_of(arena, source.memory.get(), piece.iov_base, piece.iov_len);
-    if (!offset) continue;
-    is_any = true;
-    offsets[i] = *offset;
-    source.head->descriptor.flags |= kTablePlaced;
-    source.head->section.payload_bytes -= padded8(piece.iov_len);
-    request.header.body_bytes -= static_cast<std::uint32_t>(padded8(piece.iov_len));
-    is_left_out[source.piece] = true;
-    if (piece.iov_len % 8 != 0) is_left_out[source.piece + 1] = true;
-  }
-  if (!is_any) return;
-  request.names.whole_body = std::move(request.body);
-  request.body.clear();
-  for (std::size_t i = 0; i < is_left_out.size(); ++i) {
-    if (!is_left_out[i]) request.body.push_back(request.names.whole_body[i]);
-  }
-  name_offsets(request.names, offsets);
-}
-
 // Puts the gradients back.
 void take_back_gradients(ShardRequest& request) {
   request.body = std::move(request.names.whole_body);
@@ -113,6 +60,56 @@ Result<std::shared_ptr<LaneArena>> ClientArena::open() {
   return arena;
 }
 
+std::optional<std::uint64_t> ChannelLane::place_of(const RowMemory* memory, const void* rows,
+                                                   std::uint64_t bytes) const {
+  if (memory == nullptr || bytes < least_) return std::nullopt;
+  return arena_->offset_of(rows, bytes);
+}
+
+std::uint64_t ChannelLane::name_rows(ShardRequest& request) const {
+  std::vector<std::uint64_t> offsets(request.sinks.size(), kNotPlaced);
+  std::uint64_t placed = 0;
+  for (std::size_t i = 0; i < request.sinks.size(); ++i) {
+    RowsSink& sink = request.sinks[i];
+    if (sink.expected.dtype != Dtype::kFloat32 || (sink.expected.flags & kTableKnown) != 0) continue;
+    const auto offset = place_of(sink.memory.get(), sink.rows.data(), sink.rows.size_bytes());
+    if (!offset) continue;
+    offsets[i] = *offset;
+    sink.expected.flags |= kTablePlaced;
+    placed += padded8(sink.rows.size_bytes());
+  }
+  if (placed == 0) return 0;
+  request.names.has_rows = true;
+  name_offsets(request.names, offsets);
+  return placed;
+}
+
+void ChannelLane::name_gradients(ShardRequest& request) const {
+  std::vector<std::uint64_t> offsets(request.sources.size(), kNotPlaced);
+  std::vector<bool> is_left_out(request.body.size(), false);
+  bool is_any = false;
+  for (std::size_t i = 0; i < request.sources.size(); ++i) {
+    const RowsSource& source = request.sources[i];
+    const iovec& piece = request.body[source.piece];
+    const auto offset = place_of(source.memory.get(), piece.iov_base, piece.iov_len);
+    if (!offset) continue;
+    is_any = true;
+    offsets[i] = *offset;
+    source.head->descriptor.flags |= kTablePlaced;
+    source.head->section.payload_bytes -= padded8(piece.iov_len);
+    request.header.body_bytes -= static_cast<std::uint32_t>(padded8(piece.iov_len));
+    is_left_out[source.piece] = true;
+    if (piece.iov_len % 8 != 0) is_left_out[source.piece + 1] = true;
+  }
+  if (!is_any) return;
+  request.names.whole_body = std::move(request.body);
+  request.body.clear();
+  for (std::size_t i = 0; i < is_left_out.size(); ++i) {
+    if (!is_left_out[i]) request.body.push_back(request.names.whole_body[i]);
+  }
+  name_offsets(request.names, offsets);
+}
+
 bool ChannelLane::name(ShardRequest& request, std::uint32_t max_body_bytes) const {
   const std::size_t tables = std::max(request.sinks.size(), request.sources.size());
   const std::uint64_t most = sizeof(SectionHeader) + tables * sizeof(std::uint64_t) + sizeof(LanePlaceSection);
@@ -121,10 +118,10 @@ bool ChannelLane::name(ShardRequest& request, std::uint32_t max_body_bytes) cons
   if (!is_taken_ || !fits) return true;
   bool has_room = true;
   LaneNames& names = request.names;
-  if (!request.sources.empty()) name_gradients(request, *arena_);
-  if (request.reply_bytes >= kLeastInLane) {
-    const std::uint64_t left = request.reply_bytes - name_rows(request, *arena_);
-    if (left >= kLeastInLane && left <= kMostInLane) {
+  if (!request.sources.empty()) name_gradients(request);
+  if (request.reply_bytes >= least_) {
+    const std::uint64_t left = request.reply_bytes - name_rows(request);
+    if (left >= least_ && left <= kMostInLane) {
       names.body = arena_->take(left);
       has_room = names.body != nullptr;
       if (has_room) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "rpc/client/reply_reader.h"
@@ -14,9 +15,6 @@
 #include "rpc/transport/stream.h"
 
 namespace sparserow::rpc {
-
-// Rows of so few bytes cost a copy less through the socket.
-inline constexpr std::uint64_t kLeastInLane = 32u << 10;
 
 // The memory of one client, made when the first shard of its host is greeted.
 struct ClientArena {
@@ -30,7 +28,8 @@ struct ClientArena {
 class ChannelLane {
  public:
   using Owners = std::vector<std::shared_ptr<void>>;
-  explicit ChannelLane(std::shared_ptr<LaneArena> arena) : arena_(std::move(arena)) {}
+  // least: bytes of rows or of a reply that are worth naming.
+  ChannelLane(std::shared_ptr<LaneArena> arena, std::uint64_t least) : arena_(std::move(arena)), least_(least) {}
 
   [[nodiscard]] const LaneArena& arena() const noexcept { return *arena_; }
   void note_taken() noexcept { is_taken_ = true; }  // the shard has mapped it
@@ -55,7 +54,16 @@ class ChannelLane {
   static void add_owners(const ShardRequest& request, Owners& owners);
 
  private:
+  // Where memory of a table lies, if it is worth naming.
+  [[nodiscard]] std::optional<std::uint64_t> place_of(const RowMemory* memory, const void* rows,
+                                                      std::uint64_t bytes) const;
+  // Names where rows are to go that lie in the arena; returns their bytes.
+  std::uint64_t name_rows(ShardRequest& request) const;
+  // Takes gradients that lie in the arena out of a request's body, and names where they are.
+  void name_gradients(ShardRequest& request) const;
+
   const std::shared_ptr<LaneArena> arena_;
+  const std::uint64_t least_;
   bool is_taken_ = false;
   std::map<std::uint64_t, Owners> late_;  // by id
   ReplyReader reader_;

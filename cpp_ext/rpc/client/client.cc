@@ -207,7 +207,8 @@ ClientStats Client::Impl::stats() const {
 
 std::shared_ptr<RowMemory> Client::Impl::make_rows(std::size_t floats) const {
   const std::uint64_t bytes = floats * sizeof(float);
-  const bool is_placed = bytes >= kLeastInLane && options_.wire_dtype == Dtype::kFloat32 && !options_.frame_crc;
+  const bool is_placed =
+      bytes >= options_.least_in_lane && options_.wire_dtype == Dtype::kFloat32 && !options_.frame_crc;
   const auto arena = [&] {
     const MutexLock lock(mutex_);
     return is_placed ? arena_.arena : nullptr;

@@ -60,6 +60,8 @@ struct ClientOptions {
   // Memory in which shards of this host answer (rpc/transport/lane.h): a multiple of 4096, which takes memory as it is
   // used. 0: replies come through the socket.
   std::uint64_t lane_bytes = 256u << 20;
+  // Rows and replies of fewer bytes go through the socket, as they cost a copy less there.
+  std::uint64_t least_in_lane = 32u << 10;
 };
 
 struct ClientStats {
