@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ._client import Client
 from ._server import Store
 
 def set_error_factory(factory: Callable[[int, str], BaseException]) -> None:
@@ -117,3 +118,25 @@ class RawTls:
         """Sends ``request_bytes`` (at least 16) and receives ``reply_bytes``."""
     def answer(self) -> None:
         """Answers exchanges until the other end leaves."""
+
+class LeasedRows:
+    """The load of ``bench wire``: pulls and pushes as a step of training does them, without the GIL.
+
+    Rows lie in memory of the client, which each call uses again; through shared memory the shard reads and writes it.
+    An object belongs to one thread at a time.
+
+    Args:
+        client: of the shards that have the table, whose schema has version 1.
+        table_id: of the table.
+        rows: (n, dim) float32, which are copied: the gradients of pushes until a pull.
+
+    Raises:
+        InvalidArgument: ``rows`` are no such matrix.
+    """
+
+    def __init__(self, client: Client, table_id: int, rows: NDArray[np.float32]) -> None: ...
+    def pull(self, keys: NDArray[np.uint64]) -> None:
+        """Pulls the rows of at most n ``keys``."""
+
+    def push(self, keys: NDArray[np.uint64], *, lr: float, sequence: int) -> None:
+        """Commits a gradient of at most n ``keys``; ``sequence`` rises from push to push of a client."""

@@ -10,6 +10,7 @@ void bind_raw_ssd(pybind11::module_& module);       // bench_raw_ssd.cc
 void bind_open_loop(pybind11::module_& module);     // bench_open_loop.cc
 void bind_commit_load(pybind11::module_& module);   // bench_commit_load.cc
 void bind_raw_tls(pybind11::module_& module);       // bench_raw_tls.cc
+void bind_leased_rows(pybind11::module_& module);   // bench_leased_rows.cc
 
 }  // namespace sparserow::bindings
 
@@ -21,4 +22,5 @@ PYBIND11_MODULE(_bench, module) {
   sparserow::bindings::bind_open_loop(module);
   sparserow::bindings::bind_commit_load(module);
   sparserow::bindings::bind_raw_tls(module);
+  sparserow::bindings::bind_leased_rows(module);
 }

@@ -115,7 +115,9 @@ class _Bound:
 
 def _session(size: Size, table: BenchTable, port: int, job: int, cache: RowCache | None) -> _Bound:
     owner = np.zeros(SLOT_COUNT, np.uint16)
-    client = _client.Client(shards=[("127.0.0.1", port)], slot_owner=owner, route_epoch=1, job_id=job, worker_epoch=1)
+    client = _client.Client(
+        shards=[("127.0.0.1", port)], slot_owner=owner, route_epoch=1, job_id=job, worker_epoch=1, transport="tcp"
+    )
     native = _client.NativeSession(
         client.shards,
         first_step=0,

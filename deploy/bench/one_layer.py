@@ -24,6 +24,7 @@ from .harness import Contender, Figure, median, time_in_turns
 
 _BATCHES = 12
 _LIMIT = 4.0  # M rows/s
+_LIMIT_OF_TCP = 1.4
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,35 @@ QUICK = LayerSize(rows=20_000, dim=16, ids=2_000, repetitions=9)
 
 
 def measure_one_layer(size: LayerSize) -> list[Figure]:
-    """Returns M rows/s of the step over one shard process and in torch."""
+    """Returns M rows/s of the step over one shard process by both transports, and in torch."""
     generator = torch.Generator().manual_seed(7)
     batches = [torch.randperm(size.rows, generator=generator)[: size.ids].view(-1, 1) for _ in range(_BATCHES)]
     grad = torch.full((size.ids, size.dim), 0.01)
-    with local_cluster(shards=1) as cluster, connect(cluster.address, "bench-layer") as session:
-        ours = _distributed_step(size, session, grad)
-        for keys in torch.arange(size.rows).split(size.ids):  # rows are born here, and not in the measurement
+    with (
+        local_cluster(shards=1) as cluster,
+        connect(cluster.address, "bench-layer-tcp", transport="tcp") as over_tcp,
+        connect(cluster.address, "bench-layer", transport="shm") as session,
+    ):
+        steps = [_distributed_step(size, each, grad) for each in (over_tcp, session)]
+        for keys in torch.arange(size.rows).split(size.ids):  # rows begin here, and not in the measurement
             if len(keys) == size.ids:
-                ours(keys.view(-1, 1))
+                for step in steps:
+                    step(keys.view(-1, 1))
         next_ids = cycle(batches).__next__
         contenders = [
-            Contender("one shard", next_ids, ours),
+            Contender("one shard by TCP", next_ids, steps[0]),
+            Contender("one shard", next_ids, steps[1]),
             Contender("torch", next_ids, _torch_step(size, grad)),
         ]
-        shard_sec, torch_sec = map(median, time_in_turns(contenders, repetitions=size.repetitions))
+        timed = time_in_turns(contenders, repetitions=size.repetitions)
     name = f"train: one layer of {size.rows} x {size.dim}, {size.ids} ids"
-    rates = [size.ids / seconds / 1e6 for seconds in (shard_sec, torch_sec)]
+    tcp, shared, plain = (size.ids / median(seconds) / 1e6 for seconds in timed)
+    step = f"{name}: pull, backward, Adagrad push"
     return [
-        Figure(f"{name}: pull, backward, Adagrad push", rates[0], "M rows/s", _LIMIT, rates[0]),
-        Figure(f"{name}: torch EmbeddingBag(sparse=True)", rates[1], "M rows/s"),
+        Figure(f"{step} by TCP", tcp, "M rows/s"),
+        Figure(f"{step}, shared memory", shared, "M rows/s", _LIMIT, shared),
+        Figure(f"{step}, shared memory, of TCP", shared, "M rows/s", _LIMIT_OF_TCP, shared / tcp),
+        Figure(f"{name}: torch EmbeddingBag(sparse=True)", plain, "M rows/s"),
     ]
 
 

@@ -33,7 +33,7 @@ from ..launch.local_serving import local_serving
 from .harness import Contender, pinned_to_one_cpu
 from .processes import FRAME_BYTES, BenchTable, bench_client, raw_tcp, shard_process
 from .serving import write_version
-from .serving_saturation import TABLE_ID, connections_to
+from .serving_saturation import TABLE_ID, connection_to
 from .wire import Size as WireSize, exchange_of, wire_works
 
 BATCHES = 30
@@ -138,9 +138,9 @@ def _over_the_network(size: PeerSize) -> Iterator[OurSide]:
     next_keys = batches_of(size.rows, size.keys)
     with shard_process(tables) as port, raw_tcp(size.keys * (8 + 4 * max(size.dims)) + 4096) as raw:
         client = bench_client(port)
-        works = {(work.what, work.dim): work for work in wire_works(client, tables, wire, np.random.default_rng(8))}
+        works = {(work.what, work.dim): work for work in wire_works({"TCP": client}, tables, wire)}
         yield OurSide(
-            lambda kind, dim: Contender("ours", next_keys, works[kind, dim].run),
+            lambda kind, dim: Contender("ours", next_keys, works[kind, dim].runs["TCP"]),
             lambda kind, dim: Contender("raw TCP", lambda: None, partial(exchange_of, raw, works[kind, dim])),
         )
 
@@ -219,7 +219,7 @@ def _serving(size: PeerSize) -> Iterator[OurSide]:
         write_version(registry, rows, "float32")
         registry.point("bench", "live", 1)
         with local_serving("bench", root=root) as serving, raw_tcp(request_bytes + reply_bytes) as raw:
-            connection, handle = connections_to(serving, 1)[0], handle_of("bench", 1)
+            connection, handle = connection_to(serving, "tcp"), handle_of("bench", 1)
 
             def look_up(keys: Any) -> object:
                 return connection.lookup(handle, [(TABLE_ID, 1, dim, keys)], deadline_ms=10_000)

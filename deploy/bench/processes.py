@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...proto.security.security import Security
+from ...proto.transport import Transport
 
 if TYPE_CHECKING:
-    from ...cpp_ext import _client
+    from ...cpp_ext import _client, _server
 
 SLOT_COUNT = 16_384
 FRAME_BYTES = 64 + 16 + 40  # bytes of header, section header and table descriptor
@@ -34,7 +35,9 @@ class BenchTable:
     rows: int
 
 
-def bench_client(port: int, *, job: int = 1, security: Security | None = None) -> _client.Client:
+def bench_client(
+    port: int, *, job: int = 1, security: Security | None = None, transport: Transport = "tcp"
+) -> _client.Client:
     """Returns a client of a shard process, as worker 0 of a job that the shard has."""
     from ...cpp_ext import _client
 
@@ -45,6 +48,7 @@ def bench_client(port: int, *, job: int = 1, security: Security | None = None) -
         job_id=job,
         worker_id=0,
         worker_epoch=1,
+        transport=transport,
         **(security or Security()).native_client(),
     )
 
@@ -56,9 +60,8 @@ def table_id(table: BenchTable) -> int:
     return _server.id_of_name(table.name)
 
 
-def _fill(
-    port: Connection, tables: Sequence[BenchTable], io_threads: int, jobs: int, security: Security | None
-) -> None:
+def filled_store(tables: Sequence[BenchTable]) -> _server.Store:
+    """Returns a store of this process that has the rows of ``tables``."""
     from ...cpp_ext import _server
 
     store = _server.Store(slot_count=SLOT_COUNT)
@@ -74,7 +77,18 @@ def _fill(
             keys = np.arange(begin, min(begin + 100_000, table.rows), dtype=np.uint64)
             rows = np.full((len(keys), table.dim), 0.01, np.float32)
             store.assign(schema.id, keys, rows)
-    server = _server.Server(store, io_threads=io_threads, **(security or Security()).native_server())
+    return store
+
+
+def _serve(
+    port: Connection, tables: Sequence[BenchTable], io_threads: int, jobs: int, security: Security | None
+) -> None:
+    from ...cpp_ext import _server
+
+    store = filled_store(tables)
+    server = _server.Server(
+        store, io_threads=io_threads, local=security is None, **(security or Security()).native_server()
+    )
     server.set_route(1, np.zeros(SLOT_COUNT, np.uint16))
     for job in range(1, jobs + 1):
         server.set_job(job, f"bench{job}", None, [(0, 1, 0)])
@@ -170,7 +184,7 @@ def shard_process(
 
     Its jobs 1, 2, ... are asynchronous, each with worker 0 of epoch 1.
     """
-    with other_process(_fill, (tuple(tables), io_threads, jobs, security)) as port:
+    with other_process(_serve, (tuple(tables), io_threads, jobs, security)) as port:
         yield port
 
 

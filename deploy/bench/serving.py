@@ -27,6 +27,7 @@ from ...proto.published.model_names import handle_of
 from ...proto.published.registry import ModelRegistry
 from ...proto.published.row_parts import write_rows, write_tensors
 from ...proto.schema import TableSchema
+from ...proto.transport import Transport
 from ...serving.client.client import ServingClient
 from ...serving.client.shard_assignment import ShardAssignment
 from ...serving.loaded_version import load_version
@@ -34,7 +35,7 @@ from ..launch.local_serving import LocalServing, local_serving
 from . import click_model
 from .harness import Contender, Figure, latency_figure, median, time_in_turns
 from .processes import FRAME_BYTES, raw_tcp
-from .serving_saturation import TABLE_ID, Size, connections_to, saturation
+from .serving_saturation import TABLE_ID, Size, connection_to, saturation
 from .serving_sync import live_sync
 
 _SLOT_COUNT = 16_384
@@ -170,15 +171,20 @@ def _latency(client: ServingClient, serving: LocalServing, size: Size) -> list[F
             table = pb.TableKeys(table="rows", packed_keys=keys.tobytes())
             stub.Lookup(pb.LookupRequest(model="bench", tables=[table]), timeout=10)
 
-        connection = connections_to(serving, 1)[0]
         handle = handle_of("bench", client.version)
-        ours, reference, full, over_grpc = time_in_turns(
+
+        def lookup(transport: Transport) -> Contender:
+            connection = connection_to(serving, transport)
+            return Contender(
+                transport,
+                fresh_keys,
+                lambda keys: connection.lookup(handle, [(TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000),
+            )
+
+        over_tcp, ours, reference, full, over_grpc = time_in_turns(
             [
-                Contender(
-                    "lookup",
-                    fresh_keys,
-                    lambda keys: connection.lookup(handle, [(TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000),
-                ),
+                lookup("tcp"),
+                lookup("shm"),
                 Contender("raw TCP", lambda: None, lambda _: raw.exchange(request_bytes, reply_bytes)),
                 Contender("ServingClient", fresh_keys, lambda keys: client.lookup("rows", keys)),
                 Contender("gRPC", fresh_keys, ask),
@@ -188,6 +194,8 @@ def _latency(client: ServingClient, serving: LocalServing, size: Size) -> list[F
         )
     name = f"lookup {size.keys} x {size.dim}"
     return [
+        latency_figure(f"{name} by TCP p50", median(over_tcp), 3.0, median(over_tcp) / median(reference)),
+        latency_figure(f"{name} by TCP p99", float(np.percentile(over_tcp, 99))),
         latency_figure(f"{name} p50", median(ours), 3.0, median(ours) / median(reference)),
         latency_figure(f"{name} p99", float(np.percentile(ours, 99))),
         latency_figure(f"{name}: raw TCP p50", median(reference)),

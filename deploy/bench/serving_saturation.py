@@ -21,6 +21,7 @@ import numpy as np
 
 from ...cpp_ext import _client
 from ...proto.published.model_names import handle_of
+from ...proto.transport import Transport
 from ...serving.client.client import ServingClient
 from ...serving.client.replica_map import fetch_view
 from ..launch.local_serving import LocalServing
@@ -83,7 +84,7 @@ def saturation(
     handle = handle_of("bench", client.version)
 
     def connect(_: _Way) -> Call:
-        connection = connections_to(serving, 1)[0]
+        connection = connection_to(serving, "auto")
         return lambda keys: connection.lookup(handle, [(TABLE_ID, 1, size.dim, keys)], deadline_ms=10_000)
 
     ours = _Contender(connect, lambda keys: keys)
@@ -110,14 +111,13 @@ def saturation(
     yield Figure(f"Redis MGET p99 under full load ({same})", redis_p99 * 1e3, "ms", higher_is_better=False)
 
 
-def connections_to(serving: LocalServing, count: int) -> list[_client.LookupClient]:
-    """Returns connections to the data plane."""
+def connection_to(serving: LocalServing, transport: Transport) -> _client.LookupClient:
+    """Returns a connection to the data plane."""
     view = fetch_view(serving.addresses, deadline_sec=5.0)
     shards = [replicas[0] for replicas in view.endpoints]
-    return [
-        _client.LookupClient(shards=shards, slot_owner=view.slot_owner, route_epoch=view.route_epoch)
-        for _ in range(count)
-    ]
+    return _client.LookupClient(
+        shards=shards, slot_owner=view.slot_owner, route_epoch=view.route_epoch, transport=transport
+    )
 
 
 def _best(contender: _Contender, ways: Sequence[_Way], size: Size) -> _Way:

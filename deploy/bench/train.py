@@ -1,8 +1,9 @@
 """``bench train``: measures a step of a recommendation model against torch's own sparse training, and against no
 network.
 
-The same model runs three times: as ``nn.EmbeddingBag(sparse=True)`` with ``torch.optim.Adagrad``; distributed over one
-shard process on this machine; and distributed over a store of this process. They take turns on new batches. CPU times
+The same model runs four times: as ``nn.EmbeddingBag(sparse=True)`` with ``torch.optim.Adagrad``; distributed over one
+shard process on this machine, by TCP and through shared memory; and distributed over a store of this process. They take
+turns on new batches. CPU times
 are those of whole processes, over the measured steps. Then it runs with prefetch (``prefetched.py``). One layer alone
 (``one_layer.py``) and a batch of one sample follow.
 """
@@ -39,32 +40,38 @@ from .prefetched import measure_prefetch
 __all__ = ["FULL", "QUICK", "run_train"]
 
 LIMIT_OF_TORCH = 1.15
+LIMIT_OF_IN_PROCESS = 0.97
 LIMIT_BEYOND_DENSE_MS = 0.3
 
 
 @contextmanager
-def sessions(hot: int) -> Iterator[tuple[LocalCluster, Session, Session]]:
-    """Yields one shard process with a session, and a session over a store of this process."""
+def sessions(hot: int) -> Iterator[tuple[LocalCluster, Session, Session, Session]]:
+    """Yields one shard process with a session by TCP and one through shared memory, and one over a store of this
+    process.
+    """
     with (
         local_cluster(shards=1) as cluster,
-        connect(cluster.address, f"bench-{hot}") as remote,
+        connect(cluster.address, f"bench-{hot}-tcp", transport="tcp") as over_tcp,
+        connect(cluster.address, f"bench-{hot}", transport="shm") as remote,
         InProcessCluster().connect(f"bench-{hot}-local") as local,
     ):
-        yield cluster, remote, local
+        yield cluster, over_tcp, remote, local
 
 
 def run_train(size: Size) -> list[Figure]:
     """Returns all figures; see the docstring of the module."""
     figures: list[Figure] = []
     for hot in size.hot:
-        with sessions(hot) as (cluster, remote, local):
-            figures += _measure(size, hot, cluster, remote, local)
+        with sessions(hot) as (cluster, over_tcp, remote, local):
+            figures += _measure(size, hot, cluster, over_tcp, remote, local)
         figures += measure_prefetch(size, hot)
     layer = LAYER_QUICK if size is QUICK else LAYER_FULL
     return [*figures, *measure_one_layer(layer), *_fixed_cost(size)]
 
 
-def _measure(size: Size, hot: int, cluster: LocalCluster, remote: Session, local: Session) -> list[Figure]:
+def _measure(
+    size: Size, hot: int, cluster: LocalCluster, over_tcp: Session, remote: Session, local: Session
+) -> list[Figure]:
     worker, server = CpuClock(time.process_time), CpuClock(lambda: process_cpu(cluster.shard_pids[0]))
     over_rpc = distributed_step(size, remote)
 
@@ -78,18 +85,22 @@ def _measure(size: Size, hot: int, cluster: LocalCluster, remote: Session, local
     batches = ZipfBatches(size, hot)
     contenders = [
         Contender("torch", batches.make, torch_step(size)),
+        Contender("one shard by TCP", batches.make, distributed_step(size, over_tcp)),
         Contender("one shard", batches.make, clocked),
         Contender("in-process", batches.make, distributed_step(size, local)),
     ]
-    torch_sec, rpc_sec, local_sec = map(median, time_in_turns(contenders, repetitions=size.repetitions))
+    timed = time_in_turns(contenders, repetitions=size.repetitions)
     name = f"train {hot}-hot, {TABLES} tables, batch {size.batch}"
-    rates = {key: size.batch / seconds for key, seconds in (("torch", torch_sec), ("rpc", rpc_sec), ("in", local_sec))}
+    rates = dict(zip(("torch", "tcp", "rpc", "in"), (size.batch / median(seconds) for seconds in timed), strict=True))
     unit = "samples/s"
     return [
         Figure(f"{name}: torch EmbeddingBag(sparse=True)", rates["torch"], unit),
+        Figure(f"{name}: one shard by TCP, of torch", rates["tcp"], unit, None, rates["tcp"] / rates["torch"]),
         Figure(f"{name}: one shard, of torch", rates["rpc"], unit, LIMIT_OF_TORCH, rates["rpc"] / rates["torch"]),
         Figure(f"{name}: in-process, of torch", rates["in"], unit, None, rates["in"] / rates["torch"]),
-        Figure(f"{name}: one shard, of in-process", rates["rpc"], unit, None, rates["rpc"] / rates["in"]),
+        Figure(
+            f"{name}: one shard, of in-process", rates["rpc"], unit, LIMIT_OF_IN_PROCESS, rates["rpc"] / rates["in"]
+        ),
         Figure(f"{name}: worker CPU", worker.mean_ms(size.repetitions), "ms/step", higher_is_better=False),
         Figure(f"{name}: server CPU", server.mean_ms(size.repetitions), "ms/step", higher_is_better=False),
     ]

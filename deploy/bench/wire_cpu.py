@@ -22,9 +22,9 @@ from .harness import Figure, median, process_cpu
 from .processes import (
     ACK_BYTES,
     FRAME_BYTES,
-    SLOT_COUNT,
     BenchTable,
     bench_client,
+    filled_store,
     first_word,
     raw_tcp,
     shard_process,
@@ -113,16 +113,7 @@ def _batches(size: CpuSize, seed: int) -> list[Keys]:
 
 def _store_cpu(size: CpuSize, table: BenchTable) -> dict[str, float]:
     """Returns microseconds a row of a store of this process, by what is done."""
-    from ...cpp_ext import _server
-
-    store = _server.Store(slot_count=SLOT_COUNT)
-    number = table_id(table)
-    schema = _server.TableSchema(
-        id=number, name=table.name, dim=table.dim, optimizer=_server.OptimizerSpec(kind="adagrad")
-    )
-    store.create_table(schema)
-    for keys in np.array_split(np.arange(table.rows, dtype=np.uint64), max(1, table.rows // 100_000)):
-        store.assign(number, keys, np.full((len(keys), table.dim), 0.01, np.float32))
+    store, number = filled_store([table]), table_id(table)
     out: Rows = np.zeros((size.keys, table.dim), np.float32)
     grads: Rows = np.full((size.keys, table.dim), 0.01, np.float32)
     work: dict[str, Callable[[Keys], object]] = {
