@@ -184,6 +184,7 @@ TEST_CASE("connections of a host by local sockets have the bound of one address 
   std::vector<std::shared_ptr<Client>> clients;
   for (int i = 0; i < 3; ++i) clients.push_back(take(Client::connect(options_for(cluster, Transport::kAuto))));
   const Status refused = Client::connect(options_for(cluster, Transport::kSharedMemory)).status();
+  INFO(refused.message());
   CHECK(refused.message().find("local has its 3 connections to this shard already") != std::string::npos);
   CHECK(take(Client::connect(options_for(cluster, Transport::kTcp)))->transports() == Ways{"tcp"});
 }

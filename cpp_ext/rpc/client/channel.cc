@@ -222,6 +222,12 @@ void Channel::break_off(const std::string& reason) {
   ++attempts_;
 }
 
+// A shard that refuses a connection says why and closes it, which a write may find first.
+void Channel::end_failed() {
+  if (state_ == State::kGreeting && has_peer_ended_) receive();
+  if (failed_) break_off(last_error_);
+}
+
 void Channel::dial(Clock::time_point now) {
   attempt_until_ = now + std::chrono::milliseconds(options_.connect_timeout_ms);
   auto stream = open_stream();
@@ -301,7 +307,7 @@ void Channel::greet() {
 }
 
 void Channel::tick(Clock::time_point now) {
-  if (failed_) break_off(last_error_);
+  if (failed_) end_failed();
   if (state_ == State::kDown && !queue_.empty() && now >= retry_at_) {
     if (waits_for_end()) {
       retry_at_ = now + kEndingPause;
@@ -354,7 +360,7 @@ Channel::Clock::time_point Channel::wake_at() const noexcept {
 void Channel::on_events(short events) {
   if (events == 0 || !stream_) return;
   if (failed_) {
-    break_off(last_error_);
+    end_failed();
     return;
   }
   if (state_ == State::kConnecting) {

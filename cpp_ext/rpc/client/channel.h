@@ -76,6 +76,7 @@ class Channel {
   bool send_front(ShardRequest& request);
   void begin_send(ShardRequest& request);
   void break_off(const std::string& reason);
+  void end_failed();
   void fail_all(const Status& status);
   // Whether a request may have rows written by a connection that has not ended yet.
   [[nodiscard]] bool waits_for_end();
