@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import control_pb2 as pb
@@ -23,7 +23,17 @@ from .security.security import Security
 from .worker_identity import WorkerIdentity, caller_of
 
 _MAY_BE_REPEATED = frozenset(
-    ("GetCluster", "CreateTable", "ListTables", "GetSave", "KeepRows", "GetStatus", "LeaseData", "ListFaults")
+    (
+        "GetCluster",
+        "CreateTable",
+        "ListTables",
+        "GetSave",
+        "KeepRows",
+        "GetStatus",
+        "LeaseData",
+        "LeaseStream",
+        "ListFaults",
+    )
 )
 
 
@@ -334,6 +344,51 @@ class ControlClient(Closing):
             order=order,
         )
         reply: pb.LeaseDataReply = self._call("LeaseData", request)
+        return reply
+
+    def lease_stream(
+        self,
+        identity: WorkerIdentity,
+        *,
+        run: str,
+        source: str,
+        settled: int,
+        planned: Sequence[pb.PlannedBatch] = (),
+        found: Sequence[pb.FoundPart] = (),
+        given_back: Sequence[str] = (),
+        most: int,
+        lags: Mapping[str, int],
+    ) -> pb.LeaseStreamReply:
+        """Announces the batches that a worker is about to commit, and leases parts of a stream to it.
+
+        Args:
+            identity: a worker of the job.
+            run: the id of the run, which says where parts end.
+            source: a text that describes what is read, the same for all workers.
+            settled: the step of the worker's last commit that is known to be applied; -1: there is none.
+            planned: the batches that follow, at consecutive steps; they replace those from the same step on.
+            found: the parts that the source has; none are forgotten that are left out.
+            given_back: parts that the worker reads no further.
+            most: how many parts it reads at once.
+            lags: how many events of each of its parts are not read yet.
+
+        Raises:
+            Fenced: the worker has left its job; its parts go to other workers.
+            FailedPrecondition: another worker reads another source, or a part is not this worker's.
+            InvalidArgument: there are too many parts, or a number is out of range.
+        """
+        request = pb.LeaseStreamRequest(
+            caller=caller_of(identity),
+            run=run,
+            source=source,
+            settled=settled,
+            planned=planned,
+            found=found,
+            given_back=given_back,
+            most=most,
+            lags=[pb.PartNumber(part=part, number=lag) for part, lag in lags.items()],
+        )
+        reply: pb.LeaseStreamReply = self._call("LeaseStream", request)
         return reply
 
     def begin_save(

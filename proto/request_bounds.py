@@ -13,6 +13,7 @@ _MOST_TABLES = 1 << 16
 _MOST_WORKERS = 1 << 16
 _MOST_SLOTS = 1 << 16
 _PROOF_BYTES = 32
+MOST_STREAM_PARTS = 4_096  # partitions, or files that are not read yet, of one job
 
 # The keys are full names of fields, without the package. For bytes it is their length; for others the number of
 # entries. None: the bytes of a message alone bound it.
@@ -31,6 +32,11 @@ MOST: dict[str, int | None] = {
         _PROOF_BYTES,
     ),
     "LeaseDataRequest.done": 1 << 16,
+    "LeaseStreamRequest.planned": 1_024,
+    **dict.fromkeys(
+        ("LeaseStreamRequest.found", "LeaseStreamRequest.given_back", "LeaseStreamRequest.lags"), MOST_STREAM_PARTS
+    ),
+    **dict.fromkeys(("PlannedBatch.ends", "PlannedBatch.ended"), MOST_STREAM_PARTS),
     "DeregisterWorkerRequest.acknowledged": _MOST_SLOTS,
     "ShardCreateTableRequest.schemas": _MOST_TABLES,
     "Route.runs": _MOST_SLOTS,

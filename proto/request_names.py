@@ -15,6 +15,7 @@ MOST_MODEL = 201  # characters of NAME@ALIAS
 MOST_CURSOR = 511  # characters of a follower's cursor, which contains its shard assignment and address
 MOST_ROUTING_KEY = 4096
 MOST_CHECKSUM = 64
+MOST_STREAM_PART = 1024  # characters of a partition, a file of a followed folder, or what describes a stream
 
 Check = Callable[[str, str], None]
 
@@ -54,7 +55,13 @@ NAMES: dict[str, Check] = {
             "DropTablesRequest.names",
             *("SweepTableRequest.namespace", "SweepTableRequest.name"),
             *("RegisterWorkerRequest.namespace", "RegisterWorkerRequest.job", "RegisterWorkerRequest.host"),
-            *("ReportFaultRequest.host", "LeaseDataRequest.run", "EnterSaveRequest.name", "GetSaveRequest.name"),
+            *(
+                "ReportFaultRequest.host",
+                "LeaseDataRequest.run",
+                "LeaseStreamRequest.run",
+                "EnterSaveRequest.name",
+                "GetSaveRequest.name",
+            ),
             *("RestoreRequest.name", "RestoreRequest.namespace", "CutRequest.save", "DumpRequest.save"),
             *("EndCutRequest.save", "LoadRequest.name"),
             *("PullRowsRequest.namespace", "PullRowsRequest.table"),
@@ -76,6 +83,13 @@ NAMES: dict[str, Check] = {
     "DescribeRequest.model": _MODEL,
     **dict.fromkeys(("LookupRequest.routing_key", "MakeKeysRequest.routing_key"), _short_text(MOST_ROUTING_KEY)),
     "MakeKeysRequest.feature": _NAME,
+    **dict.fromkeys(
+        (
+            *("LeaseStreamRequest.source", "LeaseStreamRequest.given_back", "PartNumber.part", "PlannedBatch.ended"),
+            "FoundPart.name",
+        ),
+        _at_most(MOST_STREAM_PART),
+    ),
     "WrittenFile.file": check_file_name,
     "WrittenFile.xxh3": _at_most(MOST_CHECKSUM),
 }

@@ -31,7 +31,7 @@ _METHODS: dict[Role, tuple[str, ...]] = {
     "train": (
         *("Coordinator/CreateTable", "Coordinator/DropTable", "Coordinator/DropTables", "Coordinator/SweepTable"),
         *("Coordinator/RegisterWorker", "Coordinator/WorkerHeartbeat", "Coordinator/DeregisterWorker"),
-        *("Coordinator/LeaseData", "Coordinator/ReportFault", "Coordinator/ListFaults"),
+        *("Coordinator/LeaseData", "Coordinator/LeaseStream", "Coordinator/ReportFault", "Coordinator/ListFaults"),
         *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),
         *("Coordinator/Restore", "Rows/Push"),
     ),

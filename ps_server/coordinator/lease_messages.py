@@ -1,10 +1,11 @@
-"""Converts messages of LeaseData to and from the state of the leases."""
+"""Converts messages of LeaseData and LeaseStream to and from the state of the leases."""
 
 from __future__ import annotations
 
 from ...proto import control_pb2 as pb
 from .state.data_leases import LeaseAnswer, LeaseRequest
 from .state.epoch_records import EpochTest, Sums
+from .state.stream_leases import Counts, FoundPart, PlannedBatch, StreamAnswer, StreamRequest
 
 
 def lease_request_of(request: pb.LeaseDataRequest) -> LeaseRequest:
@@ -34,3 +35,39 @@ def lease_reply(given: LeaseAnswer) -> pb.LeaseDataReply:
         if given.record.tested is not None:
             reply.tested.CopyFrom(pb.EpochTest(**vars(given.record.tested)))
     return reply
+
+
+def stream_request_of(request: pb.LeaseStreamRequest) -> StreamRequest:
+    """Returns the request of a worker that reads a stream."""
+    return StreamRequest(
+        run=request.run,
+        source=request.source,
+        settled=request.settled,
+        planned=tuple(
+            PlannedBatch(
+                batch.step,
+                {end.part: end.number for end in batch.ends},
+                tuple(batch.ended),
+                Counts(batch.counts.events, batch.counts.dead, batch.counts.empty, batch.counts.lost),
+            )
+            for batch in request.planned
+        ),
+        found=tuple(
+            FoundPart(part.name, part.first, part.end if part.HasField("end") else None, part.is_whole)
+            for part in request.found
+        ),
+        given_back=tuple(request.given_back),
+        most=request.most,
+        lags={lag.part: lag.number for lag in request.lags},
+    )
+
+
+def stream_reply(given: StreamAnswer) -> pb.LeaseStreamReply:
+    """Returns the reply for an answer of the leases of a stream."""
+    return pb.LeaseStreamReply(
+        parts=[pb.LeasedPart(name=name, **vars(part)) for name, part in given.parts.items()],
+        give_back=given.give_back,
+        is_over=given.is_over,
+        done_to=given.done_to,
+        counts=pb.StreamCounts(**vars(given.counts)),
+    )

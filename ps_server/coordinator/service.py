@@ -14,7 +14,7 @@ from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument
 from ...proto.process.access import caller_reaches, check_caller
 from ...proto.schema_message import message_of_schema
-from .lease_messages import lease_reply, lease_request_of
+from .lease_messages import lease_reply, lease_request_of, stream_reply, stream_request_of
 from .procedures.checkpoint_restore import CheckpointRestores
 from .procedures.checkpoint_save import CheckpointSaves
 from .procedures.damage_notes import DamageNotes
@@ -25,8 +25,9 @@ from .procedures.shard_recovery import ShardRecoveries
 from .procedures.tables import Tables
 from .procedures.worker_registration import WorkerRegistrations
 from .state.cluster import Cluster
+from .state.data_leases import WorkerKey
 from .state.faults import Process
-from .state.membership import Ticket
+from .state.membership import Job, Ticket
 from .state.shards import PlaceNotFree, Shard
 from .status import fault_message, status_message
 
@@ -246,18 +247,34 @@ class CoordinatorService:
 
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Any) -> pb.LeaseDataReply:
         """Notes the data that a worker has trained on, and leases more to it."""
-        caller, cluster = request.caller, self._cluster
-        ticket = self._ticket_of(caller)
-        job = cluster.jobs.check(ticket)
-        known = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
-        known.update(span.key for span in cluster.rosters[job.job_id].spans.values() if span.until_step is None)
-        holder = ticket.worker_id, ticket.epoch
+        cluster = self._cluster
+        job, holder, known = self._reader(request.caller)
         given = cluster.data.answer(job.job_id, job.generation, lease_request_of(request), holder, known)
         if given.chunk is None and not given.is_over:  # others have the last chunks
             self._wait_for({job.job_id})
         if given.chunk is not None or request.done or request.HasField("tested"):
             self._save()
         return lease_reply(given)
+
+    async def LeaseStream(self, request: pb.LeaseStreamRequest, context: Any) -> pb.LeaseStreamReply:
+        """Notes the batches that a worker is about to commit, and leases parts of a stream to it."""
+        job, holder, known = self._reader(request.caller)
+        ranks = sorted(job.members.values(), key=lambda member: member.ticket.rank)
+        members = [(member.ticket.worker_id, member.ticket.epoch) for member in ranks]
+        given = self._cluster.data.answer_stream(
+            job.job_id, job.generation, stream_request_of(request), holder, members, known
+        )
+        self._save()
+        return stream_reply(given)
+
+    def _reader(self, caller: pb.CheckpointCaller) -> tuple[Job, WorkerKey, set[WorkerKey]]:
+        """Returns the job and key of a worker that asks for data, and the workers whose leases are theirs."""
+        ticket = self._ticket_of(caller)
+        job = self._cluster.jobs.check(ticket)
+        known = {(member.ticket.worker_id, member.ticket.epoch) for member in job.members.values()}
+        roster = self._cluster.rosters[job.job_id]
+        known.update(span.key for span in roster.spans.values() if span.until_step is None)
+        return job, (ticket.worker_id, ticket.epoch), known
 
     async def DeregisterWorker(self, request: pb.DeregisterWorkerRequest, context: Any) -> pb.DeregisterWorkerReply:
         """Removes a worker from its job; the call is harmless when it has left already."""

@@ -265,7 +265,7 @@ class JobOperations:
         roster.decide(operation, gone, reports, members)
         for key in gone:
             last_step = max((report.get(key, CommitWindow()).committed_step for report in reports), default=-1)
-            self._cluster.data.left(job_id, key, last_step)
+            self._cluster.data.left(job_id, key, last_step, is_orderly=(job_id, *key) in self._cluster.leaving)
             self._cluster.note_left(job_id, key, [report.get(key, CommitWindow()) for report in reports])
         self._save()
         await self._shard_calls.send_job(job_id, roster)

@@ -32,6 +32,7 @@ from .roster import CommitWindow, Roster, Span
 from .row_sources import RowSource, of_document, to_document
 from .shards import Shard, ShardBook
 from .slots import SlotMap
+from .stream_leases import JobStream, is_of_stream
 
 log = logging.getLogger(__name__)
 
@@ -389,7 +390,10 @@ class Cluster:
             url, name = document["rows_source"] or ("", "")
             cluster.rows_checkpoint = (url, name) if name else None
             cluster.row_sources = of_document(document["row_sources"])
-            cluster.data.jobs = {job_id: JobData.of_document(saved) for job_id, saved in document["data"]}
+            cluster.data.jobs = {
+                job_id: (JobStream if is_of_stream(saved) else JobData).of_document(saved)
+                for job_id, saved in document["data"]
+            }
             cluster.row_saves = {url: dict(jobs) for url, jobs in document["row_saves"]}
             cluster.row_configs = dict(document["row_configs"])
             cluster.saved_at = document["saved_at"]

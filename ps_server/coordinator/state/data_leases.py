@@ -19,6 +19,7 @@ from typing import Any
 
 from ....proto.errors import FailedPrecondition, not_allowed
 from .epoch_records import EpochRecord, EpochRecords, EpochTest, Sums
+from .stream_leases import JobStream, StreamAnswer, StreamRequest, is_of_stream
 
 WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
 
@@ -275,7 +276,7 @@ class DataLeases:
     """The leased data of all jobs of a cluster."""
 
     def __init__(self) -> None:
-        self.jobs: dict[int, JobData] = {}  # by job id
+        self.jobs: dict[int, JobData | JobStream] = {}  # by job id
 
     def bound(self, running: Collection[int]) -> None:
         """Forgets the data of ended jobs beyond ``MOST_JOBS``; the jobs that began to read first are forgotten."""
@@ -284,14 +285,20 @@ class DataLeases:
             del self.jobs[job_id]
         left = MOST_ENDED_EPOCHS
         for job_id in reversed(ended[-MOST_JOBS:]):
-            left -= len(self.jobs[job_id].records)
+            data = self.jobs[job_id]
+            if isinstance(data, JobStream):
+                continue
+            left -= len(data.records)
             if left < 0:
-                self.jobs[job_id].records = EpochRecords()
+                data.records = EpochRecords()
 
-    def left(self, job_id: int, holder: WorkerKey, last_step: int) -> None:
-        """Ends the leases of a worker that is gone, as :meth:`JobData.left` does."""
-        if job_id in self.jobs:
-            self.jobs[job_id].left(holder, last_step)
+    def left(self, job_id: int, holder: WorkerKey, last_step: int, *, is_orderly: bool) -> None:
+        """Ends the leases of a worker that is gone, as :meth:`JobData.left` and :meth:`JobStream.left` do."""
+        data = self.jobs.get(job_id)
+        if isinstance(data, JobStream):
+            data.left(holder, last_step, is_orderly=is_orderly)
+        elif data is not None:
+            data.left(holder, last_step)
 
     def answer(
         self, job_id: int, generation: int, request: LeaseRequest, holder: WorkerKey, known: Collection[WorkerKey]
@@ -309,6 +316,10 @@ class DataLeases:
         if request.trained is not None:
             request.trained.check()
         data = self.jobs.get(job_id)
+        if isinstance(data, JobStream):
+            if data.is_read:
+                raise FailedPrecondition("data.train: other workers of this job read a stream")
+            data = None
         if data is None or (data.generation != generation and not data.goes_on(request)):
             data = self.jobs[job_id] = JobData(
                 request.run, generation, request.epoch, request.chunks, order=request.order
@@ -319,17 +330,46 @@ class DataLeases:
         )  # restored data belongs to the run that asks first
         return replace(data.answer(request, holder, known), epoch=data.epoch)
 
+    def answer_stream(
+        self,
+        job_id: int,
+        generation: int,
+        request: StreamRequest,
+        holder: WorkerKey,
+        members: Sequence[WorkerKey],
+        known: Collection[WorkerKey],
+    ) -> StreamAnswer:
+        """Answers a worker as :meth:`JobStream.answer` does; a job that is started again goes on where it was.
+
+        Raises:
+            InvalidArgument: a number or a name is out of range.
+            FailedPrecondition: as for :meth:`JobStream.answer`, or other workers read files.
+        """
+        request.check()
+        data = self.jobs.get(job_id)
+        if isinstance(data, JobData):
+            if data.leases:
+                raise FailedPrecondition("data.stream: other workers of this job read data.train")
+            data = None
+        if data is None:
+            data = self.jobs[job_id] = JobStream(request.run, generation, request.source)
+        data.generation = generation
+        return data.answer(request, holder, members, known)
+
     def at_cut(self, committed: dict[int, dict[WorkerKey, int]]) -> dict[int, dict[str, Any]]:
-        """Returns the result of :meth:`JobData.at_cut` by job id, for the jobs in the cut.
+        """Returns the result of :meth:`JobData.at_cut` or :meth:`JobStream.at_cut` by job id, for the jobs in the cut.
 
         The jobs are frozen, so the chunks that a worker has reported as done are in the cut.
         """
         return {job_id: data.at_cut(committed[job_id]) for job_id, data in self.jobs.items() if job_id in committed}
 
     def restore(self, job_id: int, generation: int, saved: dict[str, Any]) -> None:
-        """Sets a job's data to what a checkpoint has (:meth:`JobData.at_cut`); {} sets it to the beginning."""
+        """Sets a job's data to what a checkpoint has (:meth:`at_cut`); {} sets it to the beginning."""
         self.jobs.pop(job_id, None)
         if not saved:
+            return
+        if is_of_stream(saved):
+            self.jobs[job_id] = JobStream.of_document(saved).restored(generation)
             return
         self.jobs[job_id] = JobData(
             "",

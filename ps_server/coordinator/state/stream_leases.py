@@ -1,0 +1,421 @@
+"""Decides which worker reads which part of a stream, and from where. The module does no I/O and is not thread-safe.
+
+A part is a partition of a topic or a file of a followed folder; its position is where the next reader begins. Before a
+worker commits a batch it announces the step of that commit and how far the batch reads each part. The step that a
+worker is known to have committed last therefore says its positions, however large its batches were.
+
+Invariants:
+ 1. A part is leased to at most one member of the job.
+ 2. The position of a part moves over a batch only when the commit of that batch is known to be applied: its worker said
+    so, or the operation that fences the worker found its last step.
+ 3. A batch is announced before its commit is sent, so no applied commit lacks its positions.
+ 4. What is counted of a batch (events, dead letters) is counted when its positions move, so once.
+
+A partition grows for ever. A file is whole when it is found: it is read once, and forgotten when all files whose names
+sort before it are read too, so that the state does not grow with the files of the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ....proto.errors import FailedPrecondition, InvalidArgument, not_allowed
+from ....proto.request_bounds import MOST_STREAM_PARTS
+
+WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
+
+MOST_PARTS = MOST_STREAM_PARTS  # of one job
+MOST_PLANNED = 1_024  # batches of one worker that are announced and not known to be applied
+_MOST_POSITION = 1 << 62
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the events of a stream, summed up.
+
+    Attributes:
+        events: events that were trained on.
+        dead: events that went to the dead letters, or were left out where there are none.
+        empty: events without a value.
+        lost: events that the source had no longer when they were wanted.
+    """
+
+    events: int = 0
+    dead: int = 0
+    empty: int = 0
+    lost: int = 0
+
+    def plus(self, other: Counts) -> Counts:
+        """Returns the sums of both."""
+        return Counts(
+            self.events + other.events, self.dead + other.dead, self.empty + other.empty, self.lost + other.lost
+        )
+
+    def check(self) -> None:
+        """Raises InvalidArgument for a number that no batch can have."""
+        for name, value in asdict(self).items():
+            if not 0 <= value < _MOST_POSITION:
+                raise not_allowed(f"planned.{name}", value, "[0, 2^62)")
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch that a worker is about to commit.
+
+    Attributes:
+        step: the step of its commit.
+        ends: the position after it of each part that it reads from.
+        ended: the parts that are read to their end by it.
+        counts: what is counted when it is applied.
+    """
+
+    step: int
+    ends: Mapping[str, int]
+    ended: Collection[str] = ()
+    counts: Counts = Counts()
+
+
+@dataclass(frozen=True)
+class FoundPart:
+    """A part that the source has.
+
+    Attributes:
+        name: its name.
+        first: the position at which a job begins that has none of it.
+        end: the position at which this run is done with it; None: it has no end.
+        is_whole: whether it never grows, so that it is over for ever once it is read to its end.
+    """
+
+    name: str
+    first: int
+    end: int | None = None
+    is_whole: bool = False
+
+
+@dataclass(frozen=True)
+class StreamRequest:
+    """A request of a worker.
+
+    Attributes:
+        run: the id of the run; the ends of parts are those that a run finds.
+        source: a text that describes what is read; it is the same for all workers.
+        settled: the step of the last commit of this worker that is known to be applied; -1: none.
+        planned: the batches that it is about to commit, at consecutive steps; they replace those from the same step on.
+        found: the parts that the source has; a part that is not among them stays.
+        given_back: parts that it will not read any further; all its commits from them are settled.
+        most: how many parts it reads at once.
+        lags: how many events of each of its parts are not read yet, as far as it knows.
+    """
+
+    run: str
+    source: str
+    settled: int
+    planned: Sequence[PlannedBatch] = ()
+    found: Sequence[FoundPart] = ()
+    given_back: Collection[str] = ()
+    most: int = MOST_PARTS
+    lags: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises InvalidArgument for a number that is out of range."""
+        numbers = [value for part in self.found for value in (part.first, part.end or 0)]
+        numbers += self.lags.values()
+        for batch in self.planned:
+            batch.counts.check()
+            numbers += batch.ends.values()
+        for number in numbers:
+            if not 0 <= number < _MOST_POSITION:
+                raise not_allowed("position", number, "[0, 2^62)")
+        if not 0 < self.most <= MOST_PARTS:
+            raise not_allowed("most", self.most, f"[1, {MOST_PARTS}]")
+        if len(self.planned) > MOST_PLANNED:
+            raise not_allowed("planned", len(self.planned), f"at most {MOST_PLANNED} batches")
+        steps = [batch.step for batch in self.planned]
+        if steps and steps != list(range(steps[0], steps[0] + len(steps))):
+            raise not_allowed("planned.step", steps, "consecutive steps")
+
+
+@dataclass(frozen=True)
+class LeasedPart:
+    """A part that a worker reads.
+
+    Attributes:
+        position: where it begins, or has come to as far as is known.
+        end: where this run is done with it; None: it has no end.
+        careful_until: up to this position events are read one by one, because a worker died in a batch before it.
+        deaths: how many workers have died at this position, one event at a time.
+    """
+
+    position: int
+    end: int | None = None
+    careful_until: int = 0
+    deaths: int = 0
+
+
+@dataclass(frozen=True)
+class StreamAnswer:
+    """The answer to a worker.
+
+    Attributes:
+        parts: what it reads from now on, without those that an announced batch reads to their end.
+        give_back: those of them that it is to give back, as another member has too few.
+        is_over: whether every part that was found has been read to its end.
+        done_to: a part that is whole and does not sort behind this name is not read again.
+        counts: of all workers of the job.
+    """
+
+    parts: Mapping[str, LeasedPart]
+    give_back: tuple[str, ...] = ()
+    is_over: bool = False
+    done_to: str = ""
+    counts: Counts = Counts()
+
+
+@dataclass
+class _Part:
+    position: int
+    end: int | None = None
+    is_whole: bool = False
+    is_over: bool = False
+    holder: WorkerKey | None = None
+    careful_until: int = 0
+    deaths: int = 0
+    lag: int = 0
+
+
+@dataclass
+class JobStream:
+    """The stream of one job.
+
+    Attributes:
+        run: the id of the run; empty after a restore, until a run asks.
+        generation: the generation of the job when it last asked.
+        source: a text that describes what is read.
+        counts: of what was applied.
+        done_to: the last of the names up to which all files are read; "": there is none.
+    """
+
+    run: str
+    generation: int
+    source: str
+    counts: Counts = Counts()
+    done_to: str = ""
+    _parts: dict[str, _Part] = field(default_factory=dict)
+    _planned: dict[WorkerKey, list[PlannedBatch]] = field(default_factory=dict)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a worker has a lease."""
+        return any(part.holder is not None for part in self._parts.values())
+
+    @property
+    def lag(self) -> int:
+        """How many events are not read yet, as far as the workers know."""
+        return sum(part.lag for part in self._parts.values())
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The position of each part, by name."""
+        return {name: part.position for name, part in self._parts.items()}
+
+    def left(self, holder: WorkerKey, last_step: int, *, is_orderly: bool = False) -> None:
+        """Ends the leases of a worker that is gone; none of its later messages counts.
+
+        Args:
+            holder: the worker.
+            last_step: the step of its last commit on any shard; -1 when there is none.
+            is_orderly: whether it has left by itself.
+        """
+        self._apply(holder, last_step)
+        left = self._planned.pop(holder, [])
+        for name, part in self._parts.items():
+            if part.holder != holder:
+                continue
+            part.holder = None
+            reached = max((batch.ends[name] for batch in left if name in batch.ends), default=part.position)
+            if not is_orderly and reached > part.position:
+                part.deaths += part.careful_until > part.position
+                part.careful_until = max(part.careful_until, reached)
+
+    def _apply(self, holder: WorkerKey, last_step: int) -> None:
+        """Moves the positions over the batches of a worker up to a step."""
+        planned = self._planned.get(holder, [])
+        done = [batch for batch in planned if batch.step <= last_step]
+        for batch in done:
+            self.counts = self.counts.plus(batch.counts)
+            for name, end in batch.ends.items():
+                part = self._parts[name]
+                if end > part.position:
+                    part.deaths = 0
+                part.position = max(part.position, end)
+                part.is_over |= name in batch.ended
+        if not done:
+            return
+        self._planned[holder] = planned[len(done) :]
+        if any(batch.ended for batch in done):
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forgets the files that are read, up to the first that is not."""
+        for name in sorted(name for name, part in self._parts.items() if part.is_whole):
+            if not self._parts[name].is_over:
+                return
+            del self._parts[name]
+            self.done_to = name
+
+    def answer(
+        self, request: StreamRequest, holder: WorkerKey, members: Sequence[WorkerKey], known: Collection[WorkerKey]
+    ) -> StreamAnswer:
+        """Notes what a worker reports, and leases parts to it.
+
+        Args:
+            request: the request of the worker.
+            holder: the worker that asks.
+            members: the members of the job, in one order for all; they share the parts evenly.
+            known: the members, and those whose end the shards do not know yet.
+
+        Raises:
+            FailedPrecondition: other workers read another source, or a batch reads a part of another worker.
+            InvalidArgument: there are too many parts.
+        """
+        if request.source != self.source:
+            if self.is_read:
+                raise FailedPrecondition(
+                    f"data.stream: other workers of this job read {self.source}, and this one {request.source}"
+                )
+            self.source, self.done_to, self._parts, self._planned = request.source, "", {}, {}
+        for gone in {part.holder for part in self._parts.values()} - {None, *known}:
+            assert gone is not None
+            self.left(gone, -1)
+        self._apply(holder, request.settled)
+        if request.run != self.run:  # the parts of a run end where that run says
+            self.run = request.run
+            for part in self._parts.values():
+                part.end = None
+        self._find(request.found)
+        self._plan(request.planned, holder)
+        for name, lag in request.lags.items():
+            if name in self._parts and self._parts[name].holder == holder:
+                self._parts[name].lag = lag
+        for name in request.given_back:
+            if name in self._parts and self._parts[name].holder == holder:
+                self._parts[name].holder = None
+        return self._lease(request.most, holder, members)
+
+    def _find(self, found: Sequence[FoundPart]) -> None:
+        count = len(self._parts.keys() | {each.name for each in found if each.name > self.done_to or not each.is_whole})
+        if count > MOST_PARTS:
+            raise InvalidArgument(
+                f"data.stream: {count} partitions or files that are not read yet; allowed: at most {MOST_PARTS}"
+            )
+        for each in found:
+            if each.is_whole and each.name <= self.done_to:
+                continue
+            part = self._parts.setdefault(each.name, _Part(each.first, is_whole=each.is_whole))
+            if part.is_whole:
+                continue
+            if part.end is None:  # the first that finds it in this run says where it ends
+                part.end = each.end
+            part.is_over = part.end is not None and part.position >= part.end
+
+    def _plan(self, planned: Sequence[PlannedBatch], holder: WorkerKey) -> None:
+        if not planned:
+            return
+        for batch in planned:
+            for name, end in batch.ends.items():
+                part = self._parts.get(name)
+                if part is None or part.holder != holder:
+                    raise FailedPrecondition(f"data.stream: {name} is not leased to this worker")
+                if end < part.position:
+                    raise not_allowed(f"planned position of {name}", end, f">= {part.position}")
+        before = [batch for batch in self._planned.get(holder, []) if batch.step < planned[0].step]
+        if len(before) + len(planned) > MOST_PLANNED:
+            raise not_allowed("planned", len(before) + len(planned), f"at most {MOST_PLANNED} batches")
+        self._planned[holder] = [*before, *planned]
+
+    def _lease(self, most: int, holder: WorkerKey, members: Sequence[WorkerKey]) -> StreamAnswer:
+        open_parts = sorted(name for name, part in self._parts.items() if not part.is_over)
+        ending = {name for batch in self._planned.get(holder, []) for name in batch.ended}
+        own = [name for name in open_parts if self._parts[name].holder == holder and name not in ending]
+        free = [name for name in open_parts if self._parts[name].holder is None]
+        count = max(1, len(members))
+        share = len(open_parts) // count + (holder in members[: len(open_parts) % count])
+        target = min(most, share)
+        for name in free[: max(0, target - len(own))]:
+            self._parts[name].holder = holder
+            own.append(name)
+        excess = 0 if most < share or free else max(0, len(own) - target)
+        parts = {
+            name: LeasedPart(part.position, part.end, part.careful_until, part.deaths)
+            for name, part in self._parts.items()
+            if name in set(own)
+        }
+        is_over = not open_parts and bool(self._parts or self.done_to)
+        return StreamAnswer(parts, tuple(own[len(own) - excess :]), is_over, self.done_to, self.counts)
+
+    def at_cut(self, committed: Mapping[WorkerKey, int]) -> dict[str, Any]:
+        """Returns the positions in rows that are cut at the workers' last steps, for a checkpoint.
+
+        Args:
+            committed: the last step in the cut of each worker; -1 when there is none.
+        """
+        then = JobStream.of_document(self.to_document())
+        for holder in set(self._planned):
+            then.left(holder, committed.get(holder, -1), is_orderly=True)
+        saved = then.to_document()
+        return {name: saved[name] for name in ("source", "counts", "done_to", "parts")}
+
+    def to_document(self) -> dict[str, Any]:
+        """Returns the saved form: plain values for JSON."""
+        return {
+            "run": self.run,
+            "generation": self.generation,
+            "source": self.source,
+            "counts": asdict(self.counts),
+            "done_to": self.done_to,
+            "parts": {name: asdict(part) for name, part in self._parts.items()},
+            "planned": [
+                [
+                    *holder,
+                    [[batch.step, dict(batch.ends), list(batch.ended), asdict(batch.counts)] for batch in batches],
+                ]
+                for holder, batches in self._planned.items()
+            ],
+        }
+
+    @staticmethod
+    def of_document(saved: Mapping[str, Any]) -> JobStream:
+        """Returns the stream of a saved form; what a checkpoint has lacks the run and the workers."""
+        parts = {name: _Part(**part) for name, part in saved["parts"].items()}
+        for part in parts.values():  # JSON has no tuples
+            part.holder = None if part.holder is None else (part.holder[0], part.holder[1])
+        planned = {
+            (worker, epoch): [
+                PlannedBatch(step, ends, tuple(ended), Counts(**counts)) for step, ends, ended, counts in each
+            ]
+            for worker, epoch, each in saved.get("planned", [])
+        }
+        return JobStream(
+            saved.get("run", ""),
+            saved.get("generation", 0),
+            saved["source"],
+            Counts(**saved["counts"]),
+            saved["done_to"],
+            parts,
+            planned,
+        )
+
+    def restored(self, generation: int) -> JobStream:
+        """Returns a stream that a checkpoint had, for the clock that begins with it: no worker has a lease."""
+        parts = {
+            name: replace(part, holder=None, end=None, is_over=part.is_over and part.is_whole)
+            for name, part in self._parts.items()
+        }
+        return replace(self, generation=generation, _parts=parts, _planned={})
+
+
+def is_of_stream(saved: Mapping[str, Any]) -> bool:
+    """Returns whether a saved form is of a stream, and not of files that are read in epochs."""
+    return "parts" in saved
