@@ -54,6 +54,8 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> Rende
     if view.hot_keys:
         parts.append(_hot_keys(view))
     parts.append(_jobs(reply) if reply.jobs else "no jobs")
+    if streams := [job for job in reply.jobs if job.HasField("stream")]:
+        parts.append(_streams(streams))
     if view.leaving:
         parts.append(f"workers that are leaving: {view.leaving}; what shards have lost of them is not counted yet")
     if view.faults:
@@ -250,6 +252,15 @@ def _jobs(reply: pb.GetStatusReply) -> WholeCells:
                 str(member.step),
                 f"{member.lease_left_sec:.1f}",
             )
+    return table
+
+
+def _streams(jobs: Sequence[pb.JobStatus]) -> WholeCells:
+    table = _table("streams", "job", "source", "parts", "events", "lag", "dead", "empty", "lost")
+    for job in jobs:
+        counts = job.stream.counts
+        numbers = (job.stream.parts, counts.events, job.stream.lag, counts.dead, counts.empty, counts.lost)
+        table.add_row(f"{job.namespace}/{job.name}", job.stream.source, *(f"{each:,}" for each in numbers))
     return table
 
 

@@ -31,6 +31,7 @@ EXTRAS: dict[str, str] = {
     "online": "the example of an online service by FastAPI",
     "tensorboard": "`metrics.tensorboard` of a job file",
     "report": "`sparserow report`",
+    "kafka": "`data.stream.kafka` of a job file",
 }
 _REBUILD = "make setup in the source tree, or pip install a wheel that was built for this Python"
 _IO_URING_SETUP = 425  # the number of the system call on every architecture (asm-generic/unistd.h)

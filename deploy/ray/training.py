@@ -124,8 +124,8 @@ def _check_paths(job: JobConfig) -> None:
 
 def _paths(job: JobConfig) -> Iterator[tuple[str, str]]:
     """Yields each option that names a file or a folder, but for those of a cluster of the job's own."""
-    for setting, files in (("data.train", job.data.train), ("data.test", job.data.test)):
-        yield from ((setting, path) for path in files)
+    for which in ("train", "test"):
+        yield from ((job.data.setting(which), path) for path in job.data.files(which))
     for name, options in job.features.items():
         yield f"features.{name}.vocabulary", options.get("vocabulary") or ""
     for name, table in job.tables.items():

@@ -132,6 +132,9 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
         ("device", result.device),
         ("bad lines skipped", str(result.bad_lines)),
     ]
+    left_out = [f"{count:,} {name}" for name, count in result.stream.items() if name != "events" and count]
+    if left_out:
+        rows.append(("events left out", ", ".join(left_out)))
     if result.staleness:
         rows.append(("steps that pulls were stale", _staleness(result)))
     if result.cache:

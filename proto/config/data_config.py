@@ -5,33 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from ..errors import InvalidArgument
 from ..options.csv_dialect import CsvDialect
-from ..options.path_text import PathText
+from ..options.path_text import Paths
 from ..options.strict_model import StrictModel
 from ..options.units import TimeUnit
 from .criteo_columns import CRITEO_FEATURES
 from .row_filter import parse_where
+from .stream_config import StreamConfig
 
 ColumnRef: TypeAlias = str | int
-
-
-def _paths(value: object) -> object:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-Paths: TypeAlias = Annotated[
-    tuple[PathText, ...],
-    BeforeValidator(_paths),
-    Field(
-        min_length=1,
-        json_schema_extra={"allowed": "a path or URL, or a sequence of them; * and ? match file names"},
-    ),
-]
 
 
 LabelValues: TypeAlias = dict[str, Literal[0, 1]]
@@ -165,7 +150,8 @@ class DataConfig(StrictModel):
         description="criteo: TSV, or CSV with a header. csv: see csv. parquet, orc, arrow (also called Feather) and "
         "jsonl (a JSON object on each line): see columns.",
     )
-    train: Paths = Field(description="Training files, or folders of them.")
+    train: Paths | None = Field(None, description="Training files, or folders of them; null: see stream.")
+    stream: StreamConfig | None = Field(None, description="Events to train on as they come; null: see train.")
     test: Paths = Field(description="Files of the evaluation after each epoch, or folders of them.")
     csv: CsvSchema | None = Field(None, description="Columns of the files, with format csv.")
     columns: ColumnsSchema | None = Field(
@@ -197,6 +183,16 @@ class DataConfig(StrictModel):
 
     _features: tuple[Any, ...] = PrivateAttr(())
 
+    def files(self, which: Literal["train", "test"]) -> tuple[str, ...]:
+        """Returns the paths of the files of one kind; of a stream those that are like its events."""
+        if which == "test":
+            return self.test
+        return self.train or (() if self.stream is None else self.stream.like)
+
+    def setting(self, which: Literal["train", "test"]) -> str:
+        """Returns the option that names the files of one kind."""
+        return "data.stream.like" if which == "train" and self.stream is not None else f"data.{which}"
+
     @property
     def samples(self) -> SampleColumns:
         """What is read of each sample: the section of the format, or that of Criteo's layout."""
@@ -210,6 +206,18 @@ class DataConfig(StrictModel):
     def read_features(self, features: tuple[Any, ...]) -> None:
         """Has the readers compute these features; :class:`JobConfig` calls it once."""
         self._features = features
+
+    @model_validator(mode="after")
+    def _train_or_stream(self) -> DataConfig:
+        if (self.train is None) == (self.stream is None):
+            raise InvalidArgument("train: exactly one of train and stream is needed")
+        if self.stream is not None:
+            if self.format not in ("jsonl", "csv"):
+                raise InvalidArgument(f"format: {self.format} is not allowed with stream; allowed: jsonl, csv")
+            kafka = self.stream.kafka
+            if kafka is not None and kafka.dead_letters is not None and self.on_bad_line == "error":
+                raise InvalidArgument("stream.kafka.dead_letters: has no effect with on_bad_line error; set skip")
+        return self
 
     @model_validator(mode="after")
     def _schema_of_the_format(self) -> DataConfig:

@@ -70,6 +70,11 @@ _EMPTIED = {"cluster={}": "cluster.", "train.staleness=0": "train.staleness", "t
 _SERVERS, _NO_SERVERS = "model.backend ps", "as local has no servers"
 _LOCAL = ("model.backend=local",)
 _ELASTIC = ("train.dense=ps", "train.staleness=2", "train.elastic={}")
+_STREAM = (
+    "data={format: jsonl, test: t, stream: {kafka: {brokers: a:1, topics: [b]}, like: [c]}, columns: {label: y}}",
+    "features={a: {kind: id}}",
+)
+_STREAM_NEGATIVES = "tasks={y: {loss: bpr, item: a, negatives: {kind: uniform, per_positive: 2}}}"
 _QUORUM = ("train.dense=ps", "train.quorum=1")
 _CHECKPOINT = "train.checkpoint={url: /c, every_steps: 1}"
 _CSV = "data.format=csv"
@@ -98,6 +103,10 @@ def _without_meetings(option: str, because: str, example: tuple[str, ...], is_gi
 def _set(job: JobSections, section: str, name: str) -> bool:
     """Whether the job file has the option."""
     return name in getattr(job, section).model_fields_set
+
+
+def _of_stream(job: JobSections) -> bool:
+    return job.data.stream is not None
 
 
 def _losses(job: JobSections) -> set[str]:
@@ -134,6 +143,56 @@ RULES: tuple[Rule, ...] = (
         "which shuffles lease_rows lines together",
         (*_ELASTIC, "data.shuffle_rows=9"),
         lambda job: job.train.elastic is not None and job.data.shuffle_rows != 0 and _set(job, "data", "shuffle_rows"),
+    ),
+    Rule(
+        "data.stream",
+        "train.elastic",
+        "as its parts are leased",
+        (*_STREAM,),
+        lambda job: job.data.stream is not None and job.train.elastic is None,
+    ),
+    *(
+        Rule(option, "no data.stream", because, (*_STREAM, *_ELASTIC, *example), is_given)
+        for option, because, example, is_given in (
+            (
+                "data.negatives_keep",
+                "as negatives are chosen by their places in files",
+                ("data.negatives_keep=0.5",),
+                lambda job: _of_stream(job) and job.data.negatives_keep < 1,
+            ),
+            (
+                "data.where",
+                "as rows of files are selected",
+                ("data.where=a > 1",),
+                lambda job: _of_stream(job) and job.data.where is not None,
+            ),
+            (
+                "tasks.NAME.negatives",
+                "as they are drawn by the places of samples in files",
+                (_STREAM_NEGATIVES,),
+                lambda job: (
+                    [f"tasks.{name}.negatives" for name, task in job.tasks.items() if task.negatives is not None]
+                    if _of_stream(job)
+                    else ()
+                ),
+            ),
+            (
+                "train.epochs",
+                "which is read once",
+                ("train.epochs=2",),
+                lambda job: _of_stream(job) and _set(job, "train", "epochs"),
+            ),
+            (
+                "train.elastic.lease_rows",
+                "whose parts are leased as wholes",
+                ("train.elastic.lease_rows=8",),
+                lambda job: (
+                    _of_stream(job)
+                    and job.train.elastic is not None
+                    and "lease_rows" in job.train.elastic.model_fields_set
+                ),
+            ),
+        )
     ),
     Rule(
         "timestamp of data.csv and data.columns",

@@ -70,4 +70,5 @@ def stream_reply(given: StreamAnswer) -> pb.LeaseStreamReply:
         is_over=given.is_over,
         done_to=given.done_to,
         counts=pb.StreamCounts(**vars(given.counts)),
+        is_begun=given.is_begun,
     )

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from .state.cluster import Cluster
 from .state.shards import ShardPhase
+from .state.stream_leases import JobStream
 
 
 class CoordinatorMetrics(Collector):
@@ -49,6 +50,7 @@ class CoordinatorMetrics(Collector):
             unknown.add_metric([str(shard.index)], cluster.lost.unknown(shard.index))
         yield lost
         yield unknown
+        yield from _streams(cluster)
         ready = 0 if cluster.shards.problem() or cluster.damage is not None else 1
         words = "Whether every shard serves, and every table has its rows (0 or 1)."
         yield GaugeMetricFamily("sparserow_cluster_ready", words, ready)
@@ -87,3 +89,24 @@ class CoordinatorMetrics(Collector):
                 lease.add_metric([job.full_name], max(0.0, min(member.expires_at for member in members) - now))
                 step.add_metric([job.full_name], min(member.step for member in members))
         yield from (workers, lease, step)
+
+
+def _streams(cluster: Cluster) -> Iterator[Metric]:
+    """Yields how far jobs have read their streams."""
+    lag = GaugeMetricFamily(
+        "sparserow_stream_lag", "Events of a job's stream that are not read yet (count).", labels=["job"]
+    )
+    events = CounterMetricFamily(
+        "sparserow_stream_events",
+        "Events of a job's stream, by what became of them: trained, dead, empty or lost (count).",
+        labels=["job", "outcome"],
+    )
+    for job_id, data in list(cluster.data.jobs.items()):
+        if isinstance(data, JobStream):
+            name, counts = cluster.jobs.names.get(job_id, str(job_id)), data.counts
+            lag.add_metric([name], data.lag)
+            outcomes = {"trained": counts.events, "dead": counts.dead, "empty": counts.empty, "lost": counts.lost}
+            for outcome, count in outcomes.items():
+                events.add_metric([name, outcome], count)
+    yield lag
+    yield events

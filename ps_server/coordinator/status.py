@@ -16,6 +16,7 @@ from .state.cluster import Cluster
 from .state.faults import Fault
 from .state.membership import Job
 from .state.shards import Shard
+from .state.stream_leases import JobStream
 
 
 async def status_message(
@@ -40,6 +41,12 @@ async def status_message(
     for job in jobs:
         if job.job_id in steps:
             job.highest_step = steps[job.job_id]
+        data = cluster.data.jobs.get(job.job_id)
+        if isinstance(data, JobStream):
+            counts = pb.StreamCounts(**vars(data.counts))
+            job.stream.CopyFrom(
+                pb.StreamStatus(source=data.source, counts=counts, lag=data.lag, parts=len(data.positions))
+            )
     damage = cluster.damage.text if cluster.damage is not None else ""
     away = cluster.shards.problem()
     problem = "; ".join(filter(None, (away, failure))) if away else damage

@@ -354,6 +354,10 @@ class ClickReader(Generic[Made]):
             for part in range(len(file.rows)):
                 yield self._parts.decoded(index, part).lines
 
+    def made_of(self, lines: Lines) -> Made:
+        """Returns the batch of decoded samples, which need not be of the files."""
+        return self._made(batch_of(self._features, lines))
+
     def empty_batch(self) -> Made:
         """Returns a batch without samples."""
         return self._transformed(Samples(self._parts.none(), np.empty(0, np.int64)), 0)

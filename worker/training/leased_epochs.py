@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import TypeAlias
 
 from ..data import NamedBatch
 from ..data.leased import EpochScore, LeasedReader, Trained
+from ..data.stream_reader import StreamReader
 from .training_checkpoints import Progress
 from .training_report import EpochResult
+
+# What reads data that the coordinator leases.
+Leasing: TypeAlias = LeasedReader[NamedBatch] | StreamReader[NamedBatch]
 
 
 def trained(progress: Progress) -> Trained:
@@ -16,17 +21,17 @@ def trained(progress: Progress) -> Trained:
     return Trained(progress.samples, progress.samples, progress.loss_sum, progress.seconds)
 
 
-def is_known(reader: LeasedReader[NamedBatch]) -> bool:
+def is_known(reader: Leasing) -> bool:
     """Returns whether the coordinator has reported the sums of the epoch that ended last."""
     return reader.end is not None and reader.end.trained is not None
 
 
-def was_tested(reader: LeasedReader[NamedBatch]) -> bool:
+def was_tested(reader: Leasing) -> bool:
     """Returns whether a worker has evaluated the epoch that ended last."""
     return reader.end is not None and reader.end.tested is not None
 
 
-def is_past(reader: LeasedReader[NamedBatch], *, is_last: bool) -> bool:
+def is_past(reader: Leasing, *, is_last: bool) -> bool:
     """Returns whether the epoch that ended last needs no more work: it was tested, or a later one is under way."""
     return was_tested(reader) or (reader.came_late and not is_last)
 
@@ -42,7 +47,7 @@ def metrics_of(task: str, auc: float, log_loss: float) -> dict[str, float]:
     return {} if math.isnan(log_loss) else {f"{task}.auc": auc, f"{task}.log_loss": log_loss}
 
 
-def known_result(reader: LeasedReader[NamedBatch], epoch: int, world: int, task: str) -> EpochResult | None:
+def known_result(reader: Leasing, epoch: int, world: int, task: str) -> EpochResult | None:
     """Returns the result of the epoch that ended last, as the coordinator reports it.
 
     Args:
@@ -67,7 +72,7 @@ def known_result(reader: LeasedReader[NamedBatch], epoch: int, world: int, task:
     return EpochResult(epoch, loss, sums.samples, rate, math.nan, math.nan)
 
 
-def keep_untested(reader: LeasedReader[NamedBatch], result: EpochResult) -> None:
+def keep_untested(reader: Leasing, result: EpochResult) -> None:
     """Reports to the coordinator that the epoch that ended last stays without a test, so that it is reported once."""
     reader.report_tested(EpochScore(result.samples_per_sec, math.nan, math.nan))
 

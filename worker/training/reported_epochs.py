@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...proto.config.job import JobConfig
-from ..data import NamedBatch
-from ..data.leased import EpochScore, LeasedReader
+from ..data.leased import EpochScore
 from . import leased_epochs
 from .epoch_file import EpochFile
 from .process_group import WorkerGroup
@@ -35,7 +34,7 @@ class ReportedEpochs:
         *,
         backend: TrainingBackend,
         observer: Observer,
-        leased: LeasedReader[NamedBatch] | None,
+        leased: leased_epochs.Leasing | None,
         shown_task: str,
         file: EpochFile | None,
     ) -> None:

@@ -19,6 +19,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint.save import Stateful, absolute
 from ..data import NamedBatch
 from ..data.leased import LeasedReader
+from ..data.stream_reader import StreamReader
 from ..models import Tower
 from ..publish.program_export import ProgramSource
 from ..session.tracing import loaded, trace_allreduce
@@ -30,6 +31,7 @@ from .data_leases import SessionLeases
 from .early_stop import EarlyStop
 from .epoch_file import EpochFile
 from .evaluation import evaluate
+from .event_sources import SessionStreamLeases, event_source
 from .exported_model import exported
 from .files_read import saved_run
 from .job_features import published_features
@@ -134,10 +136,17 @@ class Trainer:
         for tower in towers:
             tower.is_checkpointed = is_checkpointed
 
-    def _leases(self, run: str, identity: RunIdentity) -> LeasedReader[NamedBatch] | None:
-        elastic, session = self._job.train.elastic, self._backend.session
+    def _leases(self, run: str, identity: RunIdentity) -> leased_epochs.Leasing | None:
+        elastic, session, stream = self._job.train.elastic, self._backend.session, self._job.data.stream
         if elastic is None or session is None:
             return None
+        fills = self._job.train.staleness is not None
+        if stream is not None:
+            source = event_source(self._job.data, stream)
+            leases = SessionStreamLeases(session, run, source)
+            return StreamReader(
+                self._train_reader, source, leases=leases, settle=leases.settle, max_wait=stream.max_wait, fills=fills
+            )
         return LeasedReader(
             self._train_reader,
             lease_rows=elastic.lease_rows,
@@ -149,7 +158,7 @@ class Trainer:
                 again=identity.is_again,
             ),
             settle=session.flush,
-            fills=self._job.train.staleness is not None,
+            fills=fills,
         )
 
     def _made_checkpoints(self) -> TrainingCheckpoints | None:
@@ -269,6 +278,7 @@ class Trainer:
             tiers=self._backend.tiers(),
             cache={name: self._group.total(count) for name, count in self._backend.cache().items()},
             quorum=self._backend.quorum(),
+            stream=self._leased.outcome() if isinstance(self._leased, StreamReader) else {},
             history=tuple(history),
             shard_restores=restores,
             commits_lost=lost,
@@ -352,6 +362,8 @@ class Trainer:
             batch = self._placement.placed(given, train=True)
             result = self._run_step(batch)
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
+                if isinstance(self._leased, StreamReader):
+                    self._leased.note_refused()
                 self._backend.session.core.end_empty_step()  # commits count the batches of a lease that are done
             if result.is_taken:
                 progress.samples += len(batch)

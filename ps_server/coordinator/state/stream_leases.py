@@ -47,10 +47,13 @@ class Counts:
     empty: int = 0
     lost: int = 0
 
-    def plus(self, other: Counts) -> Counts:
-        """Returns the sums of both."""
+    def plus(self, other: Counts, sign: int = 1) -> Counts:
+        """Returns the sums of both, or with sign -1 the differences."""
         return Counts(
-            self.events + other.events, self.dead + other.dead, self.empty + other.empty, self.lost + other.lost
+            self.events + sign * other.events,
+            self.dead + sign * other.dead,
+            self.empty + sign * other.empty,
+            self.lost + sign * other.lost,
         )
 
     def check(self) -> None:
@@ -163,7 +166,8 @@ class StreamAnswer:
         give_back: those of them that it is to give back, as another member has too few.
         is_over: whether every part that was found has been read to its end.
         done_to: a part that is whole and does not sort behind this name is not read again.
-        counts: of all workers of the job.
+        counts: of all workers in this run.
+        is_begun: whether the job has positions of this stream.
     """
 
     parts: Mapping[str, LeasedPart]
@@ -171,6 +175,7 @@ class StreamAnswer:
     is_over: bool = False
     done_to: str = ""
     counts: Counts = Counts()
+    is_begun: bool = False
 
 
 @dataclass
@@ -194,6 +199,7 @@ class JobStream:
         generation: the generation of the job when it last asked.
         source: a text that describes what is read.
         counts: of what was applied.
+        before: those of earlier runs among them.
         done_to: the last of the names up to which all files are read; "": there is none.
     """
 
@@ -201,6 +207,7 @@ class JobStream:
     generation: int
     source: str
     counts: Counts = Counts()
+    before: Counts = Counts()
     done_to: str = ""
     _parts: dict[str, _Part] = field(default_factory=dict)
     _planned: dict[WorkerKey, list[PlannedBatch]] = field(default_factory=dict)
@@ -213,7 +220,7 @@ class JobStream:
     @property
     def lag(self) -> int:
         """How many events are not read yet, as far as the workers know."""
-        return sum(part.lag for part in self._parts.values())
+        return sum(part.lag for part in list(self._parts.values()))  # other threads look at it
 
     @property
     def positions(self) -> dict[str, int]:
@@ -291,7 +298,7 @@ class JobStream:
             self.left(gone, -1)
         self._apply(holder, request.settled)
         if request.run != self.run:  # the parts of a run end where that run says
-            self.run = request.run
+            self.run, self.before = request.run, self.counts
             for part in self._parts.values():
                 part.end = None
         self._find(request.found)
@@ -352,8 +359,10 @@ class JobStream:
             for name, part in self._parts.items()
             if name in set(own)
         }
-        is_over = not open_parts and bool(self._parts or self.done_to)
-        return StreamAnswer(parts, tuple(own[len(own) - excess :]), is_over, self.done_to, self.counts)
+        is_begun = bool(self._parts or self.done_to)
+        give_back = tuple(own[len(own) - excess :])
+        counts = self.counts.plus(self.before, -1)
+        return StreamAnswer(parts, give_back, not open_parts, self.done_to, counts, is_begun)
 
     def at_cut(self, committed: Mapping[WorkerKey, int]) -> dict[str, Any]:
         """Returns the positions in rows that are cut at the workers' last steps, for a checkpoint.
@@ -365,7 +374,7 @@ class JobStream:
         for holder in set(self._planned):
             then.left(holder, committed.get(holder, -1), is_orderly=True)
         saved = then.to_document()
-        return {name: saved[name] for name in ("source", "counts", "done_to", "parts")}
+        return {name: saved[name] for name in ("source", "counts", "before", "done_to", "parts")}
 
     def to_document(self) -> dict[str, Any]:
         """Returns the saved form: plain values for JSON."""
@@ -374,6 +383,7 @@ class JobStream:
             "generation": self.generation,
             "source": self.source,
             "counts": asdict(self.counts),
+            "before": asdict(self.before),
             "done_to": self.done_to,
             "parts": {name: asdict(part) for name, part in self._parts.items()},
             "planned": [
@@ -402,6 +412,7 @@ class JobStream:
             saved.get("generation", 0),
             saved["source"],
             Counts(**saved["counts"]),
+            Counts(**saved["before"]),
             saved["done_to"],
             parts,
             planned,

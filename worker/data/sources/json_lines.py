@@ -65,14 +65,15 @@ class JsonLinesFile:
     def read(self, place: npt.NDArray[np.int64], names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
         """Returns the objects of a run of lines."""
         planned = PlannedFile(self._path, place[3:], place[None, :3], is_sequential=self.is_sequential)
-        return self._objects(self._runs.read(planned, 0), names, policy)
+        return self.decode(self._runs.read(planned, 0), names, policy)
 
     def first(self, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows | None:
         """Returns the objects of the first lines."""
         run = next(read_runs(self._path, run_bytes=FIRST_BYTES), None)
-        return None if run is None else self._objects(run, names, policy)
+        return None if run is None else self.decode(run, names, policy)
 
-    def _objects(self, window: LineWindow, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
+    def decode(self, window: LineWindow, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
+        """Returns the objects of lines, which need not be in the file."""
         # A column that was not asked for when the file was opened is one to count rows by: its values are not read.
         schema = pa.schema([field for field in map(self.schema.field, names) if not types.is_null(field.type)])
         found = list(_parsed(window, schema, policy))

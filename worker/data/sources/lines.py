@@ -127,8 +127,12 @@ class LineSource:
         return header_end(path) if self._of(path)[0].header else LinePosition()
 
     def _decoded(self, window: LineWindow) -> DecodedPart:
+        return self.decode_like(window.path, window)
+
+    def decode_like(self, path: str, window: LineWindow) -> DecodedPart:
+        """Decodes lines, which need not be in a file, as those of a file."""
         policy = BadLinePolicy(self._on_bad_line)
-        table, numbers = self._of(window.path)[1].decode(window, policy)
+        table, numbers = self._of(path)[1].decode(window, policy)
         found = self._decoder.decode(table, window.path, numbers)
         return DecodedPart(found.lines, policy.count + found.bad, policy.first or found.first_bad)
 

@@ -17,6 +17,7 @@ from ..batch import Batch
 from ..candidates import ItemTable, count_items
 from ..criteo import COLUMNS, criteo_format
 from ..decoded import Lines
+from ..event_decoder import EventDecoder
 from ..features import FeatureSpec, FittedFeatures, fit
 from ..formats import FileFormat
 from ..reader import ClickReader, ReadOptions
@@ -43,7 +44,7 @@ def find_files(config: DataConfig, which: Which) -> tuple[str, ...]:
         NotFound: a path, folder or pattern names no file.
         InvalidArgument, FailedPrecondition: a URL cannot be opened.
     """
-    return find_paths(config.train if which == "train" else config.test, f"data.{which}")
+    return find_paths(config.files(which), config.setting(which))
 
 
 def feature_spec(config: DataConfig) -> FeatureSpec:
@@ -66,7 +67,7 @@ def check_files(config: DataConfig, which: Which) -> tuple[str, ...]:
     """
     paths = find_files(config, which)
     made = _sources(config, paths)
-    _check_alike(which, paths, _of_each(paths, lambda path: made().spec(path)))
+    _check_alike(config.setting(which), paths, _of_each(paths, lambda path: made().spec(path)))
     return paths
 
 
@@ -94,14 +95,14 @@ def plan_files(
         return source.spec(path), plans[path] if path in plans else source.plan(path)
 
     found = _of_each(paths, planned)
-    _check_alike(which, paths, [spec for spec, _ in found])
+    _check_alike(config.setting(which), paths, [spec for spec, _ in found])
     return tuple(file for _, file in found)
 
 
-def _check_alike(which: Which, paths: Sequence[str], specs: Sequence[FeatureSpec]) -> None:
+def _check_alike(setting: str, paths: Sequence[str], specs: Sequence[FeatureSpec]) -> None:
     for path, spec in zip(paths, specs, strict=True):
         if spec != specs[0]:
-            raise InvalidArgument(f"data.{which}: {path} does not have the columns of {paths[0]}")
+            raise InvalidArgument(f"{setting}: {path} does not have the columns of {paths[0]}")
 
 
 def fit_features(
@@ -247,8 +248,31 @@ def open_reader(
     files = tuple(plan if plan is not None else plan_files(config, which))
     source = _sources(config, [file.path for file in files])()
     if source.spec(files[0].path) != features.spec:
-        raise InvalidArgument(f"data.{which}: {files[0].path} does not have the columns of the training files")
+        raise InvalidArgument(
+            f"{config.setting(which)}: {files[0].path} does not have the columns of the training files"
+        )
     return ClickReader(source, files, features, options, made or _as_it_is)
+
+
+def file_source(config: DataConfig) -> Source:
+    """Returns what reads files with the columns of the training files.
+
+    Raises:
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
+    """
+    return _sources(config, find_files(config, "train"))()
+
+
+def event_decoder(config: DataConfig) -> EventDecoder:
+    """Returns what decodes the events of ``data.stream`` as lines of its files ``like``.
+
+    Raises:
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: see :func:`check_files`.
+    """
+    paths = find_files(config, "train")
+    source = _sources(config.model_copy(update={"on_bad_line": "skip"}), paths)()
+    assert isinstance(source, LineSource | TableSource)
+    return EventDecoder(source, paths[0], is_json=config.format == "jsonl")
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotF
 from ..bad_line import BadLinePolicy
 from ..decoded import Lines
 from ..features import FeatureSpec
+from ..line_windows import LineWindow
 from ..source import DecodedPart, PlannedFile
 from ..storage import arrow_file_system
 from .columns import ColumnDecoder
@@ -75,6 +76,14 @@ class TableFile(Protocol):
 
     def first(self, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows | None:
         """Returns the rows of the first part, without a look at the others; None when there is none."""
+
+
+@runtime_checkable
+class TextTableFile(Protocol):
+    """A :class:`TableFile` whose rows are lines of text."""
+
+    def decode(self, window: LineWindow, names: tuple[str, ...], policy: BadLinePolicy) -> NumberedRows:
+        """Returns the rows of lines, which need not be in the file."""
 
 
 class TableFormat(Protocol):
@@ -233,6 +242,14 @@ class TableSource:
         with reading(path, self._form.name):
             rows = file.first(own_names(file.schema, self._names), BadLinePolicy(self._on_bad_line))
         return self.none(path) if rows is None else self._decoded(path, selection, rows).lines
+
+    def decode_like(self, path: str, window: LineWindow) -> DecodedPart:
+        """Decodes lines of JSON, which need not be in a file, as those of a file."""
+        file, selection = self._file(path)
+        policy = BadLinePolicy(self._on_bad_line)
+        assert isinstance(file, TextTableFile)  # as formats of events are texts (stream_config.py)
+        found = self._decoded(window.path, selection, file.decode(window, own_names(file.schema, self._names), policy))
+        return DecodedPart(found.lines, policy.count + found.bad, policy.first or found.first_bad)
 
     def _decoded(self, path: str, selection: Selection, rows: NumberedRows) -> DecodedPart:
         """Decodes those rows of a file that the job reads."""

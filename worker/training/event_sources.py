@@ -1,0 +1,93 @@
+"""Opens the source of a job's stream, and leases its parts from the coordinator of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...proto import control_pb2 as pb
+from ...proto.config.data_config import DataConfig
+from ...proto.config.stream_config import StreamConfig
+from ...proto.control import ControlClient
+from ...proto.errors import FailedPrecondition
+from ..api.session import Session
+from ..data.events import EventSource, FoundPart
+from ..data.sources.followed import FollowedFiles
+from ..data.sources.kafka import KafkaSource
+from ..data.sources.open_reader import event_decoder, file_source
+from ..data.stream_reader import StreamBatch
+
+
+def event_source(config: DataConfig, stream: StreamConfig) -> EventSource:
+    """Returns the source of ``data.stream``.
+
+    Raises:
+        NotFound, InvalidArgument, DataLoss, FailedPrecondition: a file of ``like`` or an option cannot be used.
+    """
+    if stream.kafka is not None:
+        return KafkaSource(
+            stream.kafka,
+            event_decoder(config),
+            start=stream.start,
+            until=stream.until,
+            skips_lost=stream.on_lost == "skip",
+            skips_bad=config.on_bad_line == "skip",
+        )
+    assert stream.follow is not None
+    return FollowedFiles(stream.follow, file_source(config), is_endless=stream.until is None)
+
+
+class SessionStreamLeases:
+    """Leases of a stream's parts from the coordinator of a session.
+
+    Args:
+        session: the session of this worker.
+        run: the name of the run; all workers of a run give the same name.
+        source: what is read.
+
+    Raises:
+        FailedPrecondition: the session has no coordinator.
+    """
+
+    def __init__(self, session: Session, run: str, source: EventSource) -> None:
+        if session.core.identity is None or not isinstance(session.core.catalog, ControlClient):
+            raise FailedPrecondition("data.stream: leases of its parts need a session with a coordinator")
+        self._session, self._run, self._source = session, run, source
+        self._identity, self._control = session.core.identity, session.core.catalog
+
+    def settle(self) -> int:
+        """Returns the step of this worker's last commit, when the shards have acknowledged all of them."""
+        self._session.core.catch_up()  # first: the steps of a worker that joined must follow its first commit in a row
+        self._session.flush()
+        return self._session.current_step - 1
+
+    def lease(
+        self,
+        *,
+        settled: int,
+        planned: Sequence[StreamBatch],
+        found: Sequence[FoundPart],
+        given_back: Sequence[str],
+        lags: Mapping[str, int],
+    ) -> pb.LeaseStreamReply:
+        """Announces batches at the steps from ``settled`` + 1 on, and asks for parts."""
+        return self._control.lease_stream(
+            self._identity,
+            run=self._run,
+            source=self._source.name,
+            settled=settled,
+            planned=[
+                pb.PlannedBatch(
+                    step=step,
+                    ends=[pb.PartNumber(part=part, number=end) for part, end in batch.ends.items()],
+                    ended=batch.ended,
+                    counts=batch.counts,
+                )
+                for step, batch in enumerate(planned, start=settled + 1)
+            ],
+            found=[
+                pb.FoundPart(name=part.name, first=part.first, end=part.end, is_whole=part.is_whole) for part in found
+            ],
+            given_back=given_back,
+            most=self._source.most,
+            lags=lags,
+        )
