@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...proto import control_pb2 as pb
 from .state.data_leases import LeaseAnswer, LeaseRequest
 from .state.epoch_records import EpochTest, Sums
-from .state.stream_leases import Counts, FoundPart, PlannedBatch, StreamAnswer, StreamRequest
+from .state.stream_leases import EventCounts, PlannedBatch, StreamAnswer, StreamPart, StreamRequest
 
 
 def lease_request_of(request: pb.LeaseDataRequest) -> LeaseRequest:
@@ -48,12 +48,12 @@ def stream_request_of(request: pb.LeaseStreamRequest) -> StreamRequest:
                 batch.step,
                 {end.part: end.number for end in batch.ends},
                 tuple(batch.ended),
-                Counts(batch.counts.events, batch.counts.dead, batch.counts.empty, batch.counts.lost),
+                EventCounts(batch.counts.events, batch.counts.dead, batch.counts.empty, batch.counts.lost),
             )
             for batch in request.planned
         ),
         found=tuple(
-            FoundPart(part.name, part.first, part.end if part.HasField("end") else None, part.is_whole)
+            StreamPart(part.name, part.first, part.end if part.HasField("end") else None, part.is_whole)
             for part in request.found
         ),
         given_back=tuple(request.given_back),

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from sparserow.ps_server.coordinator.state.stream_leases import (
-    Counts,
-    FoundPart,
+    EventCounts,
     JobStream,
     PlannedBatch,
+    StreamPart,
     StreamRequest,
     WorkerKey,
 )
@@ -98,7 +98,7 @@ class Walk:
             source="source",
             settled=settled,
             planned=planned,
-            found=[FoundPart(name, 0, None if self._is_whole else _EVENTS, self._is_whole) for name in self._names()],
+            found=[StreamPart(name, 0, None if self._is_whole else _EVENTS, self._is_whole) for name in self._names()],
             given_back=given_back,
             most=1 if self._is_whole else 4096,
         )
@@ -148,7 +148,7 @@ class Walk:
                     ended.append(name)
             for name in ended:
                 del worker.positions[name]
-            counts = Counts(events=len(events))
+            counts = EventCounts(events=len(events))
             planned.append(PlannedBatch(worker.step + len(worker.queue), ends, tuple(ended), counts))
             worker.queue.append((planned[-1], events))
         settled = worker.step - len(worker.sent) - 1

@@ -20,7 +20,7 @@ from .decoded import Lines
 
 
 @dataclass(frozen=True)
-class FoundPart:
+class SourcePart:
     """A part that a source has.
 
     Attributes:
@@ -139,7 +139,7 @@ class EventSource(Protocol):
     find_sec: float
     is_endless: bool
 
-    def find(self, *, is_begun: bool, done_to: str) -> Sequence[FoundPart]:
+    def find(self, *, is_begun: bool, done_to: str) -> Sequence[SourcePart]:
         """Returns the parts that there are.
 
         Args:

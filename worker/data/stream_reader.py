@@ -16,7 +16,7 @@ import numpy as np
 
 from ...proto import control_pb2 as pb
 from .decoded import concatenate
-from .events import DeadEvent, EventSource, FoundPart, PartEvents
+from .events import DeadEvent, EventSource, PartEvents, SourcePart
 from .leased import EpochScore, Leased, Trained
 from .reader import ClickReader, Made
 
@@ -81,7 +81,7 @@ class StreamLeases(Protocol):
         *,
         settled: int,
         planned: Sequence[StreamBatch],
-        found: Sequence[FoundPart],
+        found: Sequence[SourcePart],
         given_back: Sequence[str],
         lags: Mapping[str, int],
     ) -> pb.LeaseStreamReply:
@@ -177,7 +177,7 @@ class StreamReader(Generic[Made]):
         give_back: Sequence[str] = ()
         try:
             while True:
-                found: Sequence[FoundPart] = ()
+                found: Sequence[SourcePart] = ()
                 if time.monotonic() >= find_at:
                     found = self._source.find(is_begun=is_begun, done_to=given.done_to)
                     is_begun, find_at = True, time.monotonic() + self._source.find_sec
@@ -263,7 +263,7 @@ class StreamReader(Generic[Made]):
             self._source.bury(dead)
 
     def _ask(
-        self, batches: Sequence[StreamBatch], found: Sequence[FoundPart], give_back: Sequence[str]
+        self, batches: Sequence[StreamBatch], found: Sequence[SourcePart], give_back: Sequence[str]
     ) -> pb.LeaseStreamReply:
         settled = self._settle()
         given = self._leases.lease(

@@ -10,7 +10,7 @@ from ...proto.config.stream_config import StreamConfig
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition
 from ..api.session import Session
-from ..data.events import EventSource, FoundPart
+from ..data.events import EventSource, SourcePart
 from ..data.sources.followed import FollowedFiles
 from ..data.sources.kafka import KafkaSource
 from ..data.sources.open_reader import event_decoder, file_source
@@ -65,7 +65,7 @@ class SessionStreamLeases:
         *,
         settled: int,
         planned: Sequence[StreamBatch],
-        found: Sequence[FoundPart],
+        found: Sequence[SourcePart],
         given_back: Sequence[str],
         lags: Mapping[str, int],
     ) -> pb.LeaseStreamReply:

@@ -32,7 +32,7 @@ _MOST_POSITION = 1 << 62
 
 
 @dataclass(frozen=True)
-class Counts:
+class EventCounts:
     """What became of the events of a stream, summed up.
 
     Attributes:
@@ -47,9 +47,9 @@ class Counts:
     empty: int = 0
     lost: int = 0
 
-    def plus(self, other: Counts, sign: int = 1) -> Counts:
+    def plus(self, other: EventCounts, sign: int = 1) -> EventCounts:
         """Returns the sums of both, or with sign -1 the differences."""
-        return Counts(
+        return EventCounts(
             self.events + sign * other.events,
             self.dead + sign * other.dead,
             self.empty + sign * other.empty,
@@ -77,11 +77,11 @@ class PlannedBatch:
     step: int
     ends: Mapping[str, int]
     ended: Collection[str] = ()
-    counts: Counts = Counts()
+    counts: EventCounts = EventCounts()
 
 
 @dataclass(frozen=True)
-class FoundPart:
+class StreamPart:
     """A part that the source has.
 
     Attributes:
@@ -116,7 +116,7 @@ class StreamRequest:
     source: str
     settled: int
     planned: Sequence[PlannedBatch] = ()
-    found: Sequence[FoundPart] = ()
+    found: Sequence[StreamPart] = ()
     given_back: Collection[str] = ()
     most: int = MOST_PARTS
     lags: Mapping[str, int] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class StreamAnswer:
     give_back: tuple[str, ...] = ()
     is_over: bool = False
     done_to: str = ""
-    counts: Counts = Counts()
+    counts: EventCounts = EventCounts()
     is_begun: bool = False
 
 
@@ -206,8 +206,8 @@ class JobStream:
     run: str
     generation: int
     source: str
-    counts: Counts = Counts()
-    before: Counts = Counts()
+    counts: EventCounts = EventCounts()
+    before: EventCounts = EventCounts()
     done_to: str = ""
     _parts: dict[str, _Part] = field(default_factory=dict)
     _planned: dict[WorkerKey, list[PlannedBatch]] = field(default_factory=dict)
@@ -311,7 +311,7 @@ class JobStream:
                 self._parts[name].holder = None
         return self._lease(request.most, holder, members)
 
-    def _find(self, found: Sequence[FoundPart]) -> None:
+    def _find(self, found: Sequence[StreamPart]) -> None:
         count = len(self._parts.keys() | {each.name for each in found if each.name > self.done_to or not each.is_whole})
         if count > MOST_PARTS:
             raise InvalidArgument(
@@ -403,7 +403,7 @@ class JobStream:
             part.holder = None if part.holder is None else (part.holder[0], part.holder[1])
         planned = {
             (worker, epoch): [
-                PlannedBatch(step, ends, tuple(ended), Counts(**counts)) for step, ends, ended, counts in each
+                PlannedBatch(step, ends, tuple(ended), EventCounts(**counts)) for step, ends, ended, counts in each
             ]
             for worker, epoch, each in saved.get("planned", [])
         }
@@ -411,8 +411,8 @@ class JobStream:
             saved.get("run", ""),
             saved.get("generation", 0),
             saved["source"],
-            Counts(**saved["counts"]),
-            Counts(**saved["before"]),
+            EventCounts(**saved["counts"]),
+            EventCounts(**saved["before"]),
             saved["done_to"],
             parts,
             planned,

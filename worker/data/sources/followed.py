@@ -13,7 +13,7 @@ import numpy as np
 
 from ....proto.config.stream_config import FollowConfig
 from ....proto.errors import NotFound, SparserowError
-from ..events import DeadEvent, FoundPart, PartEvents
+from ..events import DeadEvent, PartEvents, SourcePart
 from ..source import PlannedFile, Source
 from ..storage import find_paths, identity_of, is_url
 
@@ -51,7 +51,7 @@ class FollowedFiles:
         self._found: set[str] | None = None
         self._file: _OpenFile | None = None
 
-    def find(self, *, is_begun: bool, done_to: str) -> Sequence[FoundPart]:  # noqa: ARG002 - each file begins at 0
+    def find(self, *, is_begun: bool, done_to: str) -> Sequence[SourcePart]:  # noqa: ARG002 - each file begins at 0
         """Returns the whole files behind ``done_to``."""
         try:
             paths = find_paths((self._config.files,), _SETTING)
@@ -79,7 +79,7 @@ class FollowedFiles:
             if self._found is None:
                 self._found = set(whole)
             whole = [path for path in whole if path in self._found]
-        return [FoundPart(path, 0, is_whole=True) for path in whole]
+        return [SourcePart(path, 0, is_whole=True) for path in whole]
 
     def _has_settled(self, path: str) -> bool:
         """Whether a file has not changed for the time that the job names."""

@@ -20,7 +20,7 @@ from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotF
 from ....proto.extras import install_command
 from ..bad_line import BadLine
 from ..event_decoder import EventDecoder
-from ..events import DeadEvent, FoundPart, PartEvents
+from ..events import DeadEvent, PartEvents, SourcePart
 
 __all__ = ["KafkaSource"]
 
@@ -121,7 +121,7 @@ class KafkaSource:
 
     # ---- parts
 
-    def find(self, *, is_begun: bool, done_to: str) -> Sequence[FoundPart]:  # noqa: ARG002 - partitions are never whole
+    def find(self, *, is_begun: bool, done_to: str) -> Sequence[SourcePart]:  # noqa: ARG002 - partitions are never whole
         """Returns the partitions of all topics; those that were found before are left out."""
         found = []
         for topic in self._config.topics:
@@ -131,7 +131,7 @@ class KafkaSource:
                     continue
                 first = self._offset(topic, partition, "earliest" if is_begun else self._start)
                 end = None if self._until is None else self._offset(topic, partition, self._until)
-                found.append(FoundPart(name, first, end))
+                found.append(SourcePart(name, first, end))
         self._known |= {part.name for part in found}
         return found
 

@@ -12,11 +12,11 @@ from sparserow.ps_server.coordinator.state.data_leases import DataLeases, LeaseR
 from sparserow.ps_server.coordinator.state.stream_leases import (
     MOST_PARTS,
     MOST_PLANNED,
-    Counts,
-    FoundPart,
+    EventCounts,
     JobStream,
     PlannedBatch,
     StreamAnswer,
+    StreamPart,
     StreamRequest,
     WorkerKey,
 )
@@ -24,12 +24,12 @@ from sparserow.ps_server.coordinator.state.stream_leases import (
 A, B = (0, 1), (1, 1)
 
 
-def partitions(count: int, end: int | None = None) -> list[FoundPart]:
-    return [FoundPart(f"clicks/{number}", 0, end) for number in range(count)]
+def partitions(count: int, end: int | None = None) -> list[StreamPart]:
+    return [StreamPart(f"clicks/{number}", 0, end) for number in range(count)]
 
 
 def request_of(
-    found: Sequence[FoundPart] = (),
+    found: Sequence[StreamPart] = (),
     *,
     settled: int = -1,
     planned: Sequence[PlannedBatch] = (),
@@ -78,13 +78,15 @@ def test_more_members_than_parts_leave_some_without() -> None:
 def test_positions_move_with_commits_that_are_applied() -> None:
     it = stream()
     asked(it, A, [A], request_of(partitions(2)))
-    batches = [PlannedBatch(step, {"clicks/0": 10 * (step + 1)}, counts=Counts(events=9, dead=1)) for step in range(3)]
+    batches = [
+        PlannedBatch(step, {"clicks/0": 10 * (step + 1)}, counts=EventCounts(events=9, dead=1)) for step in range(3)
+    ]
     asked(it, A, [A], request_of(planned=batches))
     assert it.positions == {"clicks/0": 0, "clicks/1": 0}
     asked(it, A, [A], request_of(settled=0))
-    assert (it.positions["clicks/0"], it.counts) == (10, Counts(events=9, dead=1))
+    assert (it.positions["clicks/0"], it.counts) == (10, EventCounts(events=9, dead=1))
     it.left(A, 1)  # as the shards say
-    assert (it.positions["clicks/0"], it.counts) == (20, Counts(events=18, dead=2))
+    assert (it.positions["clicks/0"], it.counts) == (20, EventCounts(events=18, dead=2))
     assert asked(it, B, [B], request_of()).parts["clicks/0"].position == 20
 
 
@@ -92,9 +94,11 @@ def test_an_announcement_that_comes_twice_counts_once() -> None:
     it = stream()
     asked(it, A, [A], request_of(partitions(1)))
     for _ in range(2):
-        asked(it, A, [A], request_of(planned=[PlannedBatch(0, {"clicks/0": 4}, counts=Counts(events=4))]))
+        asked(it, A, [A], request_of(planned=[PlannedBatch(0, {"clicks/0": 4}, counts=EventCounts(events=4))]))
     for _ in range(2):
-        asked(it, A, [A], request_of(settled=0, planned=[PlannedBatch(1, {"clicks/0": 6}, counts=Counts(events=2))]))
+        asked(
+            it, A, [A], request_of(settled=0, planned=[PlannedBatch(1, {"clicks/0": 6}, counts=EventCounts(events=2))])
+        )
     it.left(A, 1)
     assert (it.positions, it.counts.events) == ({"clicks/0": 6}, 6)
 
@@ -115,7 +119,7 @@ def test_events_are_read_one_by_one_where_a_worker_died() -> None:
     assert deaths == [0, 1]
     part = asked(it, B, [B], request_of()).parts["clicks/0"]
     assert part.deaths == 2  # three workers died at this event
-    asked(it, B, [B], request_of(planned=[PlannedBatch(0, {"clicks/0": 1}, counts=Counts(dead=1))]))
+    asked(it, B, [B], request_of(planned=[PlannedBatch(0, {"clicks/0": 1}, counts=EventCounts(dead=1))]))
     asked(it, B, [B], request_of(settled=0))
     it.left(B, 0)
     part = asked(it, A, [A], request_of()).parts["clicks/0"]
@@ -146,16 +150,16 @@ def test_files_of_the_past_take_no_room() -> None:
     step = 0
     for day in range(300):
         names = [f"day{day:03d}/{part}" for part in range(3)]
-        given = asked(it, A, [A], request_of([FoundPart(name, 0, is_whole=True) for name in names], most=1))
+        given = asked(it, A, [A], request_of([StreamPart(name, 0, is_whole=True) for name in names], most=1))
         for _ in names:
             (name,) = given.parts
-            planned = [PlannedBatch(step, {name: 5}, [name], Counts(events=5))]
+            planned = [PlannedBatch(step, {name: 5}, [name], EventCounts(events=5))]
             given = asked(it, A, [A], request_of(planned=planned, settled=step - 1, most=1))
             step += 1
     asked(it, A, [A], request_of(settled=step - 1, most=1))
     assert it.positions == {}
     assert (it.done_to, it.counts.events) == ("day299/2", 300 * 3 * 5)
-    late = asked(it, A, [A], request_of([FoundPart("day100/9", 0, is_whole=True)], settled=step - 1, most=1))
+    late = asked(it, A, [A], request_of([StreamPart("day100/9", 0, is_whole=True)], settled=step - 1, most=1))
     assert late.parts == {}
     assert late.is_over
     assert len(json.dumps(it.to_document())) < 1_000
@@ -173,10 +177,10 @@ def test_what_no_worker_may_say_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="position of clicks/0: 4 is not allowed; allowed: >= 5"):
         asked(it, A, [A, B], request_of(settled=0, planned=[PlannedBatch(1, {"clicks/0": 4})]))
     for request, words in (
-        (request_of([FoundPart("a", -1)]), "position: -1"),
+        (request_of([StreamPart("a", -1)]), "position: -1"),
         (request_of(planned=[PlannedBatch(3, {}), PlannedBatch(5, {})]), "consecutive steps"),
         (request_of(planned=[PlannedBatch(n, {}) for n in range(MOST_PLANNED + 1)]), "at most 1024 batches"),
-        (request_of(planned=[PlannedBatch(0, {}, counts=Counts(lost=-1))]), "planned.lost: -1"),
+        (request_of(planned=[PlannedBatch(0, {}, counts=EventCounts(lost=-1))]), "planned.lost: -1"),
         (request_of(most=0), "most: 0"),
     ):
         with pytest.raises(InvalidArgument, match=words):
@@ -200,7 +204,7 @@ def test_a_job_reads_files_or_a_stream() -> None:
 def test_a_checkpoint_has_the_positions_of_its_rows() -> None:
     leases = DataLeases()
     leases.answer_stream(7, 1, request_of(partitions(1)), A, [A], [A])
-    planned = [PlannedBatch(step, {"clicks/0": 5 * (step + 1)}, counts=Counts(events=5)) for step in range(4)]
+    planned = [PlannedBatch(step, {"clicks/0": 5 * (step + 1)}, counts=EventCounts(events=5)) for step in range(4)]
     leases.answer_stream(7, 1, request_of(planned=planned), A, [A], [A])
     saved = json.loads(json.dumps(leases.at_cut({7: {A: 1}})[7]))
     leases.left(7, A, 3, is_orderly=False)

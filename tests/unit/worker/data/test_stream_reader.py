@@ -21,7 +21,7 @@ from sparserow.ps_server.coordinator.lease_messages import stream_reply, stream_
 from sparserow.ps_server.coordinator.state.stream_leases import JobStream, WorkerKey
 from sparserow.worker.data import Batch, ClickReader, ReadOptions
 from sparserow.worker.data.event_decoder import EventDecoder
-from sparserow.worker.data.events import DeadEvent, FoundPart, PartEvents
+from sparserow.worker.data.events import DeadEvent, PartEvents, SourcePart
 from sparserow.worker.data.leased import Trained
 from sparserow.worker.data.sources import fit_features, open_reader, plan_files
 from sparserow.worker.data.sources.followed import FollowedFiles
@@ -58,8 +58,8 @@ class Scripted:
         self._values, self._decoder, self._draw, self.graves = values, decoder, draw, graves
         self._at: dict[str, int] = {}
 
-    def find(self, *, is_begun: bool, done_to: str) -> Sequence[FoundPart]:  # noqa: ARG002
-        return [FoundPart(name, 0, len(values)) for name, values in self._values.items()]
+    def find(self, *, is_begun: bool, done_to: str) -> Sequence[SourcePart]:  # noqa: ARG002
+        return [SourcePart(name, 0, len(values)) for name, values in self._values.items()]
 
     def open(self, part: str, position: int, end: int | None) -> None:
         assert part not in self._at
@@ -124,7 +124,7 @@ class Worker:
         *,
         settled: int,
         planned: Sequence[StreamBatch],
-        found: Sequence[FoundPart],
+        found: Sequence[SourcePart],
         given_back: Sequence[str],
         lags: Mapping[str, int],
     ) -> pb.LeaseStreamReply:
