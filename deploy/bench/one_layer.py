@@ -65,11 +65,11 @@ def measure_one_layer(size: LayerSize) -> list[Figure]:
         timed = time_in_turns(contenders, repetitions=size.repetitions)
     name = f"train: one layer of {size.rows} x {size.dim}, {size.ids} ids"
     tcp, shared, plain = (size.ids / median(seconds) / 1e6 for seconds in timed)
-    step = f"{name}: pull, backward, Adagrad push"
+    ours = f"{name}: pull, backward, Adagrad push"
     return [
-        Figure(f"{step} by TCP", tcp, "M rows/s"),
-        Figure(f"{step}, shared memory", shared, "M rows/s", _LIMIT, shared),
-        Figure(f"{step}, shared memory, of TCP", shared, "M rows/s", _LIMIT_OF_TCP, shared / tcp),
+        Figure(f"{ours} by TCP", tcp, "M rows/s"),
+        Figure(f"{ours}, shared memory", shared, "M rows/s", _LIMIT, shared),
+        Figure(f"{ours}, shared memory, of TCP", shared, "M rows/s", _LIMIT_OF_TCP, shared / tcp),
         Figure(f"{name}: torch EmbeddingBag(sparse=True)", plain, "M rows/s"),
     ]
 
