@@ -62,7 +62,7 @@ def _forward(job: JobConfig, model: nn.Module, named: dict[str, Any]) -> Any:
     except InvalidArgument:
         raise
     except Exception as error:  # the code of a model may raise anything
-        text = line_of_error(error, place_of(error, job.model))
+        text = line_of_error(error, place_of(error, job.model.class_))
         raise InvalidArgument(f"model: the forward of {job.model.class_} fails on the first samples: {text}") from error
 
 

@@ -93,7 +93,7 @@ def run_worker(
         trainer = Trainer(
             job, group=group, backend=backend, observer=metrics, run=run, identity=identity, resume=resume
         )
-        with named_as_theirs(job.model):
+        with named_as_theirs(job.model.class_):
             result = trainer.run()
         end()
         is_kept = backend.session is not None and job.publish.folder is not None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +14,9 @@ from ...proto.features.base import Feature
 from ...proto.features.feature_set import FeatureSet
 from .. import models
 from ..data import FeatureSpec
+from .own_module import imported, nearest_of
 from .user_errors import line_of_error, place_of
 
-_NEAREST = 3
 _OTHERS = "*"  # in rows: the features of keys that no argument names
 
 
@@ -36,20 +32,11 @@ def class_of(config: ModelConfig) -> type[nn.Module]:
     module_name, _, name = config.class_.rpartition(":")
     if not module_name:
         return _of_the_zoo(name)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the code of a module may raise anything
-        raise InvalidArgument(
-            f"model.class: module {module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    module = imported("model.class", module_name)
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         classes = [each for each, value in vars(module).items() if isinstance(value, type) and _is_model(value)]
-        raise InvalidArgument(
-            f"model.class: {module_name} has no class {name} of nn.Module{_nearest_of(name, classes)}"
-        )
+        raise InvalidArgument(f"model.class: {module_name} has no class {name} of nn.Module{nearest_of(name, classes)}")
     return found
 
 
@@ -60,7 +47,7 @@ def _is_model(value: type) -> bool:
 def _of_the_zoo(name: str) -> type[nn.Module]:
     names = [each for each in models.__all__ if inspect.isclass(getattr(models, each))]
     if name not in names:
-        nearest = _nearest_of(name, names)
+        nearest = nearest_of(name, names)
         raise InvalidArgument(
             f"model.class: sparserow has no model {name}{nearest}; a class of one's own is MODULE:CLASS"
         )
@@ -87,7 +74,7 @@ def make(config: ModelConfig, features: FeatureSpec) -> nn.Module:
     except SparserowError:
         raise
     except Exception as error:  # the code of a class may raise anything
-        place = place_of(error, config)
+        place = place_of(error, config.class_)
         words = str(error) if place is None and isinstance(error, ValueError) else line_of_error(error, place)
         raise InvalidArgument(f"model.args: {config.class_} refuses them: {words}") from error
 
@@ -135,7 +122,7 @@ def _check_names(config: ModelConfig, kind: type[nn.Module]) -> None:
     named = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     for name in config.args:
         if name not in named and not takes_any:
-            raise InvalidArgument(f"model.args.{name}: {config.class_} has no such argument{_nearest_of(name, named)}")
+            raise InvalidArgument(f"model.args.{name}: {config.class_} has no such argument{nearest_of(name, named)}")
     for name in named:
         if parameters[name].default is inspect.Parameter.empty and name not in config.args:
             raise InvalidArgument(f"model.args.{name}: is missing, and {config.class_} has no default for it")
@@ -185,7 +172,7 @@ def inputs_of(config: ModelConfig, features: Sequence[str]) -> tuple[str, ...]:
         if each.name in features:
             taken.append(each.name)
         elif each.default is each.empty:
-            nearest = _nearest_of(each.name, features)
+            nearest = nearest_of(each.name, features)
             raise InvalidArgument(
                 f"model.class: forward of {config.class_} takes {each.name!r}, which is no feature{nearest}"
             )
@@ -220,7 +207,7 @@ def check_reads(config: ModelConfig, model: nn.Module, features: Sequence[str]) 
     for name in names:
         if name not in features:
             raise InvalidArgument(
-                f"model.args: {config.class_} reads {name!r}, which is no feature{_nearest_of(name, features)}"
+                f"model.args: {config.class_} reads {name!r}, which is no feature{nearest_of(name, features)}"
             )
     unused = [name for name in features if name not in names]
     if unused:
@@ -250,7 +237,7 @@ def tie_tables(config: ModelConfig, model: nn.Module) -> None:
         for path in paths:
             if path not in layers:
                 raise InvalidArgument(
-                    f"model.tables.{table}: the model has no embedding layer {path!r}{_nearest_of(path, list(layers))}"
+                    f"model.tables.{table}: the model has no embedding layer {path!r}{nearest_of(path, list(layers))}"
                 )
             rows = layers[path].num_embeddings
             if rows < config.min_rows and config.backend == "ps":
@@ -283,7 +270,7 @@ def check_key_counts(features: FeatureSet, rows: Mapping[str, int]) -> None:
             continue
         if table not in rows:
             raise InvalidArgument(
-                f"features.{feature.name}.table: there is no table {table!r}{_nearest_of(table, list(rows))}"
+                f"features.{feature.name}.table: there is no table {table!r}{nearest_of(table, list(rows))}"
             )
         count = features.keys_of(feature.name)
         if count is not None and count > rows[table]:
@@ -296,11 +283,3 @@ def check_key_counts(features: FeatureSet, rows: Mapping[str, int]) -> None:
 def _table_of(feature: Feature) -> str | None:
     table: str | None = getattr(feature, "table", None)
     return table
-
-
-def _nearest_of(name: str, known: Sequence[str]) -> str:
-    """Returns the nearest of the known names, or all of them, as the end of an error text."""
-    near: list[Any] = difflib.get_close_matches(name, known, n=_NEAREST)
-    if near:
-        return f"; nearest: {', '.join(near)}"
-    return f"; there are: {', '.join(known)}" if known else ""

@@ -1,4 +1,4 @@
-"""Reports errors of a model class of the user's own as theirs: the exception, and where in their code it was raised."""
+"""Reports errors of the user's own code as theirs: the exception, and where in their code it was raised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import FrameType
 
 import torch
 
-from ...proto.config.model_config import ModelConfig
 from ...proto.errors import InvalidArgument, SparserowError
 from ..membership.fault_report import is_echo
 
@@ -22,13 +21,13 @@ _OF_DEVICES = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 @contextlib.contextmanager
-def named_as_theirs(model: ModelConfig) -> Iterator[None]:
+def named_as_theirs(class_: str) -> Iterator[None]:
     """Turns an error that the code of a model's class raises within the block into one that names its place.
 
     Errors of devices, of peers and of this package stay as they are.
 
     Args:
-        model: the section ``model`` of the job.
+        class_: the option ``model.class`` of the job.
 
     Raises:
         InvalidArgument: the class raised an error; the text has its type, its text, its file and its line.
@@ -36,10 +35,10 @@ def named_as_theirs(model: ModelConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        place = place_of(error, model)
+        place = place_of(error, class_)
         if place is None:
             raise
-        raise InvalidArgument(f"model.class: {model.class_} raised {line_of_error(error, place)}") from error
+        raise InvalidArgument(f"model.class: {class_} raised {line_of_error(error, place)}") from error
 
 
 def line_of_error(error: Exception, place: str | None = None) -> str:
@@ -49,17 +48,21 @@ def line_of_error(error: Exception, place: str | None = None) -> str:
     return what if place is None else f"{what}, in {place}"
 
 
-def place_of(error: Exception, model: ModelConfig) -> str | None:
+def is_of_others(error: Exception) -> bool:
+    """Returns whether an error is one of devices, of peers or of this package."""
+    return isinstance(error, (SparserowError, *_OF_DEVICES)) or is_echo(error)
+
+
+def place_of(error: Exception, name: str) -> str | None:
     """Returns the file, line and function of the user's code that raised an error; None where another's did.
 
     Args:
         error: the error, with its traceback.
-        model: the section ``model`` of the job.
+        name: the class or the function that was called, as MODULE:NAME; a name without a module is of this package.
     """
-    is_others = isinstance(error, (SparserowError, *_OF_DEVICES)) or is_echo(error)
-    if is_others:
+    if is_of_others(error):
         return None
-    module = model.class_.partition(":")[0] if ":" in model.class_ else ""
+    module = name.rpartition(":")[0]
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _is_of_user(frame, module):
@@ -70,7 +73,7 @@ def place_of(error: Exception, model: ModelConfig) -> str | None:
 
 
 def _is_of_user(frame: FrameType, module: str) -> bool:
-    """Returns whether a frame runs code of the package of the model's class, or code that no library has."""
+    """Returns whether a frame runs code of the package of a module, or code that no library has."""
     root = module.partition(".")[0]
     name = _name_of(frame).partition(".")[0]
     if name == _OURS:
