@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import not_allowed
 from .job_sections import JobSections
+from .tasks_config import MetricsName
 from .tasks_rules import tasks_of_job
 
 
@@ -17,12 +18,12 @@ def check_metrics(job: JobSections) -> None:
 
 def _check_judged(job: JobSections, setting: str, metric: str) -> None:
     """Raises InvalidArgument when the evaluations of a job do not have a metric, or it has no better and worse."""
-    judged = [f"{task.name}.{name}" for task in tasks_of_job(job) for name in _judged(job, task.loss)]
+    judged = [f"{task.name}.{name}" for task in tasks_of_job(job) for name in _judged(job, task.judged_as)]
     if metric not in judged:
         raise not_allowed(setting, metric, ", ".join(judged))
 
 
-def _judged(job: JobSections, loss: str) -> list[str]:
+def _judged(job: JobSections, loss: MetricsName) -> list[str]:
     """Returns the names of the metrics of a loss for which higher or lower is better."""
     if loss == "mse":
         return ["mse", "mae"]

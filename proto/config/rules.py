@@ -109,8 +109,8 @@ def _of_stream(job: JobSections) -> bool:
     return job.data.stream is not None
 
 
-def _losses(job: JobSections) -> set[str]:
-    return {task.loss for task in tasks_of_job(job)}
+def _judged(job: JobSections) -> set[str]:
+    return {task.judged_as for task in tasks_of_job(job)}
 
 
 def _decoupled(job: JobSections) -> Iterable[str]:
@@ -207,12 +207,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "group of data.csv and data.columns",
-        "a task with loss bce",
-        "as no other loss has a metric of groups",
+        "a task with loss bce or metrics bce",
+        "as no others have a metric of groups",
         (_CSV, "features={b: {kind: id}}", "data.csv={label: a, group: g}", "tasks={a: {loss: mse}}"),
         lambda job: (
             (f"{job.data.samples.section}.group",)
-            if job.data.samples.group is not None and "bce" not in _losses(job)
+            if job.data.samples.group is not None and "bce" not in _judged(job)
             else ()
         ),
     ),
@@ -272,7 +272,7 @@ RULES: tuple[Rule, ...] = (
         "a task over candidates",
         "",
         ("metrics.at=[5]",),
-        lambda job: _set(job, "metrics", "at") and _losses(job) <= {"bce", "mse"},
+        lambda job: _set(job, "metrics", "at") and _judged(job) <= {"bce", "mse"},
     ),
     Rule(
         "metrics.max_groups",
@@ -299,10 +299,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "metrics.progressive",
-        "a task with loss bce",
+        "a task with loss bce or metrics bce",
         "",
         ("metrics.progressive={}", "metrics.file=m", "tasks={label: {loss: mse}}"),
-        lambda job: job.metrics.progressive is not None and "bce" not in _losses(job),
+        lambda job: job.metrics.progressive is not None and "bce" not in _judged(job),
     ),
     _without_meetings(
         "metrics.stop",
@@ -329,6 +329,18 @@ RULES: tuple[Rule, ...] = (
         "whose rows a restore does not reach",
         ("metrics.best=label.auc", _CHECKPOINT, "train.staleness=4", "train.cache.bytes=1MiB"),
         lambda job: job.metrics.best is not None and job.train.cache is not None,
+    ),
+    Rule(
+        "tasks.NAME.loss MODULE:FUNCTION",
+        "tasks.NAME.metrics",
+        "as a function names none",
+        ("tasks={label: {loss: 'losses:focal'}}",),
+    ),
+    Rule(
+        "tasks.NAME.metrics",
+        "loss MODULE:FUNCTION",
+        "as others have their own",
+        ("tasks={label: {metrics: bce}}",),
     ),
     Rule("tasks.NAME.item", "loss in_batch_softmax, or negatives", "", ("tasks={label: {item: a}}",)),
     Rule(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import get_args
 
 from ..errors import InvalidArgument, not_allowed
 from ..features.kinds import IdFeature
 from .job_sections import JobSections
-from .tasks_config import Task, TaskConfig
+from .tasks_config import MetricsName, Task, TaskConfig
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -49,16 +50,33 @@ def _task(name: str, config: TaskConfig, labels: tuple[str, ...]) -> Task:
         )
     if labels and label not in labels:
         raise InvalidArgument(f"tasks.{name}.label: there is no label {label!r}; allowed: {', '.join(labels)}")
+    task = Task(name, label, config.loss, config.weight, config.item, config.negatives, config.metrics)
+    _check_metrics(task)
     if config.negatives is not None:
-        if config.loss not in ("softmax", "bpr"):
+        if task.judged_as != "softmax" or config.loss == "in_batch_softmax":
+            given = f"metrics {config.metrics}" if task.has_own_loss else f"loss {config.loss}"
             raise InvalidArgument(
-                f"tasks.{name}.negatives: is not possible with loss {config.loss}; allowed: softmax, bpr"
+                f"tasks.{name}.negatives: is not possible with {given}; allowed: softmax, bpr, or a loss of one's own "
+                "with metrics softmax"
             )
         if config.item is None:
             raise InvalidArgument(f"tasks.{name}.item: is missing; tasks.{name}.negatives needs the item of a sample")
     elif config.item is not None and config.loss != "in_batch_softmax":
         raise InvalidArgument(f"tasks.{name}.item: has no effect with loss {config.loss} without negatives; remove it")
-    return Task(name, label, config.loss, config.weight, config.item, config.negatives)
+    return task
+
+
+def _check_metrics(task: Task) -> None:
+    """Raises InvalidArgument unless the job names the metrics of a task exactly where its loss is the user's own."""
+    if task.has_own_loss and task.metrics is None:
+        raise InvalidArgument(
+            f"tasks.{task.name}.loss: {task.loss} needs tasks.{task.name}.metrics, as a function names none; allowed: "
+            f"{', '.join(get_args(MetricsName))}"
+        )
+    if task.metrics is not None and not task.has_own_loss:
+        raise InvalidArgument(
+            f"tasks.{task.name}.metrics: has no effect with loss {task.loss}, which has its own; remove it"
+        )
 
 
 def _check_negatives(tasks: Sequence[Task], job: JobSections) -> None:

@@ -12,6 +12,7 @@ from ..data.sources import check_files, feature_spec
 from ..layers.deferred import deferred
 from . import model_class
 from .job_tables import JobTables
+from .own_loss import OwnLoss
 from .split_towers import check_towers
 
 
@@ -22,8 +23,9 @@ def check_data(job: JobConfig) -> None:
 
     Raises:
         NotFound, InvalidArgument, DataLoss: see :func:`~sparserow.worker.data.sources.check_files`,
-            :func:`input_names`, :func:`build_model`, :func:`~sparserow.worker.training.split_towers.check_towers` and
-            :class:`~sparserow.worker.training.job_tables.JobTables`.
+            :func:`input_names`, :func:`build_model`, :func:`~sparserow.worker.training.split_towers.check_towers`,
+            :class:`~sparserow.worker.training.job_tables.JobTables` and
+            :class:`~sparserow.worker.training.own_loss.OwnLoss`.
     """
     check_files(job.data, "test")
     spec, config = feature_spec(job.data), job.model
@@ -33,6 +35,9 @@ def check_data(job: JobConfig) -> None:
         names = spec.sparse_names if task.negatives is None else spec.categorical
         if task.item is not None and task.item not in names:
             raise not_allowed(f"tasks.{task.name}.item", task.item, f"a feature of keys: {', '.join(names)}")
+    for task in job.all_tasks:
+        if task.has_own_loss:
+            OwnLoss(task).check()
     model = model_without_tables(config, spec)
     if job.train.parallel is not None:
         check_towers(model, job.train.parallel.tensor)

@@ -17,7 +17,7 @@ from ...proto.config.tasks_config import Task
 from ...proto.errors import InvalidArgument
 from ..data import ClickReader, NamedBatch, NamedPart
 from ..metrics.grouped import GroupedScores
-from ..metrics.losses import LOSSES, in_batch_softmax
+from ..metrics.losses import Loss, in_batch_softmax
 from ..metrics.task_metrics import BinaryMetrics, ErrorMetrics, RankMetrics
 from .process_group import WorkerGroup
 from .task_outputs import TaskOutputs
@@ -30,12 +30,12 @@ class Evaluation:
     """The metrics of one pass over the test files.
 
     Attributes:
-        auc: the area under the ROC curve of the first task with binary cross entropy, in which ties count half; NaN
-            when a class is absent, or no task has that loss.
+        auc: the area under the ROC curve of the first task with metrics of binary cross entropy, in which ties count
+            half; NaN when a class is absent, or no task has them.
         log_loss: the mean log loss of that task, in nats.
         samples: the number of samples.
         metrics: the metrics of each task by ``TASK.METRIC``; see worker/metrics/task_metrics.py. With a column of
-            groups, tasks with binary cross entropy have ``gauc`` too.
+            groups, tasks with metrics of binary cross entropy have ``gauc`` too.
     """
 
     auc: float
@@ -104,11 +104,11 @@ class _Scores:
             metrics, labels = self._metrics[task.name], part.label(task.label).cpu().numpy()
             output = outputs[task.name]
             if isinstance(metrics, RankMetrics):
-                _add_ranks(task, metrics, output, part, given)
+                _add_ranks(task, self._outputs.losses[task.name], metrics, output, part, given)
                 continue
             scores = output.cpu().numpy()
             metrics.add(scores, labels, weights)
-            if task.loss == "bce" and part.groups is not None:
+            if task.judged_as == "bce" and part.groups is not None:
                 groups = self._groups.setdefault(task.name, GroupedScores())
                 groups.add(part.groups.cpu().numpy(), scores, labels, weights)
 
@@ -144,7 +144,9 @@ class _Scores:
         return sum(each.weighted for each in sums) / samples if samples else math.nan
 
 
-def _add_ranks(task: Task, metrics: RankMetrics, output: Tensor, part: NamedPart, weights: Tensor | None) -> None:
+def _add_ranks(
+    task: Task, loss_of: Loss, metrics: RankMetrics, output: Tensor, part: NamedPart, weights: Tensor | None
+) -> None:
     """Adds logits of candidates, (B, C), to the metrics of ranks.
 
     Where negatives are drawn, the first candidate is the positive, and samples without a reward are left out. In a
@@ -167,13 +169,13 @@ def _add_ranks(task: Task, metrics: RankMetrics, output: Tensor, part: NamedPart
             output = output.masked_fill(is_other.to(output.device), -math.inf)
         positives = np.arange(len(output))
     else:
-        loss = LOSSES[task.loss](output, labels, weights)
+        loss = loss_of(output, labels, weights)
         positives = labels.cpu().numpy().astype(np.int64)
     host = None if weights is None else weights.cpu().numpy()
     metrics.add(output.cpu().numpy(), positives, len(output) * float(loss), host, is_ranked)
 
 
 def _metrics_of(task: Task, config: MetricsConfig) -> TaskMetrics:
-    if task.loss == "bce":
+    if task.judged_as == "bce":
         return BinaryMetrics()
-    return ErrorMetrics() if task.loss == "mse" else RankMetrics(config.at)
+    return ErrorMetrics() if task.judged_as == "mse" else RankMetrics(config.at)

@@ -12,7 +12,8 @@ from ...proto.config.tasks_config import Task
 from ...proto.errors import InvalidArgument
 from ..data import Batch, NamedPart
 from ..metrics.item_frequency import ItemFrequency
-from ..metrics.losses import LOSSES, check_labels, in_batch_softmax, undo_downsampling_of_logits
+from ..metrics.losses import LOSSES, Loss, check_labels, in_batch_softmax, undo_downsampling_of_logits
+from .own_loss import OwnLoss
 
 _DIMS = {"bce": (1, "(B)"), "mse": (1, "(B)")}
 _MATRIX = (2, "(B, C)")
@@ -27,16 +28,23 @@ class TaskOutputs:
 
     Attributes:
         tasks: the tasks.
-        shown: the task whose logits and labels are followed while training: the first one with binary cross entropy;
-            None: there is none.
+        losses: the loss of each task by its name.
+        shown: the task whose logits and labels are followed while training: the first one with the metrics of binary
+            cross entropy; None: there is none.
+
+    Raises:
+        InvalidArgument: a loss of the user's own cannot be imported; see :class:`OwnLoss`.
     """
 
     def __init__(self, tasks: Sequence[Task], negatives_keep: float = 1.0) -> None:
         self.tasks = tuple(tasks)
         self._keep = negatives_keep
+        self.losses: Mapping[str, Loss] = {
+            task.name: OwnLoss(task) if task.has_own_loss else LOSSES[task.loss] for task in self.tasks
+        }
         counted = [task for task in self.tasks if task.item is not None and task.negatives is None]
         self._frequencies = {task.name: ItemFrequency() for task in counted}
-        self.shown = next((task for task in self.tasks if task.loss == "bce"), None)
+        self.shown = next((task for task in self.tasks if task.judged_as == "bce"), None)
 
     def of(self, out: Any, samples: int) -> dict[str, Tensor]:
         """Returns the output of each task in float32.
@@ -84,10 +92,10 @@ class TaskOutputs:
         labels = part.label(task.label)
         if task.negatives is not None:
             rewards = labels if part.weights is None else labels * part.weights
-            return LOSSES[task.loss](output, torch.zeros_like(labels), rewards)
+            return self.losses[task.name](output, torch.zeros_like(labels), rewards)
         _check_candidates(task, output, part)
         if task.item is None:
-            return LOSSES[task.loss](output, labels, part.weights)
+            return self.losses[task.name](output, labels, part.weights)
         keys = part.tensors[task.item]
         assert isinstance(keys, Tensor)
         logq = self._frequencies[task.name].update(keys)
@@ -110,7 +118,7 @@ class TaskOutputs:
         """
         for task in self.tasks:
             try:
-                check_labels(task.loss, batch.label(task.label), are_rewards=task.negatives is not None)
+                check_labels(_rule_of(task), batch.label(task.label), are_rewards=task.negatives is not None)
             except ValueError as error:
                 raise InvalidArgument(f"tasks.{task.name}: {error}") from None
 
@@ -125,19 +133,25 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
 
 def _check_candidates(task: Task, output: Tensor, part: NamedPart) -> None:
     """Checks that labels are candidates; on a device torch does it, as a look at them would wait for it."""
-    if task.loss in ("softmax", "bpr") and output.device.type == "cpu":
+    if _rule_of(task) in ("softmax", "bpr") and output.device.type == "cpu":
         try:
-            check_labels(task.loss, part.label(task.label), candidates=output.shape[1])
+            check_labels(_rule_of(task), part.label(task.label), candidates=output.shape[1])
         except ValueError as error:
             raise InvalidArgument(f"tasks.{task.name}: {error}") from None
 
 
+def _rule_of(task: Task) -> str:
+    """Returns the loss of this package whose labels and outputs a task has."""
+    return task.judged_as if task.has_own_loss else task.loss
+
+
 def _checked(task: Task, output: Any, samples: int) -> Tensor:
-    dims, shape = _DIMS.get(task.loss, _MATRIX)
+    dims, shape = _DIMS.get(task.judged_as, _MATRIX)
+    rule = f"metrics {task.metrics}" if task.has_own_loss else f"loss {task.loss}"
     if not isinstance(output, Tensor) or output.dim() != dims or len(output) != samples:
         found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise InvalidArgument(
-            f"tasks.{task.name}: forward returned {found} for {samples} samples; allowed with loss {task.loss}: {shape}"
+            f"tasks.{task.name}: forward returned {found} for {samples} samples; allowed with {rule}: {shape}"
         )
     if task.candidates is None:
         return output

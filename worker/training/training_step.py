@@ -44,7 +44,7 @@ class StepResult:
 
     Attributes:
         logits: the logits of this rank's samples for the task that is shown, (B) float32 on the host, without gradient;
-            (0) where no task has binary cross entropy.
+            (0) where no task has metrics of binary cross entropy.
         labels: the labels of that task, of the same shape.
         loss: the mean loss over this rank's samples; it may be NaN or Inf when the step was refused.
         is_taken: whether the step was taken, and not refused; every rank has the same value. With ``train.quorum``,
@@ -212,8 +212,9 @@ class TrainingStep:
 
     def _diverged(self, loss: float) -> InvalidArgument:
         whose = f"the loss is {loss}" if not math.isfinite(loss) else "the loss of another rank is not finite"
+        own = "".join(f" (tasks.{task.name}.loss: {task.loss})" for task in self._outputs.tasks if task.has_own_loss)
         return InvalidArgument(
-            f"train: {whose} after {self._samples} samples; lower the learning rates, or skip such steps "
+            f"train: {whose}{own} after {self._samples} samples; lower the learning rates, or skip such steps "
             "(train.on_nonfinite=skip)"
         )
 
