@@ -171,7 +171,8 @@ def list_(url: Url) -> None:
     if names:
         tables_console().print(table)
         if best is not None and best.name in names:
-            typer.echo(f"{best.name} is the best: {best.metric} {best.value:.6g} after epoch {best.epoch}")
+            step = f", step {best.step}" if best.step else ""
+            typer.echo(f"{best.name} is the best: {best.metric} {best.value:.6g} in epoch {best.epoch}{step}")
     else:
         typer.echo(f"no checkpoint in {url}")
 

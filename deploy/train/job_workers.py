@@ -33,7 +33,7 @@ from ...proto.errors import (
 )
 from ...proto.security.security import process_security
 from ...worker.training.run_identity import RunIdentity
-from ...worker.training.training_report import EpochResult, TrainResult, merged
+from ...worker.training.training_report import EpochResult, EvaluationPoint, TrainResult, merged
 
 _LAST_WORDS_SEC = 2.0  # how long after a first error peers may report a more informative one
 _STOP_SEC = 5.0
@@ -156,7 +156,8 @@ class _Replacements:
 
 def _result(said: dict[str, Any]) -> TrainResult:
     history = tuple(EpochResult(**epoch) for epoch in said["history"])
-    return TrainResult(**{**said, "history": history, "kept": tuple(said["kept"])})
+    points = tuple(EvaluationPoint(**point) for point in said["points"])
+    return TrainResult(**{**said, "history": history, "points": points, "kept": tuple(said["kept"])})
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition
 from ...proto.extras import install_command
-from ...worker.training.training_report import EpochResult, Observer
+from ...worker.training.training_report import EpochResult, EvaluationPoint, Observer
 
 if TYPE_CHECKING:
     from ...worker.data.batch import TimeRange
@@ -82,6 +82,12 @@ class RunLog:
     def evaluating(self, epoch: int) -> None:
         """Forwards the start of an evaluation."""
         self._observer.evaluating(epoch)
+
+    def point(self, result: EvaluationPoint) -> None:
+        """Writes the result of a test within an epoch; see :class:`Observer`."""
+        self._write("test", **asdict(result))
+        self._scalars("test", result.metrics, self._before + result.samples)
+        self._observer.point(result)
 
     def epoch(self, result: EpochResult) -> None:
         """Writes the result of an epoch; see :class:`Observer`."""

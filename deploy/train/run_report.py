@@ -12,8 +12,9 @@ from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFo
 from ...proto.extras import install_command
 
 _MOST_BYTES, _MOST_POINTS = 1 << 30, 20_000
-_KINDS = ("run", "resumed", "progress", "window", "epoch")
+_KINDS = ("run", "resumed", "progress", "window", "test", "epoch")
 _HEIGHT = 320
+_TESTS = ("test", "epoch")  # in the order in which they are written at one place
 
 
 @dataclass
@@ -105,11 +106,12 @@ def _before(former: list[dict[str, Any]], first: dict[str, Any]) -> list[dict[st
     Only entries of former processes are removed, because progress is an estimate, which may lie before a window that
     was written. An evaluation that is made again leaves the windows at its place, which are not written again.
     """
-    place, again = (first["epoch"], first["samples"]), first["kind"] == "epoch"
+    place, kind = (first["epoch"], first["samples"]), first["kind"]
+    again = _TESTS[_TESTS.index(kind) :] if kind in _TESTS else None
 
     def is_before(entry: dict[str, Any]) -> bool:
         there = (entry["epoch"], entry["samples"])
-        return there < place or (there == place and again and entry["kind"] != "epoch")
+        return there < place or (there == place and again is not None and entry["kind"] not in again)
 
     return [entry for entry in former if is_before(entry)]
 
@@ -135,7 +137,7 @@ def _charts(entries: list[dict[str, Any]], known: Mapping[int, int]) -> dict[str
             if "[" in name:  # of a bucket
                 continue
             task, _, metric = name.rpartition(".")
-            add(metric, f"test {task}" if entry["kind"] == "epoch" else "progressive", value)
+            add(metric, f"test {task}" if entry["kind"] in _TESTS else "progressive", value)
     return charts
 
 

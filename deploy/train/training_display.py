@@ -13,7 +13,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from ...proto.options.units import format_bytes
-from ...worker.training.training_report import EpochResult, TrainResult, why_undefined
+from ...worker.training.training_report import (
+    EpochResult,
+    Evaluated,
+    EvaluationPoint,
+    TrainResult,
+    why_undefined,
+)
 
 if TYPE_CHECKING:
     from ...worker.data.batch import TimeRange
@@ -69,6 +75,14 @@ class TrainingDisplay:
     def evaluating(self, epoch: int) -> None:
         """Shows that the epoch is being evaluated."""
         self._show(epoch, None, "evaluating")
+
+    def point(self, result: EvaluationPoint) -> None:
+        """Writes the line of a test within an epoch."""
+        self._console.print(
+            f"epoch {result.epoch}/{self._epochs}, {result.samples:,} samples{self._whose}: {tested(result)}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def epoch(self, result: EpochResult) -> None:
         """Writes the line of a finished epoch."""
@@ -164,7 +178,10 @@ def summary(title: str, result: TrainResult, *, bayes_auc: float | None = None) 
 def _epochs(result: TrainResult) -> str:
     if result.best_epoch is None:
         return str(result.epochs)
-    return f"{result.epochs}; the model is that of epoch {result.best_epoch} ({result.best_checkpoint})"
+    place = (result.best_epoch, result.best_step)
+    is_within = all((each.epoch, each.step) != place for each in result.history)
+    within = f", step {result.best_step}" if is_within else ""
+    return f"{result.epochs}; the model is that of epoch {result.best_epoch}{within} ({result.best_checkpoint})"
 
 
 def next_commands(result: TrainResult) -> list[str]:
@@ -213,8 +230,8 @@ def _staleness(result: TrainResult) -> str:
     return ", ".join(f"{bound}: {count / total:.0%}" for bound, count in shares)
 
 
-def tested(result: EpochResult) -> str:
-    """Returns the metrics of an epoch as text: of each task, without those of buckets."""
+def tested(result: Evaluated) -> str:
+    """Returns the metrics of a test as text: of each task, without those of buckets."""
     if has_usual_metrics(result.metrics):
         if math.isnan(result.test_log_loss):
             return "not tested"  # worker 0 was restarted during the next epoch

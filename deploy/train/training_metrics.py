@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...worker.training.training_report import EpochResult, Observer
+from ...worker.training.training_report import EpochResult, EvaluationPoint, Observer
 
 if TYPE_CHECKING:
     from ...worker.data.batch import TimeRange
@@ -51,6 +51,11 @@ class TrainingMetrics(Collector):
         """Forwards the start of an evaluation; see :class:`Observer`."""
         self._observer.evaluating(epoch)
 
+    def point(self, result: EvaluationPoint) -> None:
+        """Keeps and forwards the result of a test within an epoch; see :class:`Observer`."""
+        self._test_auc = result.test_auc
+        self._observer.point(result)
+
     def epoch(self, result: EpochResult) -> None:
         """Keeps and forwards the result of an epoch; see :class:`Observer`."""
         self._test_auc = result.test_auc
@@ -63,7 +68,7 @@ class TrainingMetrics(Collector):
             ("samples", "Samples of this epoch so far, of all workers (count).", self._samples),
             ("loss", "Mean loss of the last batches of this worker (nats).", self._loss),
             ("auc", "AUC of the last batches of this worker (0 to 1).", self._auc),
-            ("test_auc", "AUC on the test files after the last epoch (0 to 1).", self._test_auc),
+            ("test_auc", "AUC on the test files in the last test (0 to 1).", self._test_auc),
         ):
             family = GaugeMetricFamily(f"sparserow_train_{name}", sentence, labels=["rank"])
             if value is not None:

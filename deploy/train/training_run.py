@@ -195,7 +195,7 @@ def _with_places(
 def _card_of(job: JobConfig, result: TrainResult) -> dict[str, float]:
     """Returns the card of a version: the AUC and log loss, or the metrics of all tasks where no task has these.
 
-    Where the model is that of the best epoch, the card has the epochs and steps of that one.
+    Where the model is that of the best test, the card has the epoch and the steps of that one.
     """
     from ...proto.checkpoint.folder import Folder
     from ...proto.checkpoint.manifest import read_manifest

@@ -23,15 +23,17 @@ class BestCheckpoint:
 
     Attributes:
         name: the name of the checkpoint.
-        epoch: the epoch after which the model was evaluated.
+        epoch: the epoch after or within which the model was evaluated.
         metric: the name of the metric, as TASK.METRIC.
         value: its value.
+        step: the number of steps of the run before the evaluation; 0: that is not known.
     """
 
     name: CheckpointName
     epoch: Count
     metric: Text
     value: Annotated[float, Field(allow_inf_nan=False)]
+    step: Count = 0
 
 
 _BEST = TypeAdapter(BestCheckpoint)

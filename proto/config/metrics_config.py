@@ -27,7 +27,13 @@ class StopConfig(StrictModel):
     """When a job ends before its last epoch."""
 
     metric: str = Field(min_length=1, description="Metric of the test files, as TASK.METRIC, such as click.auc.")
-    after: int = Field(1, ge=1, le=10_000, description="Epochs without a better value after which the job ends.")
+    after: int = Field(
+        1,
+        ge=1,
+        le=10_000,
+        description="Tests without a better value after which the job ends: one after each epoch, and "
+        "those of train.test_every.",
+    )
     least_gain: float = Field(0.0, ge=0, le=1e6, description="Change from which on a value is better.")
 
 
@@ -61,7 +67,7 @@ class MetricsConfig(StrictModel):
     )
     best: Annotated[str | None, Field(min_length=1)] = Field(
         None,
-        description="Metric of the test files, as TASK.METRIC, by which the model of the best epoch is published or "
+        description="Metric of the test files, as TASK.METRIC, by which the model of the best test is published or "
         "kept; its checkpoint stays as well. null: the model of the last epoch.",
         json_schema_extra={"allowed": "TASK.METRIC, such as click.auc, with train.checkpoint"},
     )

@@ -394,6 +394,13 @@ RULES: tuple[Rule, ...] = (
         lambda job: job.train.quorum is not None and job.train.staleness != 0,
     ),
     Rule(
+        "train.test_every",
+        "no train.quorum",
+        "as the worker that tests would pass over the steps of that time",
+        (*_QUORUM, "train.test_every={steps: 5}"),
+        lambda job: job.train.quorum is not None and job.train.test_every is not None,
+    ),
+    Rule(
         "train.prefetch",
         "no train.quorum",
         "as a worker may pass over batches",

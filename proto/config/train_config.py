@@ -13,6 +13,7 @@ from ..transport import Transport
 from .cache_config import CacheConfig
 from .checkpoint_config import CheckpointConfig
 from .elastic_config import ElasticConfig
+from .evaluate_config import EvaluateEveryConfig
 from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .parallel_config import ParallelConfig
@@ -86,6 +87,12 @@ class TrainConfig(StrictModel):
         description="For workers that come and go: samples are leased to the workers that are there, and a worker that "
         "ends is started again. null: each worker trains on a fixed share of the samples.",
         json_schema_extra={"allowed": "a section with lease_rows, {} for its defaults"},
+    )
+    test_every: EvaluateEveryConfig | None = Field(
+        None,
+        description="When the test files are scored within an epoch as well; metrics.best and metrics.stop take such "
+        "tests as those after an epoch. null: after each epoch alone.",
+        json_schema_extra={"allowed": "a section with exactly one of steps, samples and seconds"},
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",

@@ -77,7 +77,9 @@ def check_what_is_left(folder: Path, log: SalesLog) -> dict[str, Any]:
     assert (result["best_epoch"], result["test_log_loss"]) == (best + 1, losses[best])
     checkpoints = Folder(str(folder / "ckpt"))
     noted = best_in(checkpoints)
-    assert noted == BestCheckpoint(result["best_checkpoint"], best + 1, "label.log_loss", losses[best])
+    assert noted == BestCheckpoint(
+        result["best_checkpoint"], best + 1, "label.log_loss", losses[best], STEPS * (best + 1)
+    )
     newest = files.list_names(checkpoints)
     assert newest[0] == noted.name
     assert len(newest) <= 3, "keep is 1; the checkpoint that a run went on from may be there too"

@@ -1,4 +1,4 @@
-"""Keeps the model of the best epoch of a run (``metrics.best``) in a checkpoint, and brings it back at the end."""
+"""Keeps the model of the best test of a run (``metrics.best``) in a checkpoint, and brings it back at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...proto.errors import FailedPrecondition, SparserowError
 from .early_stop import goodness
 from .process_group import WorkerGroup
 from .training_checkpoints import Progress, TrainingCheckpoints
-from .training_report import EpochResult
+from .training_report import Evaluated
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class BestModel:
 
     A note beside the checkpoints (``proto/checkpoint/best.py``) names the best one, so that no save removes it, and a
     run that goes on knows it. A run that was killed between a checkpoint and its note finds out when it goes on from
-    that checkpoint, which holds the rows of the evaluation that its history ends with.
+    that checkpoint, which holds the rows of the last test before it.
 
     Args:
         metric: the metric, as TASK.METRIC.
@@ -40,42 +40,45 @@ class BestModel:
         self.kept: BestCheckpoint | None = None
         self._goodness = math.nan
 
-    def begin(self, progress: Progress, history: Sequence[EpochResult]) -> None:
+    def begin(self, progress: Progress, evaluations: Sequence[Evaluated]) -> None:
         """Takes over the best checkpoint of the run that this one goes on from.
 
-        A note is taken over when it is of an epoch of ``history`` with the same value; else the best model is that of
-        the epochs to come, and of the checkpoint that the run goes on from where that was just evaluated.
+        A note is taken over when it is of one of the evaluations, with the same value; else the best model is one of
+        those to come, or that of the checkpoint that the run goes on from where that was just evaluated.
 
         Args:
             progress: the position of the run.
-            history: the results of the epochs before.
+            evaluations: the results of the tests before, in their order.
         """
         noted = self._group.share(self._noted() if self._group.is_first else None, what="best model")
-        by_epoch = {result.epoch: result for result in history}
-        if noted is not None and noted.metric == self._metric and noted.epoch in by_epoch:
-            result = by_epoch[noted.epoch]
+        by_place = {(result.epoch, result.step): result for result in evaluations}
+        if noted is not None and noted.metric == self._metric and (noted.epoch, noted.step) in by_place:
+            result = by_place[noted.epoch, noted.step]
             if result.metrics.get(self._metric) == noted.value:
                 self.kept, self._goodness = noted, goodness(_SETTING, self._metric, result)
-        name, was_evaluated = self._checkpoints.resumed, not progress.is_trained and not progress.samples
+        name = self._checkpoints.resumed
+        # Because worker 0 alone has the samples of a run that had another number of workers.
+        is_new = self._group.share(progress.samples == 0, what="best model")
+        was_evaluated = progress.is_tested or (is_new and not progress.is_trained)
         if name is None and self._group.is_first:
             forget_best(self._checkpoints.folder)
-        elif name is not None and was_evaluated and history and self._is_better(history[-1]):
-            self._keep(history[-1], name)
+        elif name is not None and was_evaluated and evaluations and self._is_better(evaluations[-1]):
+            self._keep(evaluations[-1], name)
 
     def _noted(self) -> BestCheckpoint | None:
         folder = self._checkpoints.folder
         noted = best_in(folder)
         return noted if noted is not None and noted.name in list_names(folder) else None
 
-    def add(self, result: EpochResult, progress: Progress) -> None:
+    def add(self, result: Evaluated, progress: Progress) -> None:
         """Keeps the model in a checkpoint when it is better than those before.
 
         Args:
-            result: the result of the epoch, whose rows and dense weights are those of now.
-            progress: the position of the run, at the beginning of the next epoch.
+            result: the result of the test, whose rows and dense weights are those of now.
+            progress: the position of the run: within an epoch, or at the beginning of the next one.
 
         Raises:
-            InvalidArgument: the epoch has no such metric.
+            InvalidArgument: the test has no such metric.
         """
         if not self._is_better(result):
             return
@@ -85,12 +88,12 @@ class BestModel:
         else:
             self._keep(result, name)
 
-    def _is_better(self, result: EpochResult) -> bool:
+    def _is_better(self, result: Evaluated) -> bool:
         value = goodness(_SETTING, self._metric, result)
         return not math.isnan(value) and (math.isnan(self._goodness) or value > self._goodness)
 
-    def _keep(self, result: EpochResult, name: str) -> None:
-        best = BestCheckpoint(name, result.epoch, self._metric, result.metrics[self._metric])
+    def _keep(self, result: Evaluated, name: str) -> None:
+        best = BestCheckpoint(name, result.epoch, self._metric, result.metrics[self._metric], result.step)
         problem: SparserowError | None = None
         if self._group.is_first:
             try:
@@ -102,11 +105,11 @@ class BestModel:
             return
         self.kept, self._goodness = best, goodness(_SETTING, self._metric, result)
 
-    def bring_back(self, history: Sequence[EpochResult]) -> None:
+    def bring_back(self, evaluations: Sequence[Evaluated]) -> None:
         """Sets rows and model back to the best checkpoint, unless they are those of it.
 
         Args:
-            history: the results of the run, which is over.
+            evaluations: the results of all tests of the run, which is over, in their order.
 
         Raises:
             FailedPrecondition: no checkpoint was kept, or it cannot be restored.
@@ -116,7 +119,7 @@ class BestModel:
             raise FailedPrecondition(
                 f"{_SETTING}: no model was kept; {self._metric} was no number, or no save succeeded"
             )
-        if history and best.epoch == history[-1].epoch:
+        if evaluations and (best.epoch, best.step) == (evaluations[-1].epoch, evaluations[-1].step):
             return
         try:
             self._checkpoints.load(best.name)

@@ -1,4 +1,4 @@
-"""Decides when a job ends before its last epoch, as a metric has not become better for some epochs."""
+"""Decides when a job ends before its last epoch, as a metric has not become better for some tests."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 
 from ...proto.config.metrics_config import StopConfig, is_better_higher
 from ...proto.errors import InvalidArgument
-from .training_report import EpochResult, why_undefined
+from .training_report import Evaluated, why_undefined
 
 
-def goodness(setting: str, metric: str, result: EpochResult) -> float:
+def goodness(setting: str, metric: str, result: Evaluated) -> float:
     """Returns the value of a metric, or its negative where a lower one is better.
 
     Args:
         setting: the key of the job file that names the metric.
         metric: its name.
-        result: the result of an epoch.
+        result: the result of a test.
 
     Raises:
-        InvalidArgument: the epoch has no such metric, or the test data give none.
+        InvalidArgument: the test has no such metric, or the test data give none.
     """
     if metric not in result.metrics:
         names = ", ".join(name for name in result.metrics if "[" not in name)
@@ -32,7 +32,7 @@ def goodness(setting: str, metric: str, result: EpochResult) -> float:
 
 
 class EarlyStop:
-    """A pure function of the results of the epochs, so a resumed run decides as the one that it continues.
+    """A pure function of the results of the tests, so a resumed run decides as the one that it continues.
 
     Args:
         config: the section ``metrics.stop``; None: never.
@@ -48,11 +48,11 @@ class EarlyStop:
         """Whether the job ends now."""
         return self._config is not None and self._since >= self._config.after
 
-    def add(self, result: EpochResult) -> None:
-        """Adds the result of an epoch.
+    def add(self, result: Evaluated) -> None:
+        """Adds the result of a test, after an epoch or within it.
 
         Raises:
-            InvalidArgument: the epoch has no such metric.
+            InvalidArgument: the test has no such metric.
         """
         if self._config is None:
             return

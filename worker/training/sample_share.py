@@ -24,14 +24,15 @@ class SampleShare:
     Args:
         count: the number of this worker's samples.
         group: this worker and its peers.
+        is_test_due: whether this worker finds that a test is due; it goes with the exchange.
     """
 
-    def __init__(self, count: int, group: WorkerGroup) -> None:
-        self._count = count
+    def __init__(self, count: int, group: WorkerGroup, *, is_test_due: bool = False) -> None:
+        self._count, self._is_test_due = count, is_test_due
         self._total: torch.Tensor | None = None
         self._work: Any = None
         if not group.is_alone:
-            self._total = torch.tensor([count], dtype=torch.float32, device=collective_device())
+            self._total = torch.tensor([count, is_test_due], dtype=torch.float32, device=collective_device())
             self._work = dist.all_reduce(self._total, async_op=True)
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
@@ -44,4 +45,12 @@ class SampleShare:
             self._work = None
         if self._total is None or self._count == 0:
             return loss
-        return loss * (self._count * dist.get_world_size() / self._total.to(loss.device)).squeeze(0)
+        return loss * (self._count * dist.get_world_size() / self._total[0].to(loss.device))
+
+    @property
+    def is_test_due(self) -> bool:
+        """Whether any worker of the step found that a test is due; call :meth:`weigh` first.
+
+        Where the exchange is on a device, the host waits for it.
+        """
+        return self._is_test_due if self._total is None else bool(self._total[1] > 0)

@@ -30,7 +30,8 @@ from .build_model import build_model
 from .data_leases import SessionLeases
 from .early_stop import EarlyStop
 from .epoch_file import EpochFile
-from .evaluation import evaluate
+from .evaluation import Evaluation, evaluate
+from .evaluation_times import EvaluationTimes, in_order
 from .event_sources import SessionStreamLeases, event_source
 from .exported_model import exported
 from .files_read import saved_run
@@ -47,7 +48,7 @@ from .task_outputs import TaskOutputs
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
 from .training_device import out_of_memory
-from .training_report import EpochResult, Observer, TrainResult
+from .training_report import EpochResult, Evaluated, EvaluationPoint, Observer, TrainResult
 from .training_step import StepResult, TrainingStep
 
 _log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Trainer:
         self._outputs = TaskOutputs(job.all_tasks, job.data.negatives_keep)
         self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group, outputs=self._outputs)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
-        self._progress = Progress()
+        self._progress, self._times = Progress(), EvaluationTimes(job.train, group)
         progressive = job.metrics.progressive
         self._progressive = (
             None if progressive is None else ProgressiveMetrics(progressive.window, job.train, group, observer.window)
@@ -197,7 +198,7 @@ class Trainer:
         self._readers.fit(self._job, self._group, self._backend.session, policy=policy)
 
     def run(self) -> TrainResult:
-        """Trains all epochs, and evaluates the model after each.
+        """Trains all epochs, and evaluates the model after each, and within it where the job says so.
 
         Raises:
             BadLine: a line is malformed, and such lines are not skipped.
@@ -214,6 +215,7 @@ class Trainer:
             # One that joins a running job, or takes the place of another, goes on with the job's clock.
             self._step.rates.begin_at(session.current_step)
         history = [EpochResult(**result) for result in progress.history]
+        points = [EvaluationPoint(**point) for point in progress.points]
         if self._checkpoints is not None:
             self._checkpoints.begin()
         if history:
@@ -226,35 +228,52 @@ class Trainer:
         if elastic is not None and elastic.url is not None and session is not None:
             session.keep_rows(elastic.url, every_sec=elastic.save_every, config=self._run_config)
         stop, best = EarlyStop(self._job.metrics.stop), self._best_model()
-        for result in history:
+        for result in in_order(history, points):
             stop.add(result)
         if best is not None:
-            best.begin(progress, history)
+            best.begin(progress, in_order(history, points))
+
+        def ends_at(point: EvaluationPoint) -> bool:
+            points.append(point)
+            stop.add(point)
+            if best is not None:
+                best.add(point, progress)
+            return stop.is_over
+
         for epoch in range(progress.epoch, train.epochs + 1):
-            if stop.is_over:
+            is_cut = stop.is_over and progress.is_tested
+            if stop.is_over and not is_cut:
                 if self._checkpoints is not None:
                     self._checkpoints.at_end(progress)
                 break
             self._step.rates.begin_epoch(epoch)
-            if not progress.is_trained:
-                self._train(epoch)
-                progress.is_trained = True
-                if epoch == train.epochs and self._checkpoints is not None:
+            if not progress.is_trained and not is_cut:
+                self._train(epoch, ends_at)
+                is_cut = stop.is_over
+                progress.is_trained = not is_cut  # a run that goes on without metrics.stop trains on the rest
+                if (is_cut or epoch == train.epochs) and self._checkpoints is not None:
                     self._checkpoints.at_end(progress)
             if self._reported.is_past(epoch, rows_are_its=is_at_end):
                 history += self._reported.before(epoch)
             else:
                 history += self._reported.report(self._end_epoch(epoch))
-            if history:
+            if is_cut:
+                break
+            is_judged = progress.is_tested and self._group.meets  # by the test after the last step
+            if history and not is_judged:
                 stop.add(history[-1])
             progress.history = [asdict(result) for result in history]
             progress.begin_epoch(epoch + 1)
-            if best is not None:
+            if best is not None and not is_judged:
                 best.add(history[-1], progress)
+        evaluations = in_order(history, points)
         if best is not None:
-            best.bring_back(history)
+            best.bring_back(evaluations)
         kept = None if best is None else best.kept
-        last = next((result for result in reversed(history) if kept is None or result.epoch == kept.epoch), None)
+        last: Evaluated | None = history[-1] if history else None
+        if kept is not None:
+            place = kept.epoch, kept.step
+            last = next((each for each in evaluations if (each.epoch, each.step) == place), None)
         seconds = sum(result.samples / result.samples_per_sec for result in history if result.samples_per_sec)
         bad = self._group.total(self._train_reader.bad_lines + self._test_reader.bad_lines)
         mine = self._train_reader.first_bad_line or self._test_reader.first_bad_line
@@ -283,8 +302,10 @@ class Trainer:
             shard_restores=restores,
             commits_lost=lost,
             best_epoch=None if kept is None else kept.epoch,
+            best_step=None if kept is None else kept.step,
             best_checkpoint=None if kept is None else kept.name,
             device=str(self._group.device),
+            points=tuple(points),
         )
 
     def _warn_of_untrained(self) -> None:
@@ -345,9 +366,15 @@ class Trainer:
         """Returns the files of the job's features by name, by which serving makes the model's arguments of columns."""
         return published_features(self._job, self._train_reader.features, self._bare)
 
-    def _train(self, epoch: int) -> None:
-        """Trains on the batches of an epoch that are left."""
+    def _train(self, epoch: int, ends_at: Callable[[EvaluationPoint], bool]) -> None:
+        """Trains on the batches of an epoch that are left.
+
+        Args:
+            epoch: the number of the epoch.
+            ends_at: takes the result of each test within it, and returns whether training ends there.
+        """
         self._model.train()
+        self._times.restart()
         if self._leased is not None:
             self._leased.begin_at(epoch, lambda: leased_epochs.trained(self._progress))
         recent, progress = RecentSamples(), self._progress
@@ -361,6 +388,7 @@ class Trainer:
                 continue
             batch = self._placement.placed(given, train=True)
             result = self._run_step(batch)
+            progress.is_tested = False
             if not result.is_taken and self._leased is not None and self._backend.session is not None:
                 if isinstance(self._leased, StreamReader):
                     self._leased.note_refused()
@@ -373,6 +401,12 @@ class Trainer:
                 self._progressive.add(epoch, result, batch.time_range)
             now = time.perf_counter()
             progress.seconds = seconds_before + now - began
+            if self._times.is_due(self._step.number, is_over=result.is_test_due):
+                # Before a checkpoint of the step, because a run that goes on from there has its result.
+                if ends_at(self._test_within(epoch)):
+                    break
+                self._times.restart()
+                began += time.perf_counter() - now
             if self._checkpoints is not None:
                 self._checkpoints.after_step(self._step.number, progress)
             if now - observed >= _OBSERVE_EVERY_SEC:
@@ -388,7 +422,7 @@ class Trainer:
 
     def _run_step(self, batch: NamedBatch) -> StepResult:
         try:
-            return self._step.run(batch)
+            return self._step.run(batch, is_test_due=self._times.is_over)
         except torch.OutOfMemoryError as error:
             if self._backend.session is not None:
                 self._backend.session.discard()
@@ -432,11 +466,41 @@ class Trainer:
             known = leased_epochs.known_result(self._leased, epoch, self._group.world, self._shown_task)
             if known is not None:
                 total, rate, loss = known.samples, known.samples_per_sec, known.train_loss
+        step = 0 if self._leased is not None else self._step.number
         if not self._group.meets and self._group.rank != 0:
-            return EpochResult(epoch, loss, total, rate, math.nan, math.nan)
+            return EpochResult(epoch, loss, total, rate, math.nan, math.nan, step=step)
+        if progress.is_tested and self._group.meets:
+            point = EvaluationPoint(**progress.points[-1])  # of the same model
+            auc, log_loss, metrics = point.test_auc, point.test_log_loss, point.metrics
+        else:
+            tested = self._tested(epoch)
+            auc, log_loss, metrics = tested.auc, tested.log_loss, dict(tested.metrics)
+        return EpochResult(epoch, loss, total, rate, auc, log_loss, metrics, step)
+
+    def _test_within(self, epoch: int) -> EvaluationPoint:
+        """Evaluates the model between two steps, and changes nothing that the next step depends on."""
+        progress, session = self._progress, self._backend.session
+        if session is not None:
+            session.flush()  # because an evaluation reads the rows that are there, without the clock
+        self._group.wait("last steps of all workers")
+        self._backend.settle(is_end=False)
+        tested = self._tested(epoch)
+        samples = (
+            self._group.total(progress.samples) if self._group.meets else progress.samples_of_all(self._group.world)
+        )
+        point = EvaluationPoint(epoch, self._step.number, samples, tested.auc, tested.log_loss, dict(tested.metrics))
+        progress.points.append(asdict(point))
+        progress.is_tested = True
+        self._observer.point(point)
+        return point
+
+    def _tested(self, epoch: int) -> Evaluation:
+        """Evaluates the model on the test files."""
         self._observer.evaluating(epoch)
-        with self._work_alone() as placed:
-            tested = evaluate(
+        device = self._group.device
+        # Because a forward may draw numbers in eval mode as well, and training does not depend on when it is tested.
+        with torch.random.fork_rng([] if device.type == "cpu" else [device]), self._work_alone() as placed:
+            return evaluate(
                 self._bare,
                 self._test_reader,
                 self._group,
@@ -445,4 +509,3 @@ class Trainer:
                 placed,
                 forwards_meet=self._backend.forwards_meet,
             )
-        return EpochResult(epoch, loss, total, rate, tested.auc, tested.log_loss, dict(tested.metrics))

@@ -45,6 +45,8 @@ class Progress:
         loss_sum: the sum of their losses.
         seconds: the seconds that this worker has spent on them.
         history: the results of the epochs before, as dicts.
+        points: the results of all tests within epochs, as dicts.
+        is_tested: whether the last of them is of the model of now.
     """
 
     epoch: int = 1
@@ -54,10 +56,12 @@ class Progress:
     loss_sum: float = 0.0
     seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
+    points: list[dict[str, Any]] = field(default_factory=list)
+    is_tested: bool = False
 
     def begin_epoch(self, epoch: int) -> None:
         """Moves to the first batch of ``epoch``."""
-        self.epoch, self.is_trained = epoch, False
+        self.epoch, self.is_trained, self.is_tested = epoch, False, False
         self.samples, self.joined, self.loss_sum, self.seconds = 0, 0, 0.0, 0.0
 
     def samples_of_all(self, world: int) -> int:

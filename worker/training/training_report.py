@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from ..data.batch import TimeRange  # the package imports torch
@@ -23,6 +23,7 @@ class EpochResult:
         test_auc: the AUC on the test files after the epoch; NaN when it was not tested.
         test_log_loss: the log loss on the test files after the epoch, in nats; NaN when it was not tested.
         metrics: the metrics on the test files by ``TASK.METRIC``; {} when it was not tested.
+        step: the number of steps of the run at the end of the epoch; 0 with ``train.elastic``.
     """
 
     epoch: int
@@ -32,6 +33,29 @@ class EpochResult:
     test_auc: float
     test_log_loss: float
     metrics: dict[str, float] = field(default_factory=dict)
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluationPoint:
+    """The result of a test within an epoch.
+
+    Attributes:
+        epoch: the number of the epoch, from 1.
+        step: the number of steps of the run before it; where workers do not meet, of those of the first worker.
+        samples: the number of samples of all workers in the epoch before it; where workers do not meet, an estimate.
+        test_auc, test_log_loss, metrics: as in :class:`EpochResult`.
+    """
+
+    epoch: int
+    step: int
+    samples: int
+    test_auc: float
+    test_log_loss: float
+    metrics: dict[str, float]
+
+
+Evaluated: TypeAlias = EpochResult | EvaluationPoint
 
 
 @dataclass(frozen=True)
@@ -39,8 +63,8 @@ class TrainResult:
     """The result of a run, which ``--json`` writes.
 
     Attributes:
-        test_auc: the AUC on the test files after the last epoch; with ``metrics.best``, after the best one.
-        test_log_loss: the log loss on the test files after that epoch, in nats.
+        test_auc: the AUC on the test files after the last epoch; with ``metrics.best``, in the best test.
+        test_log_loss: the log loss on the test files in that test, in nats.
         samples_per_sec: the rate over all epochs and workers, without evaluations.
         epochs: the number of epochs.
         rows: the rows of all tables that the servers hold at the end; with backend local all rows.
@@ -60,15 +84,18 @@ class TrainResult:
             that hints brought to memory, and rows_evicted those that left it. reads, rows_read, bytes_read, read_sec,
             writes, rows_written, bytes_written and write_sec describe the traffic of the SSD. file_bytes is the size of
             the files at the end.
-        history: the results of the epochs.
+        history: the results of the epochs; with ``metrics.stop`` the last one may be a part of an epoch.
         shard_restores: how often a shard of the cluster ended and was restored from a checkpoint while others went on.
         commits_lost: the number of commits that such shards had applied and no worker could send again. A commit is one
             worker's step on one shard.
+        points: the results of the tests within epochs.
         workers_lost: the number of workers that were killed and that no other one replaced: what they had still to
             train on was left out.
         kept: the places that hold the trained model, one line each; () when its rows and its tower are gone.
         commands: shell commands that publish and serve the kept model, under the keys ``publish`` and ``serve``.
-        best_epoch: with ``metrics.best``, the epoch whose model is kept or published; else None.
+        best_epoch: with ``metrics.best``, the epoch after or within which the model that is kept or published was
+            tested; else None.
+        best_step: the number of steps of the run before that test; else None.
         best_checkpoint: the name of its checkpoint; else None.
         quorum: with ``train.quorum``, counts over all workers: refused_steps had their quorum when a worker was done
             with them, and missed_steps were over before it began them. {} without.
@@ -99,18 +126,23 @@ class TrainResult:
     kept: tuple[str, ...] = ()
     commands: dict[str, str] = field(default_factory=dict)
     best_epoch: int | None = None
+    best_step: int | None = None
     best_checkpoint: str | None = None
     quorum: dict[str, int] = field(default_factory=dict)
     stream: dict[str, int] = field(default_factory=dict)
     device: str = "cpu"
     problem: str = ""
     workers_lost: int = 0
+    points: tuple[EvaluationPoint, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics on the test files of the model that is kept or published; {} when it was not tested."""
-        epochs = [each for each in self.history if self.best_epoch is None or each.epoch == self.best_epoch]
-        return epochs[-1].metrics if epochs else {}
+        if self.best_epoch is None:
+            return self.history[-1].metrics if self.history else {}
+        place = (self.best_epoch, self.best_step)
+        tests: tuple[Evaluated, ...] = (*self.history, *self.points)
+        return next((each.metrics for each in tests if (each.epoch, each.step) == place), {})
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result as plain values, for JSON."""
@@ -187,6 +219,10 @@ class Observer(Protocol):
         """Is called when the evaluation of an epoch begins."""
         ...
 
+    def point(self, result: EvaluationPoint) -> None:
+        """Is called after a test within an epoch."""
+        ...
+
     def epoch(self, result: EpochResult) -> None:
         """Is called when an epoch has ended."""
         ...
@@ -205,6 +241,9 @@ class Silence:
         """Does nothing."""
 
     def evaluating(self, epoch: int) -> None:
+        """Does nothing."""
+
+    def point(self, result: EvaluationPoint) -> None:
         """Does nothing."""
 
     def epoch(self, result: EpochResult) -> None:

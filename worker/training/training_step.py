@@ -49,12 +49,14 @@ class StepResult:
         loss: the mean loss over this rank's samples; it may be NaN or Inf when the step was refused.
         is_taken: whether the step was taken, and not refused; every rank has the same value. With ``train.quorum``,
             whether this worker is a member of the step.
+        is_test_due: whether the first worker found before the step that a test is due; every rank has the same value.
     """
 
     logits: torch.Tensor
     labels: torch.Tensor
     loss: float
     is_taken: bool
+    is_test_due: bool = False
 
 
 class TrainingStep:
@@ -105,10 +107,14 @@ class TrainingStep:
         self.outside = state.get("outside", 0)
         self._outputs.load_state_dict(state.get("items", {}))
 
-    def run(self, batch: NamedBatch) -> StepResult:
+    def run(self, batch: NamedBatch, *, is_test_due: bool = False) -> StepResult:
         """Runs one step over a batch of up to ``batch_size * accumulate`` samples.
 
         An empty batch takes part in the step as well.
+
+        Args:
+            batch: the batch.
+            is_test_due: whether this worker finds that ``train.test_every.seconds`` are over.
 
         Raises:
             InvalidArgument: the loss is not finite, and ``on_nonfinite`` is "raise". Nothing was applied.
@@ -116,7 +122,7 @@ class TrainingStep:
             SparserowError: a server or a peer has failed.
         """
         parts = batch.micro_batches
-        share = SampleShare(len(batch), self._group)
+        share = SampleShare(len(batch), self._group, is_test_due=is_test_due)
         logits, labels, losses = [], [], []
         for index, part in enumerate(parts):
             with self._silent_ddp() if index + 1 < len(parts) else contextlib.nullcontext():
@@ -131,7 +137,8 @@ class TrainingStep:
         self._samples += len(batch) if is_taken else 0
         self.number += 1
         loss, on_host, of_task = shown()
-        return StepResult(on_host, of_task, loss, is_taken)
+        by_clock = self._train.test_every is not None and self._train.test_every.seconds is not None
+        return StepResult(on_host, of_task, loss, is_taken, by_clock and share.is_test_due)
 
     def passes_over(self) -> bool:
         """Whether the job has made the next step without this worker, whose batch for it is dropped then.

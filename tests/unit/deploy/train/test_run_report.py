@@ -20,7 +20,7 @@ from sparserow.proto.options.document import validate
 from sparserow.worker.metrics.task_metrics import BinaryMetrics
 from sparserow.worker.training.early_stop import EarlyStop, goodness
 from sparserow.worker.training.training_checkpoints import Progress
-from sparserow.worker.training.training_report import EpochResult, Silence
+from sparserow.worker.training.training_report import EpochResult, EvaluationPoint, Silence
 
 NAN = float("nan")
 
@@ -66,6 +66,30 @@ def test_the_curves_of_a_run_that_went_on(tmp_path: Path) -> None:
     assert (tests.samples, tests.values) == ([100, 200], [0.7, 0.8])
     assert run.charts["auc"]["recent samples"].values == [0.6]
     assert "test label" not in run.charts["log_loss"] or not run.charts["log_loss"]["test label"].values, "it is NaN"
+
+
+def point(number: int, samples: int, auc: float) -> EvaluationPoint:
+    return EvaluationPoint(number, samples // 10, samples, auc, 0.4, {"label.auc": auc})
+
+
+def test_tests_within_epochs_are_points_of_the_same_curve(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with RunLog(job_of(file=str(path)), Silence()) as log:
+        log.point(point(1, 40, 0.6))
+        log.point(point(1, 80, 0.65))
+        log.epoch(epoch(1, 0.7))
+        log.point(point(2, 40, 0.72))
+        log.point(point(2, 80, 0.73))
+    with RunLog(job_of(file=str(path)), Silence()) as log:  # it went on from a checkpoint between the two
+        log.point(point(2, 80, 0.74))
+        log.point(point(2, 100, 0.75))
+        log.epoch(epoch(2, 0.75))
+    with RunLog(job_of(file=str(path)), Silence()) as log:  # from one before the last test
+        log.point(point(2, 100, 0.76))
+        log.epoch(epoch(2, 0.76))
+    tests = read_run(path).charts["auc"]["test label"]
+    assert tests.samples == [40, 80, 100, 140, 180, 200, 200]
+    assert tests.values == [0.6, 0.65, 0.7, 0.72, 0.74, 0.76, 0.76]
 
 
 def test_a_window_that_is_told_again_beside_progress_at_its_place_is_one(tmp_path: Path) -> None:
