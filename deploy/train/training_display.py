@@ -79,7 +79,7 @@ class TrainingDisplay:
     def point(self, result: EvaluationPoint) -> None:
         """Writes the line of a test within an epoch."""
         self._console.print(
-            f"epoch {result.epoch}/{self._epochs}, {result.samples:,} samples{self._whose}: {tested(result)}",
+            f"epoch {result.epoch}/{self._epochs}, {result.samples:,} samples: {tested(result)}",
             highlight=False,
             soft_wrap=True,
         )
