@@ -53,6 +53,7 @@ from .training_step import StepResult, TrainingStep
 
 _log = logging.getLogger(__name__)
 _OBSERVE_EVERY_SEC = 0.5
+_MOST_POINTS = 10_000  # tests within epochs of which a run keeps the results
 
 
 class Trainer:
@@ -235,6 +236,7 @@ class Trainer:
 
         def ends_at(point: EvaluationPoint) -> bool:
             points.append(point)
+            del points[:-_MOST_POINTS]
             stop.add(point)
             if best is not None:
                 best.add(point, progress)
@@ -490,6 +492,7 @@ class Trainer:
         )
         point = EvaluationPoint(epoch, self._step.number, samples, tested.auc, tested.log_loss, dict(tested.metrics))
         progress.points.append(asdict(point))
+        del progress.points[:-_MOST_POINTS]  # because a stream has no end
         progress.is_tested = True
         self._observer.point(point)
         return point
