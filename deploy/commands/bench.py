@@ -40,6 +40,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "sweeps": "Sweeps of a large table, and what requests wait meanwhile.",
         "big_table": "A table larger than the memory.",
         "serving": "Lookups and the sync of the serving store, against raw TCP and Redis.",
+        "loop": "From an event of a topic to its served row.",
         "checkpoint": "Saves and restores, against the disk.",
         "scale": "The cost of a row by numbers of shards and workers.",
         "gpu": "A step with rows on shards, against torch's on the device.",

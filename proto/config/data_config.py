@@ -215,6 +215,8 @@ class DataConfig(StrictModel):
             if self.format not in ("jsonl", "csv"):
                 raise InvalidArgument(f"format: {self.format} is not allowed with stream; allowed: jsonl, csv")
             kafka = self.stream.kafka
+            if kafka is not None and kafka.protobuf is not None and self.format != "jsonl":
+                raise InvalidArgument("stream.kafka.protobuf: needs format jsonl, the format of the files like")
             if kafka is not None and kafka.dead_letters is not None and self.on_bad_line == "error":
                 raise InvalidArgument("stream.kafka.dead_letters: has no effect with on_bad_line error; set skip")
         return self

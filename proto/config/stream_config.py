@@ -44,6 +44,18 @@ EventTime = Annotated[str, AfterValidator(_checked_time)]
 _TIME = {"allowed": "a time of ISO 8601"}
 
 
+class ProtobufConfig(StrictModel):
+    """Values of messages that are Protobuf, in place of JSON: with format jsonl, by the names of their fields."""
+
+    descriptors: PathText = Field(
+        min_length=1,
+        description="File of descriptors, by path or URL, as protoc --descriptor_set_out --include_imports writes it.",
+    )
+    message: str = Field(
+        min_length=1, max_length=511, description="Full name of the messages' type, such as shop.Click."
+    )
+
+
 class KafkaConfig(StrictModel):
     """Topics of Kafka, of which each message is an event."""
 
@@ -60,6 +72,9 @@ class KafkaConfig(StrictModel):
         "none",
         description="confluent: the 5 bytes by which a schema registry begins each value are left out. none: values "
         "have none.",
+    )
+    protobuf: ProtobufConfig | None = Field(
+        None, description="How values are read that are Protobuf; null: they are texts of data.format."
     )
     dead_letters: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] = Field(
         None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,11 +47,11 @@ class EventDecoder:
     Args:
         source: decodes lines, and skips malformed ones.
         like: a file of such lines, whose types of columns are taken.
-        is_json: whether line ends within a value are white space.
+        line_of: writes a value as a line; None: it is none.
     """
 
-    def __init__(self, source: LinesDecoder, like: str, *, is_json: bool) -> None:
-        self._source, self._like, self._is_json = source, like, is_json
+    def __init__(self, source: LinesDecoder, like: str, line_of: Callable[[bytes], bytes | None]) -> None:
+        self._source, self._like, self._line_of = source, like, line_of
 
     def none(self) -> Lines:
         """Returns no samples."""
@@ -81,7 +81,7 @@ class EventDecoder:
             elif end - begin == 1:
                 is_good[begin] = False
                 if lines[begin] is None:
-                    faults[begin] = "it has several lines"
+                    faults[begin] = "it is no message, or has several lines"
                 elif part.first_bad is not None:
                     faults[begin] = str(part.first_bad).partition(": ")[2]
             else:
@@ -89,9 +89,13 @@ class EventDecoder:
                 left += [(middle, end), (begin, middle)]
         return DecodedValues(concatenate([self.none(), *found]), is_good, faults)
 
-    def _line_of(self, value: bytes) -> bytes | None:
-        """Returns a value as one line; None: it is none."""
-        if self._is_json:
-            return value.translate(_LINE_ENDS)
-        line = value.removesuffix(b"\n").removesuffix(b"\r")
-        return None if b"\n" in line or b"\r" in line else line
+
+def json_line(value: bytes) -> bytes:
+    """Returns a value of JSON, in which line ends are white space, as one line."""
+    return value.translate(_LINE_ENDS)
+
+
+def text_line(value: bytes) -> bytes | None:
+    """Returns a value of delimited text without its line end; None: it has several lines."""
+    line = value.removesuffix(b"\n").removesuffix(b"\r")
+    return None if b"\n" in line or b"\r" in line else line

@@ -17,7 +17,7 @@ from ..batch import Batch
 from ..candidates import ItemTable, count_items
 from ..criteo import COLUMNS, criteo_format
 from ..decoded import Lines
-from ..event_decoder import EventDecoder
+from ..event_decoder import EventDecoder, json_line, text_line
 from ..features import FeatureSpec, FittedFeatures, fit
 from ..formats import FileFormat
 from ..reader import ClickReader, ReadOptions
@@ -27,6 +27,7 @@ from ..table_csv import csv_format, names_of, with_names
 from .feature_columns import FeatureDecoder, feature_set, roles_of
 from .hive import Partitions
 from .lines import LineSource
+from .protobuf_values import ProtobufValues
 from .roles import ColumnRoles, check_columns
 from .table_formats import table_format
 from .tables import TableSource
@@ -272,7 +273,10 @@ def event_decoder(config: DataConfig) -> EventDecoder:
     paths = find_files(config, "train")
     source = _sources(config.model_copy(update={"on_bad_line": "skip"}), paths)()
     assert isinstance(source, LineSource | TableSource)
-    return EventDecoder(source, paths[0], is_json=config.format == "jsonl")
+    kafka = None if config.stream is None else config.stream.kafka
+    if kafka is not None and kafka.protobuf is not None:
+        return EventDecoder(source, paths[0], ProtobufValues(kafka.protobuf).line_of)
+    return EventDecoder(source, paths[0], json_line if config.format == "jsonl" else text_line)
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -15,8 +15,8 @@ import pytest
 
 from column_uses import data_of
 from sparserow.proto import control_pb2 as pb
-from sparserow.proto.config.stream_config import FollowConfig
-from sparserow.proto.errors import NotFound
+from sparserow.proto.config.stream_config import FollowConfig, ProtobufConfig
+from sparserow.proto.errors import InvalidArgument, NotFound
 from sparserow.ps_server.coordinator.lease_messages import stream_reply, stream_request_of
 from sparserow.ps_server.coordinator.state.stream_leases import JobStream, WorkerKey
 from sparserow.worker.data import Batch, ClickReader, ReadOptions
@@ -26,6 +26,7 @@ from sparserow.worker.data.leased import Trained
 from sparserow.worker.data.sources import fit_features, open_reader, plan_files
 from sparserow.worker.data.sources.followed import FollowedFiles
 from sparserow.worker.data.sources.open_reader import event_decoder, file_source
+from sparserow.worker.data.sources.protobuf_values import ProtobufValues
 from sparserow.worker.data.stream_reader import StreamBatch, StreamReader
 
 BATCH = 8
@@ -260,6 +261,54 @@ def test_fields_that_come_are_ignored_and_missing_ones_are_null(
     found = decoder.decode([b'{"x": 1, "y": 0, "new": {"a": [1]}}', b'{"y": 1}'], "topic/0")
     assert found.is_good.all()
     assert np.isnan(found.lines.numeric[1, 0])
+
+
+def descriptors() -> bytes:
+    """A set of descriptors with a message shop.Click."""
+    from google.protobuf import descriptor_pb2
+
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="click.proto", package="shop", syntax="proto3")
+    kinds = file.enum_type.add(name="Kind")
+    kinds.value.add(name="VIEW", number=0)
+    kinds.value.add(name="BUY", number=1)
+    click = file.message_type.add(name="Click")
+    for number, (name, kind) in enumerate(
+        (("x", field.TYPE_INT64), ("y", field.TYPE_INT32), ("name", field.TYPE_BYTES)), start=1
+    ):
+        click.field.add(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
+    click.field.add(name="kind", number=4, type=field.TYPE_ENUM, type_name=".shop.Kind", label=field.LABEL_OPTIONAL)
+    click.field.add(name="tags", number=5, type=field.TYPE_STRING, label=field.LABEL_REPEATED)
+    return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+
+
+def test_values_of_protobuf_are_those_of_json(tmp_path: Path) -> None:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    (tmp_path / "set.pb").write_bytes(descriptors())
+    values = ProtobufValues(ProtobufConfig(descriptors=f"{tmp_path}/set.pb", message="shop.Click"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(descriptor_pb2.FileDescriptorSet.FromString(descriptors()).file[0])
+    click = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Click"))
+    made = click(x=2**60, y=0, name="Zoë".encode(), kind=1, tags=["a", "b"])
+    line = values.line_of(made.SerializeToString())
+    assert json.loads(line or b"") == {"x": 2**60, "y": 0, "name": "Zoë", "kind": "BUY", "tags": ["a", "b"]}
+    assert json.loads(values.line_of(click().SerializeToString()) or b"")["y"] == 0  # which is not sent
+    assert values.line_of(b"\xff\xff\xff") is None
+    assert values.line_of(click(name=b"\xff").SerializeToString()) is None
+
+
+def test_a_set_of_descriptors_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "set.pb").write_bytes(descriptors())
+    (tmp_path / "bad.pb").write_bytes(b"no descriptors")
+    for path, message, words in (
+        ("set.pb", "shop.View", r"protobuf\.message: .*set\.pb has no message shop\.View"),
+        ("bad.pb", "shop.Click", r"protobuf\.descriptors: .*bad\.pb is no whole set of descriptors"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            ProtobufValues(ProtobufConfig(descriptors=f"{tmp_path}/{path}", message=message))
+    with pytest.raises(NotFound, match=r"none\.pb"):
+        ProtobufValues(ProtobufConfig(descriptors=f"{tmp_path}/none.pb", message="shop.Click"))
 
 
 def follow(tmp_path: Path, **options: object) -> tuple[FollowedFiles, ClickReader[Batch]]:
