@@ -22,17 +22,19 @@ class ProgressiveMetrics:
     """The metrics of training steps, by windows of equally many steps.
 
     Every rank of a group that meets takes equally many steps, and so reaches the end of a window at the same step.
+    Where they do not meet, windows have equally many samples, since batches of leases and streams differ in size.
 
     Args:
-        window: the number of samples of all workers in a window; it is rounded up to whole steps.
+        window: the number of samples of all workers in a window; it is rounded up to whole steps. Where they do not
+            meet it is that of this worker.
         train: the options of the steps.
-        group: this worker and its peers. Where they do not meet, a window has the samples of this worker alone.
+        group: this worker and its peers.
         report: called with the metrics of each window, on rank 0 of ranks that meet.
     """
 
     def __init__(self, window: int, train: TrainConfig, group: WorkerGroup, report: Report) -> None:
-        world = 1 if group.is_alone else group.world
-        self._steps = -(-window // (train.batch_size * train.accumulate * world))
+        steps = -(-window // (train.batch_size * train.accumulate * group.world))
+        self._end_at = steps if group.meets else window
         self._group, self._report = group, report
         self._metrics = BinaryMetrics()
         self._count = self._samples = 0
@@ -46,12 +48,13 @@ class ProgressiveMetrics:
             result: the result of the step.
             times: the times of its first and last sample; None: they have none.
         """
-        if result.is_taken and len(result.logits):
+        taken = len(result.logits) if result.is_taken else 0
+        if taken:
             self._metrics.add(result.logits.numpy(), result.labels.numpy())
-            self._samples += len(result.logits)
+            self._samples += taken
             self._times = _joined([self._times, times])
-        self._count += 1
-        if self._count == self._steps:
+        self._count += 1 if self._group.meets else taken
+        if self._count >= self._end_at:
             self._end(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,7 +62,7 @@ class ProgressiveMetrics:
         times = None if self._times is None else list(self._times)
         return {
             "count": self._count,
-            "steps": self._steps,
+            "end_at": self._end_at,
             "samples": self._samples,
             "times": times,
             "metrics": self._metrics.state_dict(),
@@ -81,7 +84,7 @@ class ProgressiveMetrics:
         self._samples = sum(state["samples"] for state in states)
         self._times = _joined([None if state["times"] is None else tuple(state["times"]) for state in states])
         # Windows of another number of workers have another number of steps; the same share of them is done.
-        self._count = min(states[0]["count"] * self._steps // states[0]["steps"], self._steps - 1)
+        self._count = min(states[0]["count"] * self._end_at // states[0]["end_at"], self._end_at - 1)
 
     def end_epoch(self, epoch: int) -> None:
         """Ends the last window of an epoch; every rank calls it."""
