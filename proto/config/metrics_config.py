@@ -19,7 +19,10 @@ class ProgressiveConfig(StrictModel):
     """Metrics of training samples, each predicted before it is trained on."""
 
     window: int = Field(
-        100_000, ge=1, le=2**40, description="Samples of all workers in a window, rounded up to whole steps."
+        100_000,
+        ge=1,
+        le=2**40,
+        description="Samples of all workers in a window, rounded up to whole steps; with dense ps those of a worker.",
     )
 
 

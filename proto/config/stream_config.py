@@ -149,7 +149,7 @@ class StreamConfig(StrictModel):
         None,
         description="Where the run ends. latest: with the last event that exists when it begins. A time: with the last "
         "event before it. null: it does not end.",
-        json_schema_extra={"allowed": "latest, a time of ISO 8601, or null"},
+        json_schema_extra={"allowed": "latest or a time of ISO 8601"},
     )
     max_wait: Seconds = Field(0.1, gt=0, le=60, description="How long a batch that is not full waits for events.")
     on_lost: Literal["error", "skip"] = Field(

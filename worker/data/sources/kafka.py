@@ -98,7 +98,7 @@ class KafkaSource:
 
     def _made(self, kind: Any, options: dict[str, Any]) -> Any:
         try:
-            return kind({**options, "error_cb": self._on_error, "logger": _log})
+            return kind({"log_level": 3, **options, "error_cb": self._on_error, "logger": _log})
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
             words = error.args[0].str() if isinstance(error, self._kafka.KafkaException) else error
             raise InvalidArgument(f"data.stream.kafka.options: {words}") from error
