@@ -17,6 +17,7 @@ sort before it are read too, so that the state does not grow with the files of t
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -211,11 +212,30 @@ class JobStream:
     done_to: str = ""
     _parts: dict[str, _Part] = field(default_factory=dict)
     _planned: dict[WorkerKey, list[PlannedBatch]] = field(default_factory=dict)
+    # The parts that are not over, by who has them, so that an answer costs as much as its worker's parts.
+    _free: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _own: dict[WorkerKey, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, part in self._parts.items():
+            if not part.is_over:
+                self._among(part.holder).add(name)
+
+    def _among(self, holder: WorkerKey | None) -> set[str]:
+        return self._free if holder is None else self._own.setdefault(holder, set())
+
+    def _move(self, name: str, holder: WorkerKey | None, *, is_over: bool = False) -> None:
+        """Gives a part to a worker, or to none."""
+        part = self._parts[name]
+        self._among(part.holder).discard(name)
+        part.holder, part.is_over = holder, is_over
+        if not is_over:
+            self._among(holder).add(name)
 
     @property
     def is_read(self) -> bool:
         """Whether a worker has a lease."""
-        return any(part.holder is not None for part in self._parts.values())
+        return any(self._own.values())
 
     @property
     def lag(self) -> int:
@@ -237,14 +257,14 @@ class JobStream:
         """
         self._apply(holder, last_step)
         left = self._planned.pop(holder, [])
-        for name, part in self._parts.items():
-            if part.holder != holder:
-                continue
-            part.holder = None
+        for name in list(self._among(holder)):
+            part = self._parts[name]
+            self._move(name, None)
             reached = max((batch.ends[name] for batch in left if name in batch.ends), default=part.position)
             if not is_orderly and reached > part.position:
                 part.deaths += part.careful_until > part.position
                 part.careful_until = max(part.careful_until, reached)
+        self._own.pop(holder, None)
 
     def _apply(self, holder: WorkerKey, last_step: int) -> None:
         """Moves the positions over the batches of a worker up to a step."""
@@ -257,7 +277,8 @@ class JobStream:
                 if end > part.position:
                     part.deaths = 0
                 part.position = max(part.position, end)
-                part.is_over |= name in batch.ended
+                if name in batch.ended:
+                    self._move(name, None, is_over=True)
         if not done:
             return
         self._planned[holder] = planned[len(done) :]
@@ -293,8 +314,8 @@ class JobStream:
                     f"data.stream: other workers of this job read {self.source}, and this one {request.source}"
                 )
             self.source, self.done_to, self._parts, self._planned = request.source, "", {}, {}
-        for gone in {part.holder for part in self._parts.values()} - {None, *known}:
-            assert gone is not None
+            self._free, self._own = set(), {}
+        for gone in self._own.keys() - known:
             self.left(gone, -1)
         self._apply(holder, request.settled)
         if request.run != self.run:  # the parts of a run end where that run says
@@ -308,7 +329,7 @@ class JobStream:
                 self._parts[name].lag = lag
         for name in request.given_back:
             if name in self._parts and self._parts[name].holder == holder:
-                self._parts[name].holder = None
+                self._move(name, None)
         return self._lease(request.most, holder, members)
 
     def _find(self, found: Sequence[StreamPart]) -> None:
@@ -320,12 +341,17 @@ class JobStream:
         for each in found:
             if each.is_whole and each.name <= self.done_to:
                 continue
-            part = self._parts.setdefault(each.name, _Part(each.first, is_whole=each.is_whole))
+            if each.name not in self._parts:
+                self._parts[each.name] = _Part(each.first, is_whole=each.is_whole)
+                self._free.add(each.name)
+            part = self._parts[each.name]
             if part.is_whole:
                 continue
             if part.end is None:  # the first that finds it in this run says where it ends
                 part.end = each.end
-            part.is_over = part.end is not None and part.position >= part.end
+            is_over = part.end is not None and part.position >= part.end
+            if is_over != part.is_over:
+                self._move(each.name, None, is_over=is_over)
 
     def _plan(self, planned: Sequence[PlannedBatch], holder: WorkerKey) -> None:
         if not planned:
@@ -343,22 +369,18 @@ class JobStream:
         self._planned[holder] = [*before, *planned]
 
     def _lease(self, most: int, holder: WorkerKey, members: Sequence[WorkerKey]) -> StreamAnswer:
-        open_parts = sorted(name for name, part in self._parts.items() if not part.is_over)
+        open_parts = len(self._free) + sum(len(own) for own in self._own.values())
         ending = {name for batch in self._planned.get(holder, []) for name in batch.ended}
-        own = [name for name in open_parts if self._parts[name].holder == holder and name not in ending]
-        free = [name for name in open_parts if self._parts[name].holder is None]
+        own = sorted(self._among(holder) - ending)
         count = max(1, len(members))
-        share = len(open_parts) // count + (holder in members[: len(open_parts) % count])
+        share = open_parts // count + (holder in members[: open_parts % count])
         target = min(most, share)
-        for name in free[: max(0, target - len(own))]:
-            self._parts[name].holder = holder
+        excess = 0 if most < share or self._free else max(0, len(own) - target)
+        for name in heapq.nsmallest(target - len(own), self._free):
+            self._move(name, holder)
             own.append(name)
-        excess = 0 if most < share or free else max(0, len(own) - target)
-        parts = {
-            name: LeasedPart(part.position, part.end, part.careful_until, part.deaths)
-            for name, part in self._parts.items()
-            if name in set(own)
-        }
+        found = ((name, self._parts[name]) for name in own)
+        parts = {name: LeasedPart(part.position, part.end, part.careful_until, part.deaths) for name, part in found}
         is_begun = bool(self._parts or self.done_to)
         give_back = tuple(own[len(own) - excess :])
         counts = self.counts.plus(self.before, -1)
@@ -385,7 +407,7 @@ class JobStream:
             "counts": asdict(self.counts),
             "before": asdict(self.before),
             "done_to": self.done_to,
-            "parts": {name: asdict(part) for name, part in self._parts.items()},
+            "parts": {name: dict(vars(part)) for name, part in self._parts.items()},
             "planned": [
                 [
                     *holder,

@@ -218,10 +218,11 @@ def test_the_largest_stream_is_answered_soon() -> None:
     it = stream()
     members = [(n, 1) for n in range(512)]
     found = partitions(MOST_PARTS)
-    for step in range(3):
+    given: dict[WorkerKey, tuple[str, ...]] = {}
+    for step in range(4):
         for who in members:
-            given = it._parts and [name for name, part in it._parts.items() if part.holder == who]
-            planned = [PlannedBatch(step, dict.fromkeys(given or (), step + 1))]
+            planned = [PlannedBatch(step, dict.fromkeys(given.get(who, ()), step + 1))]
             request = request_of(found if step == 0 and who == members[0] else (), settled=step - 1, planned=planned)
-            it.answer(request, who, members, set(members))
-    assert all(part.holder is not None for part in it._parts.values())
+            given[who] = tuple(it.answer(request, who, members, set(members)).parts)
+    assert sorted(name for own in given.values() for name in own) == sorted(part.name for part in found)
+    assert set(it.positions.values()) == {3}
