@@ -38,8 +38,8 @@ class ProtobufValues:
             data = file.read()
         try:
             for each in descriptor_pb2.FileDescriptorSet.FromString(data).file:
-                pool.Add(each)  # type: ignore[no-untyped-call]
-            found = pool.FindMessageTypeByName(config.message)  # type: ignore[no-untyped-call]
+                pool.Add(each)
+            found = pool.FindMessageTypeByName(config.message)
         except KeyError:
             raise InvalidArgument(f"{_SETTING}.message: {config.descriptors} has no message {config.message}") from None
         except (DecodeError, TypeError) as error:
@@ -58,7 +58,7 @@ class ProtobufValues:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
             continue
