@@ -81,6 +81,11 @@ class KafkaConfig(StrictModel):
         description="Topic that gets the events which cannot be trained on, with their topic, partition, offset and "
         "the reason as headers, each at least once. null: they are left out and counted. It needs on_bad_line skip.",
     )
+    compacted: bool = Field(
+        False,
+        description="Whether a topic may be compacted, which takes older events of a key away before they are read. "
+        "false: such a topic is refused, where the brokers say how a topic is kept.",
+    )
     group: str | None = Field(
         None,
         min_length=1,

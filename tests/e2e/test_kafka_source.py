@@ -50,7 +50,7 @@ def opened(tmp_path: Path, kafka: MockKafka) -> Iterator[Opened]:
         bad: bool = True,
         **options,
     ):
-        section = KafkaConfig(brokers=kafka.brokers, topics=(topics,), **options)
+        section = KafkaConfig(brokers=kafka.brokers, topics=(topics,), compacted=True, **options)
         source = KafkaSource(section, event_decoder(config), start=start, until=until, skips_lost=lost, skips_bad=bad)
         sources.append(source)
         return source

@@ -45,7 +45,10 @@ def test_workers_are_killed_in_the_middle(launcher: Launcher, tmp_path: Path) ->
         events = produced(kafka, 40_000, seed)
         up = launcher.start("up", "--shards=2", "--port=0", "--worker-lease=2s")
         address = up.wait_for(r"ready at (\S+:\d+)")[1]
-        stream = {"kafka": {"brokers": kafka.brokers, "topics": ["clicks", "views"]}, "until": "latest"}
+        stream = {
+            "kafka": {"brokers": kafka.brokers, "topics": ["clicks", "views"], "compacted": True},
+            "until": "latest",
+        }
         job = write_stream_job(tmp_path, stream)
         result = tmp_path / "result.json"
         launcher.environment["PYTHONPATH"] = str(tmp_path)
@@ -73,7 +76,10 @@ def test_shards_and_the_coordinator_are_killed(launcher: Launcher, tmp_path: Pat
             kafka.create(topic, PARTITIONS)
         events = produced(kafka, 40_000, seed)
         scene = Scene(launcher, tmp_path)
-        stream = {"kafka": {"brokers": kafka.brokers, "topics": ["clicks", "views"]}, "until": "latest"}
+        stream = {
+            "kafka": {"brokers": kafka.brokers, "topics": ["clicks", "views"], "compacted": True},
+            "until": "latest",
+        }
         job = write_stream_job(tmp_path, stream)
         result = tmp_path / "result.json"
         launcher.environment["PYTHONPATH"] = str(tmp_path)

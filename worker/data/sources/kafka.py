@@ -26,6 +26,7 @@ __all__ = ["KafkaSource"]
 
 _log = logging.getLogger(__name__)
 _CALL_SEC = 10.0
+_DESCRIBE_SEC = 2.0  # brokers that do not know the question do not answer it
 _OUTAGE_SEC = 300.0  # without an answer of any broker
 _BURY_SEC = 60.0
 _MONITORED_SEC = 5.0
@@ -123,6 +124,8 @@ class KafkaSource:
 
     def find(self, *, is_begun: bool, done_to: str) -> Sequence[SourcePart]:  # noqa: ARG002 - partitions are never whole
         """Returns the partitions of all topics; those that were found before are left out."""
+        if not self._known and not self._config.compacted:
+            self._refuse_compacted()
         found = []
         for topic in self._config.topics:
             for partition in self._partitions_of(topic):
@@ -134,6 +137,24 @@ class KafkaSource:
                 found.append(SourcePart(name, first, end))
         self._known |= {part.name for part in found}
         return found
+
+    def _refuse_compacted(self) -> None:
+        """Raises FailedPrecondition for a topic whose brokers say that it is compacted."""
+        from confluent_kafka.admin import AdminClient, ConfigResource
+
+        admin = self._made(AdminClient, self._connection)
+        topics = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in self._config.topics]
+        for topic, asked in admin.describe_configs(topics, request_timeout=_DESCRIBE_SEC).items():
+            try:
+                policy = asked.result(2 * _DESCRIBE_SEC).get("cleanup.policy")
+            except (self._kafka.KafkaException, TimeoutError) as error:  # a client may have no right to ask
+                _log.info("data.stream.kafka: whether %s is compacted is not known: %s", topic.name, error)
+                continue
+            if policy is not None and "compact" in str(policy.value):
+                raise FailedPrecondition(
+                    f"data.stream.kafka.topics: {topic.name} is compacted, so events are taken away before they are "
+                    "read; set data.stream.kafka.compacted if that is meant"
+                )
 
     def _partitions_of(self, topic: str) -> list[int]:
         metadata = self._called(lambda: self._consumer.list_topics(topic, timeout=_CALL_SEC).topics[topic])

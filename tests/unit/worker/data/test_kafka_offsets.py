@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -17,7 +18,8 @@ from sparserow.worker.data.event_decoder import DecodedValues
 from sparserow.worker.data.sources.kafka import KafkaSource
 
 confluent_kafka = pytest.importorskip("confluent_kafka", reason="the extra kafka is not installed")
-from confluent_kafka import KafkaError, TopicPartition  # noqa: E402 - there is one
+from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: E402 - there is one
+from confluent_kafka.admin import ConfigResource  # noqa: E402
 
 
 class Numbers:
@@ -67,6 +69,7 @@ class Script:
         of_times: the offset of a time in milliseconds; -1: it lies behind the last event.
         replies: what it consumes, call by call.
         refusal: the code of an error that the topic has.
+        policy: how the brokers say that the topic is cleaned; None: they do not say.
     """
 
     partitions: int = 1
@@ -74,6 +77,7 @@ class Script:
     of_times: Callable[[int], int] = lambda _: -1
     replies: list[list[Message]] = field(default_factory=list)
     refusal: int | None = None
+    policy: str | None = None
     assigned: dict[int, int] = field(default_factory=dict)
     options: dict[str, object] = field(default_factory=dict)
 
@@ -99,6 +103,14 @@ class Script:
     def consume(self, most: int, wait: float) -> list[Message]:  # noqa: ARG002
         return self.replies.pop(0) if self.replies else []
 
+    def describe_configs(self, topics: list[ConfigResource], request_timeout: float) -> dict[ConfigResource, Future]:  # noqa: ARG002
+        answer: Future[dict[str, SimpleNamespace]] = Future()
+        if self.policy is None:
+            answer.set_exception(KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED)))
+        else:
+            answer.set_result({"cleanup.policy": SimpleNamespace(value=self.policy)})
+        return dict.fromkeys(topics, answer)
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -109,8 +121,10 @@ def opened(monkeypatch: pytest.MonkeyPatch, script: Script, **given: object) -> 
         return script
 
     monkeypatch.setattr(confluent_kafka, "Consumer", made)
+    monkeypatch.setattr("confluent_kafka.admin.AdminClient", lambda _: script)
     options = {"start": "earliest", "until": None, "skips_lost": False, "skips_bad": True, **given}
-    return KafkaSource(KafkaConfig(brokers="b:1", topics=("clicks",)), Numbers(), **options)
+    is_compacted = bool(options.pop("compacted", False))
+    return KafkaSource(KafkaConfig(brokers="b:1", topics=("clicks",), compacted=is_compacted), Numbers(), **options)
 
 
 def test_a_job_begins_and_ends_at_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +213,10 @@ def test_silent_brokers_end_the_job_after_a_while(monkeypatch: pytest.MonkeyPatc
     on_error(KafkaError(KafkaError._AUTHENTICATION))
     with pytest.raises(FailedPrecondition, match="b:1"):
         source.read(10, 0.0)
+
+
+def test_a_compacted_topic_is_refused_unless_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FailedPrecondition, match="clicks is compacted, so events are taken away before they are read"):
+        opened(monkeypatch, Script(policy="compact,delete")).find(is_begun=False, done_to="")
+    for script, compacted in ((Script(policy="compact"), True), (Script(policy="delete"), False), (Script(), False)):
+        assert len(opened(monkeypatch, script, compacted=compacted).find(is_begun=False, done_to="")) == 1
