@@ -30,6 +30,14 @@ def train(
             "or the name of a checkpoint."
         ),
     ] = "never",
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Folder of another run's checkpoints, or one of them: begin with its rows, tower, optimizers and "
+            "schedules, over the job's own files. It replaces train.checkpoint.start_from.",
+        ),
+    ] = None,
     overwrite_checkpoints: Annotated[
         bool,
         typer.Option("--overwrite-checkpoints", help="Remove the checkpoints of other runs from the job's folders."),
@@ -62,7 +70,8 @@ def train(
     from .result_file import check_result_file, write_result
 
     count = [] if workers is None else [f"train.workers={workers}"]
-    config = load_config(JobConfig, job, [*(assignments or ()), *count])
+    started = [] if start_from is None else [f"train.checkpoint.start_from={start_from}"]
+    config = load_config(JobConfig, job, [*(assignments or ()), *count, *started])
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
     if dry:

@@ -132,6 +132,7 @@ def _paths(job: JobConfig) -> Iterator[tuple[str, str]]:
         yield f"tables.{name}.weights", table.weights or ""
     checkpoint, elastic = job.train.checkpoint, job.train.elastic
     yield "train.checkpoint.url", "" if checkpoint is None else checkpoint.url
+    yield "train.checkpoint.start_from", "" if checkpoint is None else checkpoint.start_from or ""
     yield "train.elastic.url", "" if elastic is None else elastic.url or ""
     yield "publish.root", job.publish.root or ""
     yield "metrics.file", job.metrics.file or ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...proto.checkpoint.manifest import number_of
-from ...proto.checkpoint.urls import absolute
+from ...proto.checkpoint.urls import absolute, folder_and_name
 from ...proto.config.cluster_config import ClusterConfig
 from ...proto.config.job import JobConfig
 from ...proto.config.log_config import LogConfig
@@ -305,7 +305,10 @@ def _with_root(job: JobConfig) -> ClusterConfig:
     """Returns the section of the job's own cluster, which may also save below the folder of the job's checkpoints."""
     if job.train.checkpoint is None:
         return job.cluster
-    roots = (*job.cluster.checkpoint_roots, absolute(job.train.checkpoint.url))
+    checkpoint = job.train.checkpoint
+    roots = [*job.cluster.checkpoint_roots, absolute(checkpoint.url)]
+    if checkpoint.start_from is not None:
+        roots.append(folder_and_name(checkpoint.start_from)[0])
     return job.cluster.model_copy(update={"checkpoint_roots": roots})
 
 

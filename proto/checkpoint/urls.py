@@ -10,6 +10,7 @@ import posixpath
 import re
 
 from ..errors import InvalidArgument, not_allowed
+from .entries import number_of
 
 MOST_CHARACTERS = 4096
 # A server opens these schemes where no roots are configured. It opens any other scheme only below a root of that
@@ -100,3 +101,14 @@ def _parts_of(what: str, url: str) -> tuple[str, str]:
 
 def _refused(what: str, url: str, allowed: str) -> InvalidArgument:
     return not_allowed(what, url[:200], allowed)
+
+
+def folder_and_name(place: str) -> tuple[str, str]:
+    """Returns the folder of checkpoints, made absolute, and the name of one of them; "" where the place names none.
+
+    Args:
+        place: the path or URL of a folder of checkpoints, or of a checkpoint in it.
+    """
+    url = absolute(place)
+    folder, _, name = url.rstrip("/").rpartition("/")
+    return (folder, name) if number_of(name) is not None else (url, "")

@@ -17,6 +17,14 @@ class CheckpointConfig(StrictModel):
         description="Folder, by path or URL, that the workers, the coordinator and all shards can write. Each job "
         "needs a folder of its own.",
     )
+    start_from: PathText | None = Field(
+        None,
+        min_length=1,
+        description="Folder of another run's checkpoints, by path or URL, or one of them (FOLDER/save-000003; else the "
+        "newest). A run without checkpoints of its own begins with its rows, tower, optimizers, schedules and "
+        "statistics of features, over the files of this job. `sparserow train --from` sets it. null: it begins anew.",
+        json_schema_extra={"allowed": "a path or a URL"},
+    )
     every_steps: int | None = Field(
         None, ge=1, le=1 << 40, description="Steps between two checkpoints; null: the step number starts none."
     )
@@ -48,4 +56,8 @@ class CheckpointConfig(StrictModel):
     def _has_times(self) -> CheckpointConfig:
         if self.every_steps is None and self.every_seconds is None:
             raise InvalidArgument("neither every_steps nor every_seconds is given; give at least one of them")
+        if self.start_from is not None and self.start_from.rstrip("/").startswith(self.url.rstrip("/")):
+            raise InvalidArgument(
+                f"start_from: {self.start_from} is of url, where --resume goes on; name another folder"
+            )
         return self

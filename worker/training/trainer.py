@@ -91,7 +91,7 @@ class Trainer:
         self._job, self._group, self._backend, self._observer = job, group, backend, observer
         readers = open_readers(job, group, backend.session, saved_run(job, resume))
         self._readers, self._train_reader, self._test_reader = readers, readers.train, readers.test
-        self._resume, self.is_resumed = resume, False
+        self._resume, self.is_resumed, self._is_started_from = resume, False, False
         self._run_config[ORDER] = order_of(job, readers.spec)
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda: build_model(job.model, readers.spec))
@@ -195,7 +195,7 @@ class Trainer:
 
     def _fit_features(self) -> None:
         """Gives the readers the statistics of the rows; a run that goes on never takes others."""
-        policy = "keep" if self.is_resumed else self._job.train.features_policy
+        policy = "keep" if self.is_resumed or self._is_started_from else self._job.train.features_policy
         self._readers.fit(self._job, self._group, self._backend.session, policy=policy)
 
     def run(self) -> TrainResult:
@@ -209,6 +209,10 @@ class Trainer:
         """
         if self._resume != "never":
             self._go_on()
+        checkpoint = self._job.train.checkpoint
+        if not self.is_resumed and self._checkpoints is not None and checkpoint is not None and checkpoint.start_from:
+            self._checkpoints.start_from(checkpoint.start_from)
+            self._is_started_from = True
         train, progress = self._job.train, self._progress
         self._warn_of_empty()
         self._fit_features()

@@ -16,8 +16,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import list_names, read_manifest
+from ...proto.checkpoint.urls import folder_and_name
 from ...proto.config.checkpoint_config import CheckpointConfig
-from ...proto.errors import FailedPrecondition, Fenced, SparserowError
+from ...proto.errors import FailedPrecondition, Fenced, NotFound, SparserowError
 from ..api.session import Session
 from ..checkpoint import RestoredCheckpoint, SavedCheckpoint
 from ..checkpoint.restore import check_reader
@@ -305,6 +306,37 @@ class TrainingCheckpoints:
             if ranks <= {worker.rank for worker in read_manifest(folder, name).workers}:
                 return name
         return names[-1] if names else None
+
+    def start_from(self, place: str) -> None:
+        """Begins with what another run has learnt: its rows, tower, optimizers, schedules and counts of steps.
+
+        Args:
+            place: the folder of its checkpoints, for the newest, or one of them.
+
+        Raises:
+            NotFound: there is no checkpoint.
+            FailedPrecondition: its model has inputs or tasks in another order, or its tables differ.
+            SparserowError: the checkpoint cannot be restored.
+        """
+        parts, (folder, name) = self._parts, folder_and_name(place)
+        if not name:
+            newest = next(iter(reversed(list_names(Folder(folder)))), "") if self._group.makes_shared else ""
+            name = self._group.share(newest, what="newest checkpoint to start from")
+        if not name:
+            raise NotFound(f"train.checkpoint.start_from: {place} has no checkpoint")
+        check_order(read_manifest(Folder(folder), name).config, self._run[ORDER], f"{folder}/{name}")
+        with _worded_for_jobs():
+            restored = self._session.restore(
+                folder,
+                name=name,
+                model=parts.model,
+                optimizer=parts.optimizer,
+                scaler=parts.scaler,
+                scheduler=parts.schedule,
+            )
+        parts.schedule.take_given()
+        parts.steps.load_state_dict(restored.extra["steps"])
+        _print_once(self._session, f"starts from {folder}/{restored.name}, step {restored.step}, over files of its own")
 
     def resume(self, name: str | None) -> Progress | None:
         """Restores a checkpoint.

@@ -1,0 +1,98 @@
+"""A run that starts from another one's checkpoint learns on as if the files had been read in one run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from checkpoint_rows import rows_of_checkpoint
+from sparserow.worker.data import write_click_log
+from sparserow_process import Launcher
+
+JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "criteo.yaml"
+BATCH, STEPS = 64, 12
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> list[Path]:
+    """The lines of a click log as two files of whole batches, and the test file."""
+    log = write_click_log(tmp_path, rows=2 * STEPS * BATCH, test_rows=1500, seed=3)
+    lines = Path(log.train).read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2 * STEPS * BATCH
+    paths = [tmp_path / "monday.tsv", tmp_path / "tuesday.tsv"]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"".join(lines[number * STEPS * BATCH : (number + 1) * STEPS * BATCH]))
+    return [*paths, Path(log.test)]
+
+
+def arguments(files: list[Path], test: Path, url: Path, result: Path, *sets: str) -> list[str]:
+    settings = [
+        f"data.train=[{','.join(map(str, files))}]",
+        f"data.test={test}",
+        "data.shuffle_rows=0",
+        "model.args.rows={'*': 3000}",
+        "model.min_rows=1",
+        f"train.batch_size={BATCH}",
+        "train.threads=1",
+        "train.schedule={kind: step, every_steps: 7, factor: 0.9}",
+        "cluster.slot_count=256",
+        f"train.checkpoint={{url: '{url}', every_steps: 5}}",
+        *sets,
+    ]
+    return ["train", str(JOB), "--json", str(result), *(f"--set={each}" for each in settings)]
+
+
+def learnt(url: Path) -> dict[str, dict[int, tuple]]:
+    """Update counts, weights and state of all rows; versions are those of a cluster."""
+    return {
+        table: {key: row[1:] for key, row in rows.items()} for table, rows in rows_of_checkpoint(url).items() if rows
+    }
+
+
+def test_two_runs_learn_what_one_does(launcher: Launcher, tmp_path: Path, days: list[Path]) -> None:
+    monday, tuesday, test = days
+    whole = launcher.start(*arguments([monday, tuesday], test, tmp_path / "whole", tmp_path / "whole.json"))
+    assert whole.popen.wait(300) == 0, whole.err
+    first = launcher.start(*arguments([monday], test, tmp_path / "first", tmp_path / "first.json"))
+    assert first.popen.wait(300) == 0, first.err
+    second = launcher.start(
+        *arguments([tuesday], test, tmp_path / "second", tmp_path / "second.json"), f"--from={tmp_path / 'first'}"
+    )
+    assert second.popen.wait(300) == 0, second.err
+    assert f"starts from {tmp_path}/first/save-" in second.err
+    assert learnt(tmp_path / "second") == learnt(tmp_path / "whole")
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "second"))
+    assert (two["test_auc"], two["test_log_loss"]) == (one["test_auc"], one["test_log_loss"])
+
+
+def test_a_run_that_was_cut_goes_on_from_its_own_checkpoints(
+    launcher: Launcher, tmp_path: Path, days: list[Path]
+) -> None:
+    monday, tuesday, test = days
+    first = launcher.start(*arguments([monday], test, tmp_path / "first", tmp_path / "first.json"))
+    assert first.popen.wait(300) == 0, first.err
+    words = [*arguments([tuesday], test, tmp_path / "second", tmp_path / "second.json"), f"--from={tmp_path / 'first'}"]
+    second = launcher.start(*words, "--resume=auto")
+    assert second.popen.wait(300) == 0, second.err
+    assert "no checkpoint is in" in second.err
+    assert "starts from" in second.err
+    again = launcher.start(*words, "--resume=auto")
+    assert again.popen.wait(300) == 0, again.err
+    assert "resumed from" in again.err
+    assert "starts from" not in again.err
+
+
+def test_what_cannot_be_started_from_is_refused_by_name(launcher: Launcher, tmp_path: Path, days: list[Path]) -> None:
+    monday, _, test = days
+    (tmp_path / "empty").mkdir()
+    words = arguments([monday], test, tmp_path / "own", tmp_path / "result.json")
+    for place, wanted in (
+        (tmp_path / "empty", f"train.checkpoint.start_from: {tmp_path}/empty has no checkpoint"),
+        (tmp_path / "own" / "save-000001", "start_from: .* is of url, where --resume goes on; name another folder"),
+    ):
+        run = launcher.start(*words, f"--from={place}")
+        assert run.popen.wait(300) == 1
+        assert re.search(wanted, run.err), run.err
