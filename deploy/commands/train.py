@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ...proto.config.job import JobConfig
 
 # Exit codes of runs that have ended.
 NOT_PUBLISHED = 3  # the model could not be published
@@ -80,12 +83,15 @@ def train(
         from ..train.dry_run import dry_run
         from ..train.dry_run_display import show
 
-        made = dry_run(config)
+        made = dry_run(config.of_first_day)
         show(made)
         write_result(json_file, asdict(made))
         return
     check_overwrites(config, resume, overwrites=overwrite_checkpoints)
     begin = checked_resume(config, resume)
+    if config.data.days is not None:
+        _train_days(config, trace_file, json_file, resume=begin, overwrites=overwrite_checkpoints)
+        return
     with checked_place(config, torchrun_place()) as checked:
         if checked.is_left_out:
             return
@@ -101,3 +107,41 @@ def train(
                 raise typer.Exit(NOT_PUBLISHED)
             if result.workers_lost:
                 raise typer.Exit(WORKERS_LOST)
+
+
+def _train_days(
+    config: JobConfig, trace_file: Path | None, json_file: Path | None, *, resume: str, overwrites: bool
+) -> None:
+    """Trains the days of a job, shows each, and writes the results of all of them."""
+    from rich.console import Console
+
+    from ...proto.errors import InvalidArgument
+    from ..train.days import run_days
+    from ..train.training_display import next_commands, summary
+    from ..train.training_job import torchrun_place
+    from .result_file import write_result
+
+    if torchrun_place() is not None:
+        raise InvalidArgument(
+            "data.days: is not possible under torchrun; start a run a day, with --from the day before"
+        )
+    if resume not in ("auto", "never"):
+        raise InvalidArgument(f"--resume {resume}: data.days goes on where it was; allowed: auto, never")
+    if overwrites:
+        raise InvalidArgument(
+            "--overwrite-checkpoints: is not possible with data.days; name another train.checkpoint.url"
+        )
+    console, days = Console(), []
+    for each in run_days(
+        config, trace_file, resume=resume, note=lambda line: typer.echo(f"sparserow: {line}", err=True)
+    ):
+        console.print(summary(f"trained {config.name}, {each.day}", each.result))
+        for line in next_commands(each.result):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        days.append({"day": each.day.isoformat(), **each.result.as_dict()})
+        write_result(json_file, {"days": days})
+        if each.result.problem:
+            typer.echo(f"sparserow: {each.result.problem}", err=True)
+            raise typer.Exit(NOT_PUBLISHED)
+    if not days:
+        typer.echo("sparserow: all days that are there were done before", err=True)

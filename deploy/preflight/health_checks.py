@@ -140,7 +140,7 @@ def check_job(path: Path, *, has_torch: bool = True) -> Iterator[Finding]:
         has_torch: whether torch can be imported; without it only the keys of the file are checked.
     """
     try:
-        job = load_config(JobConfig, path)
+        job = load_config(JobConfig, path).of_first_day
     except SparserowError as error:
         yield Finding("config", "wrong", str(error), "correct the file; docs/configuration.md lists its keys")
         return

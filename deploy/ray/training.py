@@ -72,6 +72,8 @@ def train_on_ray(
         )
     check_ranks(job.train.parallel, job.train.workers)
     check_members(job.train, job.train.workers)
+    if job.data.days is not None:
+        raise InvalidArgument("data.days: is not possible on Ray; start a run a day, from the day before (start_from)")
     _check_paths(job)
     if "local" not in job.publish.model_fields_set:  # the folder of a worker is removed with the worker
         job = job.model_copy(update={"publish": job.publish.model_copy(update={"local": None})})

@@ -306,9 +306,9 @@ def _with_root(job: JobConfig) -> ClusterConfig:
     if job.train.checkpoint is None:
         return job.cluster
     checkpoint = job.train.checkpoint
-    roots = [*job.cluster.checkpoint_roots, absolute(checkpoint.url)]
+    roots = (*job.cluster.checkpoint_roots, absolute(checkpoint.url))
     if checkpoint.start_from is not None:
-        roots.append(folder_and_name(checkpoint.start_from)[0])
+        roots = (*roots, folder_and_name(checkpoint.start_from)[0])
     return job.cluster.model_copy(update={"checkpoint_roots": roots})
 
 

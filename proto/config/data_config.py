@@ -13,6 +13,7 @@ from ..options.path_text import Paths
 from ..options.strict_model import StrictModel
 from ..options.units import TimeUnit
 from .criteo_columns import CRITEO_FEATURES
+from .days_config import DaysConfig
 from .row_filter import parse_where
 from .stream_config import StreamConfig
 
@@ -152,7 +153,14 @@ class DataConfig(StrictModel):
     )
     train: Paths | None = Field(None, description="Training files, or folders of them; null: see stream.")
     stream: StreamConfig | None = Field(None, description="Events to train on as they come; null: see train.")
-    test: Paths = Field(description="Files of the evaluation after each epoch, or folders of them.")
+    days: DaysConfig | None = Field(
+        None, description="Files of one day after another, each trained on by a run of its own; null: see train."
+    )
+    test: Paths | None = Field(
+        None,
+        description="Files of the evaluation after each epoch, or folders of them; null, with days alone: those of the "
+        "next day.",
+    )
     csv: CsvSchema | None = Field(None, description="Columns of the files, with format csv.")
     columns: ColumnsSchema | None = Field(
         None, description="Columns of the files, with format parquet, orc, arrow or jsonl."
@@ -186,7 +194,7 @@ class DataConfig(StrictModel):
     def files(self, which: Literal["train", "test"]) -> tuple[str, ...]:
         """Returns the paths of the files of one kind; of a stream those that are like its events."""
         if which == "test":
-            return self.test
+            return self.test or ()
         return self.train or (() if self.stream is None else self.stream.like)
 
     def setting(self, which: Literal["train", "test"]) -> str:
@@ -209,8 +217,10 @@ class DataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _train_or_stream(self) -> DataConfig:
-        if (self.train is None) == (self.stream is None):
-            raise InvalidArgument("train: exactly one of train and stream is needed")
+        if sum(each is not None for each in (self.train, self.stream, self.days)) != 1:
+            raise InvalidArgument("train: exactly one of train, stream and days is needed")
+        if self.test is None and self.days is None:
+            raise InvalidArgument("test: is missing; files of the evaluation are needed but with days")
         if self.stream is not None:
             if self.format not in ("jsonl", "csv"):
                 raise InvalidArgument(f"format: {self.format} is not allowed with stream; allowed: jsonl, csv")

@@ -6,6 +6,8 @@ default and its range. deploy/reference/config_reference.py generates the page d
 
 from __future__ import annotations
 
+from datetime import date
+
 from pydantic import model_validator
 
 from ..errors import InvalidArgument
@@ -31,6 +33,27 @@ class JobConfig(JobSections):
     def all_tasks(self) -> tuple[Task, ...]:
         """The tasks of the job, at least one."""
         return tasks_of_job(self)
+
+    def of_day(self, day: date, *, url: str | None = None, before: str | None = None) -> JobConfig:
+        """Returns the job of one day of ``data.days``.
+
+        Args:
+            day: the day.
+            url: the folder of its checkpoints; None: that of the whole job.
+            before: the checkpoint that it starts from; None: none.
+        """
+        days, checkpoint = self.data.days, self.train.checkpoint
+        assert days is not None
+        assert checkpoint is not None  # as rules say
+        test = self.data.test or (days.files_of(days.next(day)),)
+        data = self.data.model_copy(update={"days": None, "train": (days.files_of(day),), "test": test})
+        saved = checkpoint.model_copy(update={"url": url or checkpoint.url, "start_from": before})
+        return self.model_copy(update={"data": data, "train": self.train.model_copy(update={"checkpoint": saved})})
+
+    @property
+    def of_first_day(self) -> JobConfig:
+        """The job of the first day of ``data.days``, for what looks at a job before it runs; without days the job."""
+        return self if self.data.days is None else self.of_day(self.data.days.first)
 
     @model_validator(mode="after")
     def _options_have_what_they_need(self) -> JobConfig:

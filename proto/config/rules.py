@@ -195,6 +195,13 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule(
+        "data.days",
+        "train.checkpoint",
+        "in whose folders each day begins with the day before",
+        ("data={days: {path: 'd/{day}', first: 2026-11-01}}",),
+        lambda job: job.data.days is not None and job.train.checkpoint is None,
+    ),
+    Rule(
         "timestamp of data.csv and data.columns",
         "metrics.progressive and metrics.file",
         "",

@@ -88,11 +88,16 @@ def test_a_run_that_was_cut_goes_on_from_its_own_checkpoints(
 def test_what_cannot_be_started_from_is_refused_by_name(launcher: Launcher, tmp_path: Path, days: list[Path]) -> None:
     monday, _, test = days
     (tmp_path / "empty").mkdir()
+    first = launcher.start(*arguments([monday], test, tmp_path / "first", tmp_path / "first.json"))
+    assert first.popen.wait(300) == 0, first.err
     words = arguments([monday], test, tmp_path / "own", tmp_path / "result.json")
-    for place, wanted in (
-        (tmp_path / "empty", f"train.checkpoint.start_from: {tmp_path}/empty has no checkpoint"),
-        (tmp_path / "own" / "save-000001", "start_from: .* is of url, where --resume goes on; name another folder"),
+    for place, sets, wanted in (
+        ("empty", (), r"train\.checkpoint\.start_from: .*empty has no checkpoint"),
+        ("own/save-000001", (), r"start_from: .* is of url, where --resume goes on; name another folder"),
+        ("first", ("model.args.dim=8",), r"has another model: the shapes differ"),
+        ("first", ("train.row_optimizer={kind: adam}",), r"--from: .*has optimizer Adam, the checkpoint has Adagrad"),
+        ("first", ("model.args.top=[8]",), r"save-\d+ has another optimizer"),
     ):
-        run = launcher.start(*words, f"--from={place}")
+        run = launcher.start(*words, f"--from={tmp_path / place}", *(f"--set={each}" for each in sets))
         assert run.popen.wait(300) == 1
         assert re.search(wanted, run.err), run.err

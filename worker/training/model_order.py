@@ -36,13 +36,14 @@ def _named(path: str, value: Any) -> Iterator[tuple[str, list[str]]]:
         yield path, list(value)
 
 
-def check_order(config: Mapping[str, Any], mine: ModelOrder, where: str) -> None:
+def check_order(config: Mapping[str, Any], mine: ModelOrder, where: str, option: str = "--resume") -> None:
     """Checks that a checkpoint's tower was trained with the names in the order of this job.
 
     Args:
         config: the configuration that the manifest of the checkpoint holds.
         mine: the order of this job.
         where: the checkpoint, for error texts.
+        option: the option that names it.
 
     Raises:
         FailedPrecondition: an order differs, or the checkpoint has none; the text names the setting.
@@ -50,14 +51,14 @@ def check_order(config: Mapping[str, Any], mine: ModelOrder, where: str) -> None
     saved = config.get(KEY)
     if not isinstance(saved, Mapping):
         raise FailedPrecondition(
-            f"--resume: {where} does not say in which order its model has inputs and tasks, so its tower may mean "
-            "something else here; begin a new run (--resume never)"
+            f"{option}: {where} does not say in which order its model has inputs and tasks, so its tower may mean "
+            "something else here; begin a new run"
         )
     for name, names in mine.items():
         was = list(saved.get(name, ()))
         if was != names:
             raise FailedPrecondition(
-                f"--resume: {where} has {name} in the order {_listed(was)}, and this job {_listed(names)}; the weights "
+                f"{option}: {where} has {name} in the order {_listed(was)}, and this job {_listed(names)}; the weights "
                 "of a tower are by place, so give them in the order of the checkpoint"
             )
 

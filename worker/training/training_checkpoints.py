@@ -131,7 +131,7 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
 
 
 @contextlib.contextmanager
-def _worded_for_jobs() -> Iterator[None]:
+def _worded_for_jobs(option: str = "--resume") -> Iterator[None]:
     """Has errors for tables that differ name what a job can do: its file has no argument of ``restore``."""
     try:
         yield
@@ -141,7 +141,7 @@ def _worded_for_jobs() -> Iterator[None]:
             raise
         keys = "train.row_optimizer or tables" if "optimizer" in advice else "model or tables"
         raise FailedPrecondition(
-            f"--resume: {problem}; set it in the job file ({keys}) as it was, or begin a new run: --resume never and "
+            f"{option}: {problem}; set it in the job file ({keys}) as it was, or begin a new run: --resume never and "
             "another folder of checkpoints"
         ) from error
 
@@ -324,8 +324,8 @@ class TrainingCheckpoints:
             name = self._group.share(newest, what="newest checkpoint to start from")
         if not name:
             raise NotFound(f"train.checkpoint.start_from: {place} has no checkpoint")
-        check_order(read_manifest(Folder(folder), name).config, self._run[ORDER], f"{folder}/{name}")
-        with _worded_for_jobs():
+        check_order(read_manifest(Folder(folder), name).config, self._run[ORDER], f"{folder}/{name}", "--from")
+        with _worded_for_jobs("--from"):
             restored = self._session.restore(
                 folder,
                 name=name,

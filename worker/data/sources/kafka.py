@@ -140,7 +140,7 @@ class KafkaSource:
 
     def _refuse_compacted(self) -> None:
         """Raises FailedPrecondition for a topic whose brokers say that it is compacted."""
-        from confluent_kafka.admin import AdminClient, ConfigResource
+        from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
         admin = self._made(AdminClient, self._connection)
         topics = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in self._config.topics]
