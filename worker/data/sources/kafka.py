@@ -224,11 +224,11 @@ class KafkaSource:
             else:
                 self._on_gap(part, message)
             self._down_since = None
-        return [
-            self._events(part, by_part.get(part, []), tails.get(part, 0))
-            for part in dict.fromkeys((*by_part, *tails))
-            if part in self._open
-        ]
+        parts = [part for part in dict.fromkeys((*by_part, *tails)) if part in self._open]
+        before = dict(self._positions)
+        found = [self._events(part, by_part.get(part, []), tails.get(part, 0)) for part in parts]
+        # A partition that is at its end says so again; a batch of nothing would be a commit.
+        return [events for events in found if events.is_end or events.end > before[events.part]]
 
     def _events(self, part: str, messages: list[Any], tail: int) -> PartEvents:
         values = [message.value() for message in messages]

@@ -164,6 +164,15 @@ def test_records_of_transactions_are_passed_over(monkeypatch: pytest.MonkeyPatch
     assert (second.ends.tolist(), second.end, second.is_end) == ([5], 10, True)
 
 
+def test_a_partition_that_is_read_makes_no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Message(5, code=KafkaError._PARTITION_EOF)
+    source = opened(monkeypatch, Script(replies=[[Message(4, b"1")], [end], [end], [Message(7, b"2")]]))
+    source.open("clicks/0", 4, None)
+    assert [len(events.ends) for events in source.read(10, 0.0)] == [1]
+    assert source.read(10, 0.0) == source.read(10, 0.0) == []
+    assert [events.end for events in source.read(10, 0.0)] == [8]
+
+
 def test_an_end_without_events_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(replies=[[Message(10, code=KafkaError._PARTITION_EOF)]])
     source = opened(monkeypatch, script, until="latest")
