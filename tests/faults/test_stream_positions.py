@@ -42,7 +42,7 @@ def test_workers_are_killed_in_the_middle(launcher: Launcher, tmp_path: Path) ->
     with mock_kafka() as kafka:
         for topic in ("clicks", "views"):
             kafka.create(topic, PARTITIONS)
-        events = produced(kafka, 40_000, seed)
+        events = produced(kafka, 24_000, seed)
         up = launcher.start("up", "--shards=2", "--port=0", "--worker-lease=2s")
         address = up.wait_for(r"ready at (\S+:\d+)")[1]
         stream = {
@@ -74,7 +74,7 @@ def test_shards_and_the_coordinator_are_killed(launcher: Launcher, tmp_path: Pat
     with mock_kafka() as kafka:
         for topic in ("clicks", "views"):
             kafka.create(topic, PARTITIONS)
-        events = produced(kafka, 40_000, seed)
+        events = produced(kafka, 24_000, seed)
         scene = Scene(launcher, tmp_path)
         stream = {
             "kafka": {"brokers": kafka.brokers, "topics": ["clicks", "views"], "compacted": True},
