@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_rows import rows_of_checkpoint
+from continued_runs import arguments, learnt, write_parts
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.manifest import list_names
-from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher, wait_until
 
-JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "criteo.yaml"
-BATCH, STEPS = 64, 12
 NO_FILES = ("data.train=null", "data.test=null")
 DAYS = ("2026-11-29", "2026-11-30", "2026-12-01")
 
@@ -24,43 +21,15 @@ DAYS = ("2026-11-29", "2026-11-30", "2026-12-01")
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """A folder with a file of whole batches for each of three days, and a small one of a fourth."""
-    made = write_click_log(tmp_path, rows=3 * STEPS * BATCH, test_rows=1500, seed=3)
-    lines = Path(made.train).read_bytes().splitlines(keepends=True)
-    for number, day in enumerate(DAYS):
-        path = tmp_path / "log" / f"dt={day}" / "a.tsv"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"".join(lines[number * STEPS * BATCH : (number + 1) * STEPS * BATCH]))
+    test = write_parts(tmp_path, [tmp_path / "log" / f"dt={day}" / "a.tsv" for day in DAYS])
     (tmp_path / "log" / "dt=2026-12-02").mkdir()
-    shutil.copy(made.test, tmp_path / "log" / "dt=2026-12-02" / "a.tsv")
+    shutil.copy(test, tmp_path / "log" / "dt=2026-12-02" / "a.tsv")
     return tmp_path / "log"
-
-
-def arguments(data: list[str], url: Path, result: Path, *sets: str) -> list[str]:
-    settings = [
-        *data,
-        "data.shuffle_rows=0",
-        "model.args.rows={'*': 3000}",
-        "model.min_rows=1",
-        f"train.batch_size={BATCH}",
-        "train.threads=1",
-        "train.schedule={kind: step, every_steps: 7, factor: 0.9}",
-        "cluster.slot_count=256",
-        f"train.checkpoint={{url: '{url}', every_steps: 4}}",
-        *sets,
-    ]
-    return ["train", str(JOB), "--json", str(result), *(f"--set={each}" for each in settings)]
 
 
 def of_days(log: Path, url: Path, result: Path, *sets: str) -> list[str]:
     path = f"{log}/dt={{day}}/*.tsv"
     return arguments([f"data.days={{path: '{path}', first: {DAYS[0]}}}", *NO_FILES], url, result, *sets)
-
-
-def learnt(url: Path) -> dict[str, dict[int, tuple]]:
-    """Update counts, weights and state of all rows; versions are those of a cluster."""
-    return {
-        table: {key: row[1:] for key, row in rows.items()} for table, rows in rows_of_checkpoint(url).items() if rows
-    }
 
 
 def test_days_learn_what_one_run_does_also_when_one_is_killed(launcher: Launcher, tmp_path: Path, log: Path) -> None:

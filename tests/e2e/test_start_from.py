@@ -8,58 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_rows import rows_of_checkpoint
-from sparserow.worker.data import write_click_log
+from continued_runs import arguments, learnt, write_parts
 from sparserow_process import Launcher
-
-JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "criteo.yaml"
-BATCH, STEPS = 64, 12
 
 
 @pytest.fixture
 def days(tmp_path: Path) -> list[Path]:
     """The lines of a click log as two files of whole batches, and the test file."""
-    log = write_click_log(tmp_path, rows=2 * STEPS * BATCH, test_rows=1500, seed=3)
-    lines = Path(log.train).read_bytes().splitlines(keepends=True)
-    assert len(lines) == 2 * STEPS * BATCH
     paths = [tmp_path / "monday.tsv", tmp_path / "tuesday.tsv"]
-    for number, path in enumerate(paths):
-        path.write_bytes(b"".join(lines[number * STEPS * BATCH : (number + 1) * STEPS * BATCH]))
-    return [*paths, Path(log.test)]
+    return [*paths, write_parts(tmp_path, paths)]
 
 
-def arguments(files: list[Path], test: Path, url: Path, result: Path, *sets: str) -> list[str]:
-    settings = [
-        f"data.train=[{','.join(map(str, files))}]",
-        f"data.test={test}",
-        "data.shuffle_rows=0",
-        "model.args.rows={'*': 3000}",
-        "model.min_rows=1",
-        f"train.batch_size={BATCH}",
-        "train.threads=1",
-        "train.schedule={kind: step, every_steps: 7, factor: 0.9}",
-        "cluster.slot_count=256",
-        f"train.checkpoint={{url: '{url}', every_steps: 5}}",
-        *sets,
-    ]
-    return ["train", str(JOB), "--json", str(result), *(f"--set={each}" for each in settings)]
-
-
-def learnt(url: Path) -> dict[str, dict[int, tuple]]:
-    """Update counts, weights and state of all rows; versions are those of a cluster."""
-    return {
-        table: {key: row[1:] for key, row in rows.items()} for table, rows in rows_of_checkpoint(url).items() if rows
-    }
+def of_files(files: list[Path], test: Path, url: Path, result: Path) -> list[str]:
+    return arguments([f"data.train=[{','.join(map(str, files))}]", f"data.test={test}"], url, result)
 
 
 def test_two_runs_learn_what_one_does(launcher: Launcher, tmp_path: Path, days: list[Path]) -> None:
     monday, tuesday, test = days
-    whole = launcher.start(*arguments([monday, tuesday], test, tmp_path / "whole", tmp_path / "whole.json"))
+    whole = launcher.start(*of_files([monday, tuesday], test, tmp_path / "whole", tmp_path / "whole.json"))
     assert whole.popen.wait(300) == 0, whole.err
-    first = launcher.start(*arguments([monday], test, tmp_path / "first", tmp_path / "first.json"))
+    first = launcher.start(*of_files([monday], test, tmp_path / "first", tmp_path / "first.json"))
     assert first.popen.wait(300) == 0, first.err
     second = launcher.start(
-        *arguments([tuesday], test, tmp_path / "second", tmp_path / "second.json"), f"--from={tmp_path / 'first'}"
+        *of_files([tuesday], test, tmp_path / "second", tmp_path / "second.json"), f"--from={tmp_path / 'first'}"
     )
     assert second.popen.wait(300) == 0, second.err
     assert f"starts from {tmp_path}/first/save-" in second.err
@@ -72,9 +43,9 @@ def test_a_run_that_was_cut_goes_on_from_its_own_checkpoints(
     launcher: Launcher, tmp_path: Path, days: list[Path]
 ) -> None:
     monday, tuesday, test = days
-    first = launcher.start(*arguments([monday], test, tmp_path / "first", tmp_path / "first.json"))
+    first = launcher.start(*of_files([monday], test, tmp_path / "first", tmp_path / "first.json"))
     assert first.popen.wait(300) == 0, first.err
-    words = [*arguments([tuesday], test, tmp_path / "second", tmp_path / "second.json"), f"--from={tmp_path / 'first'}"]
+    words = [*of_files([tuesday], test, tmp_path / "second", tmp_path / "second.json"), f"--from={tmp_path / 'first'}"]
     second = launcher.start(*words, "--resume=auto")
     assert second.popen.wait(300) == 0, second.err
     assert "no checkpoint is in" in second.err
@@ -88,9 +59,9 @@ def test_a_run_that_was_cut_goes_on_from_its_own_checkpoints(
 def test_what_cannot_be_started_from_is_refused_by_name(launcher: Launcher, tmp_path: Path, days: list[Path]) -> None:
     monday, _, test = days
     (tmp_path / "empty").mkdir()
-    first = launcher.start(*arguments([monday], test, tmp_path / "first", tmp_path / "first.json"))
+    first = launcher.start(*of_files([monday], test, tmp_path / "first", tmp_path / "first.json"))
     assert first.popen.wait(300) == 0, first.err
-    words = arguments([monday], test, tmp_path / "own", tmp_path / "result.json")
+    words = of_files([monday], test, tmp_path / "own", tmp_path / "result.json")
     for place, sets, wanted in (
         ("empty", (), r"train\.checkpoint\.start_from: .*empty has no checkpoint"),
         ("own/save-000001", (), r"start_from: .* is of url, where --resume goes on; name another folder"),

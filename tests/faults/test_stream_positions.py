@@ -18,13 +18,14 @@ from stream_job import counters, counts_of, write_stream_job, zipf_events
 
 pytest.importorskip("confluent_kafka", reason="the extra kafka is not installed")
 
-PARTITIONS = 3
+PARTITIONS, EVENTS = 3, 24_000
 
 
-def produced(kafka: MockKafka, events: int, seed: int) -> list[bytes]:
+def produced(kafka: MockKafka, seed: int) -> list[bytes]:
     """Events of two topics, in equal parts of their partitions."""
-    found = zipf_events(events, seed)
+    found = zipf_events(EVENTS, seed)
     for number, topic in enumerate(("clicks", "views")):
+        kafka.create(topic, PARTITIONS)
         mine = found[number::2]
         kafka.produce(topic, {part: mine[part::PARTITIONS] for part in range(PARTITIONS)})
     return found
@@ -40,9 +41,7 @@ def test_workers_are_killed_in_the_middle(launcher: Launcher, tmp_path: Path) ->
     print("seed", seed)
     draw = random.Random(seed)
     with mock_kafka() as kafka:
-        for topic in ("clicks", "views"):
-            kafka.create(topic, PARTITIONS)
-        events = produced(kafka, 24_000, seed)
+        events = produced(kafka, seed)
         up = launcher.start("up", "--shards=2", "--port=0", "--worker-lease=2s")
         address = up.wait_for(r"ready at (\S+:\d+)")[1]
         stream = {
@@ -72,9 +71,7 @@ def test_shards_and_the_coordinator_are_killed(launcher: Launcher, tmp_path: Pat
     print("seed", seed)
     draw = random.Random(seed)
     with mock_kafka() as kafka:
-        for topic in ("clicks", "views"):
-            kafka.create(topic, PARTITIONS)
-        events = produced(kafka, 24_000, seed)
+        events = produced(kafka, seed)
         scene = Scene(launcher, tmp_path)
         stream = {
             "kafka": {"brokers": kafka.brokers, "topics": ["clicks", "views"], "compacted": True},
