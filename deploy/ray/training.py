@@ -128,6 +128,7 @@ def _paths(job: JobConfig) -> Iterator[tuple[str, str]]:
     """Yields each option that names a file or a folder, but for those of a cluster of the job's own."""
     for which in ("train", "test"):
         yield from ((job.data.setting(which), path) for path in job.data.files(which))
+    yield from _paths_of_stream(job)
     for name, options in job.features.items():
         yield f"features.{name}.vocabulary", options.get("vocabulary") or ""
     for name, table in job.tables.items():
@@ -141,6 +142,18 @@ def _paths(job: JobConfig) -> Iterator[tuple[str, str]]:
     yield "metrics.tensorboard", job.metrics.tensorboard or ""
     if "local" in job.publish.model_fields_set:
         yield "publish.local", job.publish.local or ""
+
+
+def _paths_of_stream(job: JobConfig) -> Iterator[tuple[str, str]]:
+    stream = job.data.stream
+    if stream is None:
+        return
+    if stream.follow is not None:
+        yield "data.stream.follow.files", stream.follow.files
+    if stream.kafka is not None:
+        yield "data.stream.kafka.options_file", stream.kafka.options_file or ""
+        if stream.kafka.protobuf is not None:
+            yield "data.stream.kafka.protobuf.descriptors", stream.kafka.protobuf.descriptors
 
 
 def _check_everywhere(setting: str, path: str) -> None:

@@ -118,8 +118,7 @@ class KafkaConfig(StrictModel):
 class FollowConfig(StrictModel):
     """Files that are written while the job runs, each of which is read once, in the order of their names."""
 
-    files: str = Field(
-        min_length=1,
+    files: PathText = Field(
         description="Pattern of their paths or URLs, such as s3://logs/dt=*/*.jsonl. A file is left out whose name "
         "sorts before one that was read.",
     )

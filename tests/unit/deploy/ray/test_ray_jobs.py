@@ -16,9 +16,11 @@ from sparserow.proto.errors import InvalidArgument
 from sparserow.proto.features.kinds import KINDS
 from sparserow.proto.options.document import load_config
 from sparserow.proto.options.path_text import PathText
+from stream_job import write_stream_job
 
 DEMO = Path(__file__).resolve().parents[4] / "deploy" / "jobs" / "demo.yaml"
 _NOT_BLANK = id(PathText.__metadata__[0])
+KAFKA = {"brokers": "b:1", "topics": ["t"]}
 ABSOLUTE = ("data.train=/data/train.tsv", "data.test=/data/test.tsv")
 
 
@@ -43,12 +45,33 @@ def test_a_relative_path_is_refused_at_once(setting: str, path: str) -> None:
     assert path in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("stream", "path"),
+    [
+        ({"follow": {"files": "log/*"}}, "data.stream.follow.files: 'log/*'"),
+        ({"kafka": {**KAFKA, "options_file": "secrets"}}, "data.stream.kafka.options_file: 'secrets'"),
+        ({"kafka": KAFKA, "like": "log"}, "data.stream.like: 'log'"),
+        (
+            {"kafka": {**KAFKA, "protobuf": {"descriptors": "events", "message": "Event"}}},
+            "data.stream.kafka.protobuf.descriptors: 'events'",
+        ),
+    ],
+)
+def test_a_relative_path_of_a_stream_is_refused_at_once(stream: dict[str, Any], path: str, tmp_path: Path) -> None:
+    job = load_config(JobConfig, str(write_stream_job(tmp_path, stream)), ["data.test=/log"])
+    with pytest.raises(InvalidArgument, match="is not allowed on Ray, where each worker runs") as raised:
+        _check_paths(job)
+    assert path in str(raised.value)
+
+
 def test_each_option_that_is_a_path_is_looked_at() -> None:
     """A new option of that type needs a line in ``_paths``."""
     options = {option_name for model in (JobConfig, *KINDS.values()) for option_name in _path_options(model, "")}
-    cluster = {name for name in options if name.startswith("cluster.")}  # a job on Ray has no cluster of its own
-    assert {name.rpartition(".")[2] for name in options - cluster} == {
+    # Because a job on Ray has no cluster of its own, and days are refused there.
+    others = {name for name in options if name.startswith(("cluster.", "data.days."))}
+    assert {name.rpartition(".")[2] for name in options - others} == {
         *("train", "test", "vocabulary", "weights", "url", "root", "file", "tensorboard", "local"),
+        *("like", "files", "options_file", "descriptors", "start_from"),
     }
 
 
