@@ -95,8 +95,8 @@ def test_a_step_has_two_crossings_one_back_and_no_hidden_wait(
     seen: list[tuple[int, int, int]] = []
     run = TrainingStep.run
 
-    def counted(step: TrainingStep, batch: object) -> object:
-        result = run(step, batch)
+    def counted(step: TrainingStep, batch: object, **options: object) -> object:
+        result = run(step, batch, **options)
         seen.append((COUNTS.to_device, COUNTS.to_host, COUNTS.waits))
         return result
 

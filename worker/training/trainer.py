@@ -506,7 +506,7 @@ class Trainer:
         self._observer.evaluating(epoch)
         device = self._group.device
         # Because a forward may draw numbers in eval mode as well, and training does not depend on when it is tested.
-        with torch.random.fork_rng([] if device.type == "cpu" else [device]), self._work_alone() as placed:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), self._work_alone() as placed:
             return evaluate(
                 self._bare,
                 self._test_reader,
