@@ -135,7 +135,7 @@ def grads_of(keys: int, dim: int) -> Any:
 def _over_the_network(size: PeerSize) -> Iterator[OurSide]:
     tables = [BenchTable(f"bench/peers{dim}", dim, size.rows) for dim in size.dims]
     wire = WireSize(table_rows=size.rows, keys=size.keys, dims=size.dims)
-    next_keys = batches_of(size.rows, size.keys)
+    next_keys = batches_of(size.rows, size.keys, np.uint64)
     with shard_process(tables) as port, raw_tcp(size.keys * (8 + 4 * max(size.dims)) + 4096) as raw:
         client = bench_client(port)
         works = {(work.what, work.dim): work for work in wire_works({"TCP": client}, tables, wire)}
