@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ def produced(kafka: MockKafka, seed: int) -> list[bytes]:
 def steps_of(address: str) -> int:
     with ControlClient(address) as control:
         return max((job.highest_step for job in control.status().jobs if job.name == "counting"), default=-1)
+
+
+def has_joined(scene: Scene, index: int) -> bool:
+    """Whether the coordinator knows the shard's present process."""
+    return any(
+        (shard.shard, shard.pid) == (index, scene.shards[index].popen.pid) for shard in status_of(scene.address).shards
+    )
 
 
 def test_workers_are_killed_in_the_middle(launcher: Launcher, tmp_path: Path) -> None:
@@ -92,6 +100,8 @@ def test_shards_and_the_coordinator_are_killed(launcher: Launcher, tmp_path: Pat
             scene.shards[index].popen.kill()
             scene.shards[index].end()
             scene.shards[index] = scene.shard(index)
+            # Because a shard that finds no coordinator when it starts ends, as one does that is given a wrong address.
+            wait_until(partial(has_joined, scene, index), "the shard to join")
             time.sleep(draw.uniform(0.2, 1.0))
         assert run.popen.wait(600) == 0, run.err
         expected = counts_of(events)
