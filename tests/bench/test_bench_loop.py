@@ -27,6 +27,6 @@ def test_the_quick_form_writes_the_agreed_rows(tmp_path: Path, monkeypatch: pyte
     median = figures.pop("from event to served row, p50")
     assert 0 < median <= figures.pop("from event to served row, p99")
     assert first > 0
-    assert figures.pop("trained on") > 0
     assert figures.pop("events whose row was not served") == 0
-    assert set(figures) == {"not read yet at the end"}
+    # Because these come with heartbeats, of which a slow machine has none in so short a run, they may be 0.
+    assert set(figures) == {"trained on", "not read yet at the end"}
