@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,9 +72,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def launcher(launcher: Launcher) -> Launcher:
     """A launcher whose processes find the modules of the model and the loss, as in the folder of their user."""
-    path = str(Path(__file__).parents[1] / "support")
-    launcher.environment["PYTHONPATH"] = os.pathsep.join([path, launcher.environment.get("PYTHONPATH", "")])
-    return launcher
+    return launcher.with_support_modules()
 
 
 def run(launcher: Launcher, data: Path, folder: Path, sets: list[str]) -> tuple[dict[str, Any], list[bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -115,9 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def launcher(launcher: Launcher) -> Launcher:
     """A launcher whose processes find the model's module, as in the folder of its user."""
-    path = str(Path(__file__).parents[1] / "support")
-    launcher.environment["PYTHONPATH"] = os.pathsep.join([path, launcher.environment.get("PYTHONPATH", "")])
-    return launcher
+    return launcher.with_support_modules()
 
 
 def first_model(config: JobConfig) -> Shop:

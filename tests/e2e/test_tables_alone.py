@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -33,9 +32,7 @@ train: {batch_size: 50, threads: 1, row_optimizer: {kind: adagrad, lr: 0.5}}
 @pytest.fixture
 def launcher(launcher: Launcher) -> Launcher:
     """A launcher whose processes find the model's module, as in the folder of its user."""
-    path = str(Path(__file__).parents[1] / "support")
-    launcher.environment["PYTHONPATH"] = os.pathsep.join([path, launcher.environment.get("PYTHONPATH", "")])
-    return launcher
+    return launcher.with_support_modules()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def launcher(launcher: Launcher) -> Launcher:
     """A launcher whose processes find the model's module, as in the folder of its user."""
-    return with_models(launcher)
-
-
-def with_models(launcher: Launcher) -> Launcher:
-    path = str(Path(__file__).parents[1] / "support")
-    launcher.environment["PYTHONPATH"] = os.pathsep.join([path, launcher.environment.get("PYTHONPATH", "")])
-    return launcher
+    return launcher.with_support_modules()
 
 
 def words(data: Path, folder: Path, sets: list[str]) -> list[str]:
@@ -98,7 +91,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
 def untested(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[bytes]]:
     """The result of two workers without tests within epochs."""
     folder = tmp_path_factory.mktemp("untested")
-    launcher = with_models(Launcher(folder))
+    launcher = Launcher(folder).with_support_modules()
     try:
         result = run(launcher, data, folder, ["train.epochs=2"])
     finally:

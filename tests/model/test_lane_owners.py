@@ -136,7 +136,7 @@ def _shards(state: State, rules: Rules) -> Iterator[State]:
         if work.is_writing:
             wrong = state.wrong or _misuse(state, work)
             answered = replace(work, is_writing=False, is_answered=True)
-            # The answer of a connection that is left reaches nobody.
+            # Because the client has left that connection, nothing reads the shard's answer on it.
             left = rest if work.connection < state.connection else rest | {answered}
             yield replace(state, works=left, wrong=wrong)
     for connection in range(state.connection):

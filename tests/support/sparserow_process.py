@@ -190,6 +190,12 @@ class Launcher:
         self.environment = {**os.environ, MARK: self.mark}
         self._started: list[Process] = []
 
+    def with_support_modules(self) -> Launcher:
+        """Has its processes find the modules of ``tests/support``, as those in the folder of a user; returns itself."""
+        path = str(Path(__file__).parent)
+        self.environment["PYTHONPATH"] = os.pathsep.join([path, self.environment.get("PYTHONPATH", "")])
+        return self
+
     def start(
         self, *arguments: str, within: Sequence[str] = (), stdin: int = subprocess.DEVNULL, keeps: bool = False
     ) -> Process:

@@ -212,7 +212,7 @@ class JobStream:
     done_to: str = ""
     _parts: dict[str, _Part] = field(default_factory=dict)
     _planned: dict[WorkerKey, list[PlannedBatch]] = field(default_factory=dict)
-    # The parts that are not over, by who has them, so that an answer costs as much as its worker's parts.
+    # These index the parts that are not over by who has them, because an answer then looks only at its worker's parts.
     _free: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _own: dict[WorkerKey, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
