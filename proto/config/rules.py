@@ -146,10 +146,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "data.stream",
-        "train.elastic",
-        "as its parts are leased",
+        "train.elastic, or dense ddp with train.checkpoint",
+        "as positions go on with the rows of a save",
         (*_STREAM,),
-        lambda job: job.data.stream is not None and job.train.elastic is None,
+        lambda job: (
+            _of_stream(job) and job.train.elastic is None and (job.train.dense != "ddp" or job.train.checkpoint is None)
+        ),
     ),
     *(
         Rule(option, "no data.stream", because, (*_STREAM, *_ELASTIC, *example), is_given)
@@ -175,6 +177,18 @@ RULES: tuple[Rule, ...] = (
                     if _of_stream(job)
                     else ()
                 ),
+            ),
+            (
+                "train.prefetch",
+                "which announces the batch of the next step alone",
+                ("train.prefetch=2",),
+                lambda job: _of_stream(job) and job.train.prefetch > 0,
+            ),
+            (
+                "train.parallel.tensor",
+                "whose parts are leased to one process",
+                ("train.parallel={tensor: 2}", "train.workers=2"),
+                lambda job: _of_stream(job) and job.train.parallel is not None and job.train.parallel.tensor > 1,
             ),
             (
                 "train.epochs",

@@ -13,9 +13,8 @@ import pytest
 
 from kafka_mock import MockKafka, mock_kafka
 from restart_scene import Scene, status_of
-from sparserow.proto.control import ControlClient
 from sparserow_process import Launcher, wait_until
-from stream_job import counters, counts_of, write_stream_job, zipf_events
+from stream_job import counters, counts_of, steps_of, write_stream_job, zipf_events
 
 pytest.importorskip("confluent_kafka", reason="the extra kafka is not installed")
 
@@ -30,11 +29,6 @@ def produced(kafka: MockKafka, seed: int) -> list[bytes]:
         mine = found[number::2]
         kafka.produce(topic, {part: mine[part::PARTITIONS] for part in range(PARTITIONS)})
     return found
-
-
-def steps_of(address: str) -> int:
-    with ControlClient(address) as control:
-        return max((job.highest_step for job in control.status().jobs if job.name == "counting"), default=-1)
 
 
 def has_joined(scene: Scene, index: int) -> bool:

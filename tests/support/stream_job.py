@@ -12,13 +12,24 @@ from typing import Any
 import numpy as np
 
 from checkpoint_rows import rows_of_checkpoint
+from sparserow.proto.control import ControlClient
 from sparserow.proto.row_keys import hash_key
 from sparserow_process import Launcher
 
-# The logit of each event is 0, whatever its row, and its gradient -1, whatever the number of events in the batch.
+# The logit of each event is 0, whatever its row, and its gradient -1, whatever the weight of its loss.
 MODEL = """
 import torch
 from torch import nn
+
+
+class Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return torch.zeros_like(values)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.sign()
 
 
 class Counting(nn.Module):
@@ -28,9 +39,7 @@ class Counting(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, item):
-        values = self.rows(item % 2**40).squeeze(-1)
-        scaled = values * (2.0 * max(1, len(values)))
-        return scaled - scaled.detach() + self.bias * 0.0
+        return Counted.apply(self.rows(item % 2**40).squeeze(-1)) + self.bias * 0.0
 """
 
 
@@ -45,8 +54,14 @@ def counts_of(events: Iterable[bytes]) -> dict[str, int]:
     return dict(Counter(json.loads(event)["item"] for event in events))
 
 
-def write_stream_job(folder: Path, stream: dict[str, Any], *sets: str) -> Path:
-    """A job of two workers that counts; returns its file."""
+def write_stream_job(folder: Path, stream: dict[str, Any], train: dict[str, Any] | None = None) -> Path:
+    """A job of two workers that counts; returns its file.
+
+    Args:
+        folder: where its files are written.
+        stream: the section of its source.
+        train: how its workers meet; None: they come and go.
+    """
     (folder / "counting.py").write_text(MODEL)
     (folder / "like.jsonl").write_bytes(b"\n".join(zipf_events(50, 0)) + b"\n")
     job = {
@@ -65,17 +80,21 @@ def write_stream_job(folder: Path, stream: dict[str, Any], *sets: str) -> Path:
         "train": {
             "batch_size": 64,
             "workers": 2,
-            "staleness": None,
-            "dense": "ps",
             "threads": 1,
             "grad_scale": "sum",
-            "elastic": {"max_restarts": 100},
             "row_optimizer": {"kind": "sgd", "lr": 1.0},
+            **(train or {"staleness": None, "dense": "ps", "elastic": {"max_restarts": 100}}),
         },
     }
     path = folder / "job.yaml"
     path.write_text(json.dumps(job))
     return path
+
+
+def steps_of(address: str) -> int:
+    """The highest step of the job; -1: it has none."""
+    with ControlClient(address) as control:
+        return max((job.highest_step for job in control.status().jobs if job.name == "counting"), default=-1)
 
 
 def counters(launcher: Launcher, address: str, folder: Path, items: Iterable[str]) -> dict[str, int]:

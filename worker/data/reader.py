@@ -274,6 +274,11 @@ class ClickReader(Generic[Made]):
         self._resume = True
 
     def _check_order(self, state: dict[str, Any]) -> None:
+        if "stream" in state:
+            raise InvalidArgument(
+                "data.train: the checkpoint is of a job that reads data.stream; begin from it with --from, in another "
+                "folder of checkpoints"
+            )
         if state.get("version") != _STATE_VERSION:
             raise InvalidArgument(
                 f"reader state.version: {state.get('version')!r} is not allowed; allowed: {_STATE_VERSION}. Another "

@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 import numpy as np
 
 from ...proto import control_pb2 as pb
+from ...proto.errors import InvalidArgument
 from .decoded import concatenate
 from .events import DeadEvent, EventSource, PartEvents, SourcePart
 from .leased import EpochScore, Leased, Trained
@@ -94,6 +95,18 @@ class StreamLeases(Protocol):
         """
 
 
+class Meeting(Protocol):
+    """Has the workers of a job take as many steps as each other, where they have to."""
+
+    def __call__(self, batches: int, *, is_over: bool) -> tuple[int, bool]:
+        """Returns how many steps this worker takes before the next call, and whether the run is over.
+
+        Args:
+            batches: the number of batches that it has.
+            is_over: whether it knows that no event is left.
+        """
+
+
 class StreamReader(Generic[Made]):
     """An iterable of batches; one ``iter()`` reads a run. Not thread-safe.
 
@@ -105,8 +118,7 @@ class StreamReader(Generic[Made]):
         leases: the source of parts.
         settle: returns the step of this worker's last commit when all its commits are acknowledged.
         max_wait: how long a batch that is not full waits for events, in seconds.
-        fills: whether to yield empty batches while there are no events, so that no worker waits for this worker's
-            steps.
+        meet: says how many steps this worker takes; those for which it has no batch get empty ones.
     """
 
     def __init__(
@@ -117,11 +129,12 @@ class StreamReader(Generic[Made]):
         leases: StreamLeases,
         settle: Callable[[], int],
         max_wait: float,
-        fills: bool,
+        meet: Meeting,
     ) -> None:
         self._reader, self._source, self._leases, self._settle = reader, source, leases, settle
-        self._max_wait, self._fills = max_wait, fills
+        self._max_wait, self._meet = max_wait, meet
         self._size = reader.options.batch_size
+        self._is_waited_for = False  # whether another worker has more batches than this one
         self._careful: dict[str, pb.LeasedPart] = {}  # parts of which events are read one by one
         self._open: set[str] = set()
         self._last = StreamBatch()
@@ -129,6 +142,41 @@ class StreamReader(Generic[Made]):
         self._sums: Callable[[], Trained] = Trained
         self._counts = pb.StreamCounts()
         self._is_over = False
+
+    # ---- as of a reader that checkpoints keep
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what is read and by how many workers; the positions are in the coordinator's part of a checkpoint."""
+        options = self._reader.options
+        return {"stream": self._source.name, "rank": options.rank, "world": options.world}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Does nothing: the coordinator has restored the positions."""
+        self.check_state_dicts([state])
+
+    def goes_on_from(self, state: dict[str, Any] | None) -> bool:
+        """Returns whether there were as many workers as now.
+
+        Raises:
+            InvalidArgument: the state is of a reader of files.
+        """
+        if state is None:
+            return False
+        self.check_state_dicts([state])
+        options = self._reader.options
+        return (state["rank"], state["world"]) == (options.rank, options.world)
+
+    def check_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Raises InvalidArgument for a state of a reader of files, whose place in the data a stream has not."""
+        if any("stream" not in state for state in states):
+            raise InvalidArgument(
+                "data.stream: the checkpoint is of a job that reads data.train; begin from it with --from, in another "
+                "folder of checkpoints"
+            )
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Does nothing, as :meth:`load_state_dict`."""
+        self.check_state_dicts(states)
 
     # ---- as of a LeasedReader
 
@@ -188,14 +236,17 @@ class StreamReader(Generic[Made]):
                     given = self._ask(batches, found, give_back)
                     give_back = self._take(given)
                     ask_at = time.monotonic() + _IDLE_SEC
+                is_over = given.is_over and not self._source.is_endless and not batches and not self._pending
+                steps, self._is_over = self._meet(len(batches), is_over=is_over)
+                self._is_waited_for = steps > max(1, len(batches))
                 for batch in batches:
                     self._last = batch
                     yield self._made(batch)
-                if given.is_over and not self._source.is_endless and not batches and not self._pending:
-                    self._is_over = True
-                    return
-                if not batches and self._fills:
+                for _ in range(steps - len(batches)):
+                    self._last = StreamBatch()
                     yield self._reader.empty_batch()
+                if self._is_over:
+                    return
         finally:
             self._source.stop()
 
@@ -204,7 +255,7 @@ class StreamReader(Generic[Made]):
         waiting = sum(len(piece.ends) for piece in self._pending)
         room = self._size * _AHEAD - waiting
         if waiting < self._size:
-            self._take_events(self._size - waiting, self._max_wait)
+            self._take_events(self._size - waiting, 0.0 if self._is_waited_for else self._max_wait)
         if room > self._size:
             self._take_events(room - self._size, 0.0)
 

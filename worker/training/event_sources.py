@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ...proto import control_pb2 as pb
 from ...proto.config.data_config import DataConfig
+from ...proto.config.job import JobConfig
 from ...proto.config.stream_config import StreamConfig
 from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition
 from ..api.session import Session
+from ..data import ClickReader, NamedBatch
 from ..data.events import EventSource, SourcePart
 from ..data.sources.followed import FollowedFiles
 from ..data.sources.kafka import KafkaSource
 from ..data.sources.open_reader import event_decoder, file_source
-from ..data.stream_reader import StreamBatch
+from ..data.stream_reader import StreamBatch, StreamReader
+from .process_group import WorkerGroup
 
 
 def event_source(config: DataConfig, stream: StreamConfig) -> EventSource:
@@ -34,6 +38,40 @@ def event_source(config: DataConfig, stream: StreamConfig) -> EventSource:
         )
     assert stream.follow is not None
     return FollowedFiles(stream.follow, file_source(config), is_endless=stream.until is None)
+
+
+def stream_reader(
+    job: JobConfig, reader: ClickReader[NamedBatch], session: Session, *, group: WorkerGroup, run: str
+) -> StreamReader[NamedBatch]:
+    """Returns what reads the events of ``data.stream`` that the coordinator leases to this worker.
+
+    Args:
+        job: the job, with the section.
+        reader: makes batches of events.
+        session: the session of this worker.
+        group: this worker and its peers.
+        run: the name of the run; all workers of a run give the same name.
+
+    Raises:
+        SparserowError: as of :func:`event_source` and :class:`SessionStreamLeases`.
+    """
+    stream = job.data.stream
+    assert stream is not None
+    source = event_source(job.data, stream)
+    leases = SessionStreamLeases(session, run, source)
+    meet = partial(_as_all, group) if job.train.dense == "ddp" else partial(_alone, job.train.staleness is not None)
+    return StreamReader(reader, source, leases=leases, settle=leases.settle, max_wait=stream.max_wait, meet=meet)
+
+
+def _alone(fills: bool, batches: int, *, is_over: bool) -> tuple[int, bool]:
+    """Has a worker without events take a step where others may wait for its steps."""
+    return max(batches, int(fills and not is_over)), is_over
+
+
+def _as_all(group: WorkerGroup, batches: int, *, is_over: bool) -> tuple[int, bool]:
+    """Has each worker take as many steps as the one with the most batches, as all of them average the gradients."""
+    found = group.collect((batches, is_over))
+    return max(count for count, _ in found), all(each for _, each in found)
 
 
 class SessionStreamLeases:

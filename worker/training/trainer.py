@@ -32,7 +32,7 @@ from .early_stop import EarlyStop
 from .epoch_file import EpochFile
 from .evaluation import Evaluation, evaluate
 from .evaluation_times import EvaluationTimes, in_order
-from .event_sources import SessionStreamLeases, event_source
+from .event_sources import stream_reader
 from .exported_model import exported
 from .files_read import saved_run
 from .job_features import published_features
@@ -103,6 +103,8 @@ class Trainer:
         self._model: nn.Module = wrapped(self._bare, job.train, group)
         backend.start(self._bare)
         self._leased = self._leases(run, identity)
+        # Where workers meet, they have results of an epoch without the coordinator.
+        self._of_all = self._leased if job.train.elastic is not None else None
         self._batches = self._leased or backend.batches(self._train_reader)
         if isinstance(self._model, DistributedDataParallel) and backend.trace.is_recording:
             trace_allreduce(self._model, backend.trace, lambda: self._step.number)
@@ -122,7 +124,7 @@ class Trainer:
             group,
             backend=backend,
             observer=observer,
-            leased=self._leased,
+            leased=self._of_all,
             shown_task=self._shown_task,
             file=None if checkpoint is None else EpochFile(absolute(checkpoint.url), identity),
         )
@@ -139,16 +141,11 @@ class Trainer:
             tower.is_checkpointed = is_checkpointed
 
     def _leases(self, run: str, identity: RunIdentity) -> leased_epochs.Leasing | None:
-        elastic, session, stream = self._job.train.elastic, self._backend.session, self._job.data.stream
+        elastic, session = self._job.train.elastic, self._backend.session
+        if session is not None and self._job.data.stream is not None:
+            return stream_reader(self._job, self._train_reader, session, group=self._group, run=run)
         if elastic is None or session is None:
             return None
-        fills = self._job.train.staleness is not None
-        if stream is not None:
-            source = event_source(self._job.data, stream)
-            leases = SessionStreamLeases(session, run, source)
-            return StreamReader(
-                self._train_reader, source, leases=leases, settle=leases.settle, max_wait=stream.max_wait, fills=fills
-            )
         return LeasedReader(
             self._train_reader,
             lease_rows=elastic.lease_rows,
@@ -160,7 +157,7 @@ class Trainer:
                 again=identity.is_again,
             ),
             settle=session.flush,
-            fills=fills,
+            fills=self._job.train.staleness is not None,
         )
 
     def _made_checkpoints(self) -> TrainingCheckpoints | None:
@@ -188,10 +185,13 @@ class Trainer:
         if self._checkpoints is None:
             raise FailedPrecondition("--resume: it needs train.checkpoint and model.backend ps")
         progress = self._checkpoints.resume(name)
-        self._progress = progress or self._progress
-        if progress is not None:
-            self._reported.read()
         self.is_resumed = progress is not None
+        is_stream = self._job.data.stream is not None
+        if progress is None or (is_stream and progress.is_trained):  # there may be events since a stream's end
+            return
+        self._progress = progress
+        if not is_stream:
+            self._reported.read()
 
     def _fit_features(self) -> None:
         """Gives the readers the statistics of the rows; a run that goes on never takes others."""
@@ -468,11 +468,11 @@ class Trainer:
         rate, loss = total / seconds if seconds else 0.0, loss_sum / max(samples, 1)
         if not samples and self._step.outside:
             loss = math.nan
-        if self._leased is not None:
-            known = leased_epochs.known_result(self._leased, epoch, self._group.world, self._shown_task)
+        if self._of_all is not None:
+            known = leased_epochs.known_result(self._of_all, epoch, self._group.world, self._shown_task)
             if known is not None:
                 total, rate, loss = known.samples, known.samples_per_sec, known.train_loss
-        step = 0 if self._leased is not None else self._step.number
+        step = 0 if self._of_all is not None else self._step.number
         if not self._group.meets and self._group.rank != 0:
             return EpochResult(epoch, loss, total, rate, math.nan, math.nan, step=step)
         if progress.is_tested and self._group.meets:

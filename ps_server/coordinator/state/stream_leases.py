@@ -189,6 +189,7 @@ class _Part:
     careful_until: int = 0
     deaths: int = 0
     lag: int = 0
+    is_found: bool = True  # whether the run reads it; a topic that the job names no more has a position all the same
 
 
 @dataclass
@@ -212,13 +213,13 @@ class JobStream:
     done_to: str = ""
     _parts: dict[str, _Part] = field(default_factory=dict)
     _planned: dict[WorkerKey, list[PlannedBatch]] = field(default_factory=dict)
-    # These index the parts that are not over by who has them, because an answer then looks only at its worker's parts.
+    # These index the parts to read by who has them, because an answer then looks only at its worker's parts.
     _free: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _own: dict[WorkerKey, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, part in self._parts.items():
-            if not part.is_over:
+            if not part.is_over and (part.is_found or part.holder is not None):
                 self._among(part.holder).add(name)
 
     def _among(self, holder: WorkerKey | None) -> set[str]:
@@ -229,7 +230,7 @@ class JobStream:
         part = self._parts[name]
         self._among(part.holder).discard(name)
         part.holder, part.is_over = holder, is_over
-        if not is_over:
+        if not is_over and (part.is_found or holder is not None):
             self._among(holder).add(name)
 
     @property
@@ -286,9 +287,9 @@ class JobStream:
             self._forget()
 
     def _forget(self) -> None:
-        """Forgets the files that are read, up to the first that is not."""
+        """Forgets the files that are read, up to the first that is not, and those before it that are gone."""
         for name in sorted(name for name, part in self._parts.items() if part.is_whole):
-            if not self._parts[name].is_over:
+            if self._parts[name].is_found and not self._parts[name].is_over:
                 return
             del self._parts[name]
             self.done_to = name
@@ -313,15 +314,15 @@ class JobStream:
                 raise FailedPrecondition(
                     f"data.stream: other workers of this job read {self.source}, and this one {request.source}"
                 )
-            self.source, self.done_to, self._parts, self._planned = request.source, "", {}, {}
-            self._free, self._own = set(), {}
+            self._change_source(request.source)
         for gone in self._own.keys() - known:
             self.left(gone, -1)
         self._apply(holder, request.settled)
-        if request.run != self.run:  # the parts of a run end where that run says
+        if request.run != self.run:  # a run reads the parts that it finds, to the ends that it says
             self.run, self.before = request.run, self.counts
             for part in self._parts.values():
-                part.end = None
+                part.end, part.is_found, part.lag = None, False, 0
+            self._free.clear()
         self._find(request.found)
         self._plan(request.planned, holder)
         for name, lag in request.lags.items():
@@ -331,6 +332,12 @@ class JobStream:
             if name in self._parts and self._parts[name].holder == holder:
                 self._move(name, None)
         return self._lease(request.most, holder, members)
+
+    def _change_source(self, source: str) -> None:
+        """Keeps the positions of partitions, which have names of their own; an order of files is of one pattern."""
+        self.source, self.done_to, self._planned = source, "", {}
+        self._parts = {name: part for name, part in self._parts.items() if not part.is_whole}
+        self._free.intersection_update(self._parts)
 
     def _find(self, found: Sequence[StreamPart]) -> None:
         count = len(self._parts.keys() | {each.name for each in found if each.name > self.done_to or not each.is_whole})
@@ -345,6 +352,10 @@ class JobStream:
                 self._parts[each.name] = _Part(each.first, is_whole=each.is_whole)
                 self._free.add(each.name)
             part = self._parts[each.name]
+            if not part.is_found:
+                part.is_found = True
+                if part.holder is None and not part.is_over:
+                    self._free.add(each.name)
             if part.is_whole:
                 continue
             if part.end is None:  # the first that finds it in this run says where it ends
@@ -443,7 +454,7 @@ class JobStream:
     def restored(self, generation: int) -> JobStream:
         """Returns a stream that a checkpoint had, for the clock that begins with it: no worker has a lease."""
         parts = {
-            name: replace(part, holder=None, end=None, is_over=part.is_over and part.is_whole)
+            name: replace(part, holder=None, end=None, is_found=False, is_over=part.is_over and part.is_whole)
             for name, part in self._parts.items()
         }
         return replace(self, generation=generation, _parts=parts, _planned={})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class FollowedFiles:
     def __init__(self, config: FollowConfig, source: Source, *, is_endless: bool) -> None:
         self._config, self._source, self.is_endless = config, source, is_endless
         self.find_sec = config.every
-        self.name = f"follow {config.files}"
+        self.name = f"files from {re.split(r'[*?[]', config.files, maxsplit=1)[0]}"
         self._seen: dict[str, tuple[str, float]] = {}  # by file that is not whole: what it was like, and since when
         self._listed: set[str] = set()
         self._found: set[str] | None = None

@@ -209,7 +209,7 @@ def test_a_checkpoint_has_the_positions_of_its_rows() -> None:
     saved = json.loads(json.dumps(leases.at_cut({7: {A: 1}})[7]))
     leases.left(7, A, 3, is_orderly=False)
     leases.restore(7, 2, saved)
-    given = leases.answer_stream(7, 2, request_of(run="again"), B, [B], [B])
+    given = leases.answer_stream(7, 2, request_of(partitions(1), run="again"), B, [B], [B])
     assert (given.parts["clicks/0"].position, given.counts.events) == (10, 0)
     assert leases.jobs[7].counts.events == 10  # of both runs
 
@@ -226,3 +226,48 @@ def test_the_largest_stream_is_answered_soon() -> None:
             given[who] = tuple(it.answer(request, who, members, set(members)).parts)
     assert sorted(name for own in given.values() for name in own) == sorted(part.name for part in found)
     assert set(it.positions.values()) == {3}
+
+
+def test_a_topic_that_the_job_names_no_more_keeps_its_position() -> None:
+    it = stream()
+    asked(it, A, [A], request_of([StreamPart("clicks/0", 0), StreamPart("views/0", 0)]))
+    planned = [PlannedBatch(0, {"clicks/0": 5, "views/0": 7})]
+    asked(it, A, [A], request_of(planned=planned))
+    it.left(A, 0, is_orderly=True)
+    it = JobStream.of_document(json.loads(json.dumps(it.to_document())))
+    given = asked(it, B, [B], request_of([StreamPart("clicks/0", 0)], source="clicks alone", run="next"))
+    assert {name: part.position for name, part in given.parts.items()} == {"clicks/0": 5}
+    it.left(B, -1, is_orderly=True)
+    both = [StreamPart("clicks/0", 0), StreamPart("views/0", 0), StreamPart("buys/0", 3)]
+    given = asked(it, A, [A], request_of(both, source="all", run="third"))
+    assert {name: part.position for name, part in given.parts.items()} == {"clicks/0": 5, "views/0": 7, "buys/0": 3}
+
+
+def test_a_worker_of_an_older_run_leaves_no_part_that_the_new_run_does_not_read() -> None:
+    it = stream()
+    asked(it, A, [A], request_of([StreamPart("clicks/0", 0), StreamPart("views/0", 0)]))
+    assert asked(it, B, [A, B], request_of([StreamPart("clicks/0", 0)], run="next")).parts == {}
+    it.left(A, -1)
+    assert set(asked(it, B, [B], request_of(run="next")).parts) == {"clicks/0"}
+
+
+def test_a_file_that_is_gone_holds_up_no_other() -> None:
+    it = stream()
+    files = [StreamPart(f"day-{number}", 0, is_whole=True) for number in range(3)]
+    asked(it, A, [A], request_of(files, most=1))
+    it.left(A, -1)
+    given = asked(it, A, [A], request_of(files[1:], most=1, run="next"))
+    assert set(given.parts) == {"day-1"}
+    asked(it, A, [A], request_of(planned=[PlannedBatch(0, {"day-1": 9}, ("day-1",))], run="next", most=1))
+    assert asked(it, A, [A], request_of(settled=0, run="next", most=1)).done_to == "day-1"
+
+
+def test_files_of_another_pattern_begin_anew() -> None:
+    it = stream()
+    file = [StreamPart("log/a", 0, is_whole=True)]
+    asked(it, A, [A], request_of(file))
+    asked(it, A, [A], request_of(planned=[PlannedBatch(0, {"log/a": 9}, ("log/a",))]))
+    it.left(A, 0, is_orderly=True)
+    assert it.done_to == "log/a"
+    given = asked(it, A, [A], request_of([StreamPart("a/a", 0, is_whole=True)], source="others", run="next"))
+    assert (set(given.parts), given.done_to) == ({"a/a"}, "")

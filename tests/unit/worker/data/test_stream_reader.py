@@ -108,6 +108,11 @@ class Scripted:
         """Nothing is open."""
 
 
+def fills(batches: int, *, is_over: bool) -> tuple[int, bool]:
+    """As of a worker for whose steps others wait."""
+    return max(batches, int(not is_over)), is_over
+
+
 class Worker:
     """A reader whose commits are applied at once, and the coordinator's leases for it."""
 
@@ -116,7 +121,7 @@ class Worker:
     ) -> None:
         self.stream, self.key, self.workers, self.step = stream, (number, 1), workers, 0
         self.source = source
-        self.reader = StreamReader(reader, source, leases=self, settle=lambda: self.step - 1, max_wait=0.0, fills=True)
+        self.reader = StreamReader(reader, source, leases=self, settle=lambda: self.step - 1, max_wait=0.0, meet=fills)
         self.reader.begin_at(1, Trained)
         self.batches: Iterator[Batch] = iter(self.reader)
 
@@ -239,6 +244,46 @@ def test_a_batch_whose_step_was_refused_is_buried(setup: tuple[ClickReader[Batch
             worker.reader.note_refused()
         worker.step += 1
     assert sorted(graves) == ["t/0@0", "t/0@1", "t/0@2"]
+
+
+def test_a_worker_takes_as_many_steps_as_the_one_with_the_most_batches(
+    setup: tuple[ClickReader[Batch], EventDecoder],
+) -> None:
+    reader, decoder = setup
+    stream, workers = JobStream("run", 1, "script"), list[Worker]()
+    source = Scripted({"t/0": [event(number) for number in range(2 * BATCH)]}, decoder, random.Random(0), [])
+    worker = Worker(stream, 0, workers, reader, source)
+    workers.append(worker)
+    met: list[tuple[int, bool]] = []
+
+    def meet(batches: int, *, is_over: bool) -> tuple[int, bool]:
+        met.append((batches, is_over))
+        return max(batches, 3), is_over and len(met) > 20  # another worker has three batches, for a while longer
+
+    events = StreamReader(reader, source, leases=worker, settle=lambda: worker.step - 1, max_wait=0.0, meet=meet)
+    found = []
+    for batch in events:
+        found.append(len(batch))
+        worker.step += 1
+    assert sum(found) == 2 * BATCH
+    assert len(found) == sum(max(batches, 3) for batches, _ in met)
+    assert met[-1] == (0, True)
+    assert len(met) == 21
+    assert stream.counts.events == 2 * BATCH
+
+
+def test_a_checkpoint_of_files_is_no_place_in_a_stream(setup: tuple[ClickReader[Batch], EventDecoder]) -> None:
+    reader, decoder = setup
+    source = Scripted({}, decoder, random.Random(0), [])
+    events = Worker(JobStream("run", 1, "script"), 0, [], reader, source).reader
+    state = events.state_dict()
+    assert events.goes_on_from(state)
+    assert not events.goes_on_from({**state, "world": 2})
+    assert not events.goes_on_from(None)
+    with pytest.raises(InvalidArgument, match=r"of a job that reads data\.train"):
+        events.goes_on_from({"epoch": 1})
+    with pytest.raises(InvalidArgument, match=r"of a job that reads data\.stream"):
+        reader.goes_on_from(state)
 
 
 def test_values_are_decoded_one_by_one_where_one_is_malformed(
