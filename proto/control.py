@@ -358,6 +358,7 @@ class ControlClient(Closing):
         given_back: Sequence[str] = (),
         most: int,
         lags: Mapping[str, int],
+        idle: Sequence[str] = (),
     ) -> pb.LeaseStreamReply:
         """Announces the batches that a worker is about to commit, and leases parts of a stream to it.
 
@@ -371,6 +372,7 @@ class ControlClient(Closing):
             given_back: parts that the worker reads no further.
             most: how many parts it reads at once.
             lags: how many events of each of its parts are not read yet.
+            idle: those of its parts that have had no event for a while.
 
         Raises:
             Fenced: the worker has left its job; its parts go to other workers.
@@ -387,6 +389,7 @@ class ControlClient(Closing):
             given_back=given_back,
             most=most,
             lags=[pb.PartNumber(part=part, number=lag) for part, lag in lags.items()],
+            idle=idle,
         )
         reply: pb.LeaseStreamReply = self._call("LeaseStream", request)
         return reply

@@ -34,9 +34,9 @@ MOST: dict[str, int | None] = {
     "LeaseDataRequest.done": 1 << 16,
     "LeaseStreamRequest.planned": 1_024,
     **dict.fromkeys(
-        ("LeaseStreamRequest.found", "LeaseStreamRequest.given_back", "LeaseStreamRequest.lags"), MOST_STREAM_PARTS
+        (f"LeaseStreamRequest.{name}" for name in ("found", "given_back", "lags", "idle")), MOST_STREAM_PARTS
     ),
-    **dict.fromkeys(("PlannedBatch.ends", "PlannedBatch.ended"), MOST_STREAM_PARTS),
+    **dict.fromkeys((f"PlannedBatch.{name}" for name in ("ends", "ended", "times")), MOST_STREAM_PARTS),
     "DeregisterWorkerRequest.acknowledged": _MOST_SLOTS,
     "ShardCreateTableRequest.schemas": _MOST_TABLES,
     "Route.runs": _MOST_SLOTS,

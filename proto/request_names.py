@@ -85,8 +85,8 @@ NAMES: dict[str, Check] = {
     "MakeKeysRequest.feature": _NAME,
     **dict.fromkeys(
         (
-            *("LeaseStreamRequest.source", "LeaseStreamRequest.given_back", "PartNumber.part", "PlannedBatch.ended"),
-            "FoundPart.name",
+            *(f"LeaseStreamRequest.{name}" for name in ("source", "given_back", "idle")),
+            *("PartNumber.part", "PlannedBatch.ended", "FoundPart.name"),
         ),
         _at_most(MOST_STREAM_PART),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -256,11 +257,12 @@ def _jobs(reply: pb.GetStatusReply) -> WholeCells:
 
 
 def _streams(jobs: Sequence[pb.JobStatus]) -> WholeCells:
-    table = _table("streams", "job", "source", "parts", "events", "lag", "dead", "empty", "lost")
+    table = _table("streams", "job", "source", "parts", "events", "lag", "dead", "empty", "lost", "late", "behind")
     for job in jobs:
         counts = job.stream.counts
-        numbers = (job.stream.parts, counts.events, job.stream.lag, counts.dead, counts.empty, counts.lost)
-        table.add_row(f"{job.namespace}/{job.name}", job.stream.source, *(f"{each:,}" for each in numbers))
+        numbers = (job.stream.parts, counts.events, job.stream.lag, counts.dead, counts.empty, counts.lost, counts.late)
+        behind = _duration(time.time() - job.stream.watermark / 1e6) if job.stream.HasField("watermark") else "-"
+        table.add_row(f"{job.namespace}/{job.name}", job.stream.source, *(f"{each:,}" for each in numbers), behind)
     return table
 
 

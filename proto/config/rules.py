@@ -209,6 +209,17 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule(
+        "data.stream.event_time",
+        "timestamp of data.csv or data.columns",
+        "which says the time of each event",
+        (*_STREAM, *_ELASTIC, "data.stream.event_time={}"),
+        lambda job: (
+            job.data.stream is not None
+            and job.data.stream.event_time is not None
+            and job.data.samples.timestamp is None
+        ),
+    ),
+    Rule(
         "data.days",
         "train.checkpoint",
         "in whose folders each day begins with the day before",
@@ -217,12 +228,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "timestamp of data.csv and data.columns",
-        "metrics.progressive and metrics.file",
+        "data.stream.event_time, or metrics.progressive and metrics.file",
         "",
         (_CSV, "features={b: {kind: id}}", "data.csv={label: a, timestamp: t}"),
         lambda job: (
             (f"{job.data.samples.section}.timestamp",)
-            if job.data.samples.timestamp is not None and (job.metrics.progressive is None or job.metrics.file is None)
+            if job.data.samples.timestamp is not None
+            and (job.metrics.progressive is None or job.metrics.file is None)
+            and (job.data.stream is None or job.data.stream.event_time is None)
             else ()
         ),
     ),

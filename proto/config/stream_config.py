@@ -134,6 +134,28 @@ class FollowConfig(StrictModel):
     every: Seconds = Field(5.0, gt=0, description="Time between two looks for new files.")
 
 
+class EventTimeConfig(StrictModel):
+    """What the times of events mean, which are those of the column timestamp of data.csv or data.columns.
+
+    The watermark is the time up to which all partitions are read: the lowest of their latest times.
+    """
+
+    max_ahead: Seconds = Field(
+        60.0,
+        ge=0,
+        description="How far ahead of the clock a time may lie; the watermark does not follow one that is further, as "
+        "of a producer whose clock is wrong.",
+    )
+    idle_after: Seconds = Field(
+        30.0, gt=0, description="How long a partition has no event until the watermark does not wait for it."
+    )
+    max_skew: Seconds | None = Field(
+        None,
+        gt=0,
+        description="How far ahead of the watermark a partition is read, as while a job catches up; null: any time.",
+    )
+
+
 class StreamConfig(StrictModel):
     """A source of events without an end, in place of ``data.train``."""
 
@@ -154,6 +176,11 @@ class StreamConfig(StrictModel):
         description="Where the run ends. latest: with the last event that exists when it begins. A time: with the last "
         "event before it. null: it does not end.",
         json_schema_extra={"allowed": "latest or a time of ISO 8601"},
+    )
+    event_time: EventTimeConfig | None = Field(
+        None,
+        description="What the times of events mean; null: they move nothing.",
+        json_schema_extra={"allowed": "a section with max_ahead, idle_after and max_skew, {} for its defaults"},
     )
     max_wait: Seconds = Field(0.1, gt=0, le=60, description="How long a batch that is not full waits for events.")
     on_lost: Literal["error", "skip"] = Field(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from ...proto import control_pb2 as pb
 from .state.data_leases import LeaseAnswer, LeaseRequest
 from .state.epoch_records import EpochTest, Sums
-from .state.stream_leases import EventCounts, PlannedBatch, StreamAnswer, StreamPart, StreamRequest
+from .state.stream_requests import EventCounts, PlannedBatch, StreamAnswer, StreamPart, StreamRequest
 
 
 def lease_request_of(request: pb.LeaseDataRequest) -> LeaseRequest:
@@ -48,7 +50,8 @@ def stream_request_of(request: pb.LeaseStreamRequest) -> StreamRequest:
                 batch.step,
                 {end.part: end.number for end in batch.ends},
                 tuple(batch.ended),
-                EventCounts(batch.counts.events, batch.counts.dead, batch.counts.empty, batch.counts.lost),
+                event_counts(batch.counts),
+                {each.part: each.number for each in batch.times},
             )
             for batch in request.planned
         ),
@@ -59,6 +62,7 @@ def stream_request_of(request: pb.LeaseStreamRequest) -> StreamRequest:
         given_back=tuple(request.given_back),
         most=request.most,
         lags={lag.part: lag.number for lag in request.lags},
+        idle=frozenset(request.idle),
     )
 
 
@@ -71,4 +75,10 @@ def stream_reply(given: StreamAnswer) -> pb.LeaseStreamReply:
         done_to=given.done_to,
         counts=pb.StreamCounts(**vars(given.counts)),
         is_begun=given.is_begun,
+        watermark=given.watermark,
     )
+
+
+def event_counts(counts: pb.StreamCounts) -> EventCounts:
+    """Returns what became of the events of a batch."""
+    return EventCounts(**{each.name: getattr(counts, each.name) for each in fields(EventCounts)})

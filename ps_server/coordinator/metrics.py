@@ -98,15 +98,22 @@ def _streams(cluster: Cluster) -> Iterator[Metric]:
     )
     events = CounterMetricFamily(
         "sparserow_stream_events",
-        "Events of a job's stream, by what became of them: trained, dead, empty or lost (count).",
+        "Events of a job's stream, by what became of them: trained, of which late and ahead are a part, dead, empty "
+        "or lost (count).",
         labels=["job", "outcome"],
+    )
+    watermark = GaugeMetricFamily(
+        "sparserow_stream_watermark_seconds",
+        "Time up to which all parts of a job's stream are read, by the times of its events (since 1970 in UTC).",
+        labels=["job"],
     )
     for job_id, data in list(cluster.data.jobs.items()):
         if isinstance(data, JobStream):
             name, counts = cluster.jobs.names.get(job_id, str(job_id)), data.counts
             lag.add_metric([name], data.lag)
-            outcomes = {"trained": counts.events, "dead": counts.dead, "empty": counts.empty, "lost": counts.lost}
+            outcomes = {"trained" if each == "events" else each: count for each, count in vars(counts).items()}
+            if data.watermark is not None:
+                watermark.add_metric([name], data.watermark / 1e6)
             for outcome, count in outcomes.items():
                 events.add_metric([name, outcome], count)
-    yield lag
-    yield events
+    yield from (lag, events, watermark)

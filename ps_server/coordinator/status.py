@@ -45,7 +45,13 @@ async def status_message(
         if isinstance(data, JobStream):
             counts = pb.StreamCounts(**vars(data.counts))
             job.stream.CopyFrom(
-                pb.StreamStatus(source=data.source, counts=counts, lag=data.lag, parts=len(data.positions))
+                pb.StreamStatus(
+                    source=data.source,
+                    counts=counts,
+                    lag=data.lag,
+                    parts=len(data.positions),
+                    watermark=data.watermark,
+                )
             )
     damage = cluster.damage.text if cluster.damage is not None else ""
     away = cluster.shards.problem()

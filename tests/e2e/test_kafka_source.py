@@ -226,3 +226,23 @@ def test_dead_letters_that_cannot_be_kept_end_the_job(
     with pytest.raises(Unavailable, match=r"dead_letters: graves: no answer within 1 s"):
         source.bury([DeadEvent("plain/0, offset 1", "a reason", b"x")])
     kafka.start_broker(1)
+
+
+def test_a_partition_that_is_held_loses_nothing(kafka: MockKafka, opened: Opened) -> None:
+    kafka.create("held", 2)
+    kafka.produce("held", {0: map(event, range(2_000)), 1: map(event, range(2_000, 2_010))})
+    source = opened("held", until="latest")
+    for part in source.find(is_begun=False, done_to=""):
+        source.open(part.name, part.first, part.end)
+    first = read(source, lambda found: any(events.part == "held/0" for events in found))
+    source.hold(["held/0"])
+    rest = read(source, lambda found: has_all_of_one(found + first))
+    held = [events for events in rest if events.part == "held/0"]
+    assert held == []
+    source.hold([])
+    end = read(source, lambda found: any(events.part == "held/0" and events.is_end for events in found))
+    assert sorted(numbers(first + rest + end)) == list(range(2_010))
+
+
+def has_all_of_one(found: list[PartEvents]) -> bool:
+    return sum(number >= 2_000 for number in numbers(found)) == 10

@@ -95,3 +95,34 @@ def test_a_step_that_is_refused_leaves_its_events_out(launcher: Launcher, tmp_pa
     assert 0 < sum(with_rows.values()) == samples < found["stream"]["events"]
     up.signal(signal.SIGTERM)
     assert up.end() == 0
+
+
+def test_times_of_events_move_the_watermark_of_all_workers(launcher: Launcher, tmp_path: Path) -> None:
+    follow = {"files": f"{tmp_path}/log/*.jsonl", "age": "0s"}
+    stream = {"follow": follow, "until": "latest", "event_time": {"max_ahead": "1h", "max_skew": "10min"}}
+    path = write_stream_job(tmp_path, stream)
+    job = json.loads(path.read_text())
+    job["data"]["columns"] = {"label": "click", "timestamp": "at", "timestamp_unit": "s"}
+    path.write_text(json.dumps(job))
+    begin, far = 1_700_000_000, 4_000_000_000
+    (tmp_path / "log").mkdir()
+    for number in range(4):
+        times = [begin + 900 * number + second for second in range(900)] + [begin]  # the last one is late
+        events = [{"item": f"i{at % 50}", "click": 1, "at": at} for at in times]
+        if number == 3:
+            events.append({"item": "i0", "click": 1, "at": far})
+        (tmp_path / "log" / f"{number}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (tmp_path / "like.jsonl").write_text(
+        "".join(json.dumps({"item": f"i{at}", "click": at % 2, "at": begin + at}) + "\n" for at in range(9))
+    )
+    up = launcher.start("up", "--shards=1", "--port=0")
+    address = up.wait_for(r"ready at (\S+:\d+)")[1]
+    launcher.environment["PYTHONPATH"] = str(tmp_path)
+    result = tmp_path / "result.json"
+    run = launcher.start("train", str(path), f"--set=cluster.address={address}", "--json", str(result))
+    assert run.end() == 0, run.err
+    found = json.loads(result.read_text())["stream"]
+    assert (found["events"], found["ahead"]) == (4 * 901 + 1, 1)
+    assert found["late"] <= 4
+    up.signal(signal.SIGTERM)
+    assert up.end() == 0

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sparserow.ps_server.coordinator.state.stream_leases import (
+from sparserow.ps_server.coordinator.state.stream_leases import JobStream
+from sparserow.ps_server.coordinator.state.stream_requests import (
     EventCounts,
-    JobStream,
     PlannedBatch,
     StreamPart,
     StreamRequest,

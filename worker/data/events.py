@@ -9,7 +9,7 @@ begins; only the source knows what the number means. Steps to add a source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -165,6 +165,9 @@ class EventSource(Protocol):
             BadLine: an event is malformed, and such events are not skipped.
             Unavailable: the source cannot be reached.
         """
+
+    def hold(self, parts: Collection[str]) -> None:
+        """Reads these parts no further until the next call, which names others."""
 
     def lags(self) -> Mapping[str, int]:
         """Returns how many events of each open part are not read yet, as far as is known."""

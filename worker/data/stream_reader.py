@@ -17,6 +17,7 @@ import numpy as np
 from ...proto import control_pb2 as pb
 from ...proto.errors import InvalidArgument
 from .decoded import concatenate
+from .event_clock import EventClock
 from .events import DeadEvent, EventSource, PartEvents, SourcePart
 from .leased import EpochScore, Leased, Trained
 from .reader import ClickReader, Made
@@ -32,9 +33,24 @@ class StreamBatch:
 
     Attributes:
         pieces: its events by part; a part may come several times.
+        times: the latest time of its events of each part, microseconds since 1970 in UTC.
+        late: the number of its events before the watermark.
+        ahead: the number of its events too far ahead of the clock.
     """
 
     pieces: list[PartEvents] = field(default_factory=list)
+    times: dict[str, int] = field(default_factory=dict)
+    late: int = 0
+    ahead: int = 0
+
+    def note_times(self, clock: EventClock) -> None:
+        """Sets what the times of its events say."""
+        for piece in self.pieces:
+            found = clock.times_of(piece)
+            self.late += found.late
+            self.ahead += found.ahead
+            if found.reached is not None:
+                self.times[piece.part] = max(found.reached, self.times.get(piece.part, found.reached))
 
     @property
     def events(self) -> int:
@@ -50,6 +66,8 @@ class StreamBatch:
             dead=sum(len(piece.dead) for piece in pieces),
             empty=sum(piece.empty for piece in pieces),
             lost=sum(piece.lost for piece in pieces),
+            late=self.late,
+            ahead=self.ahead,
         )
 
     @property
@@ -85,6 +103,7 @@ class StreamLeases(Protocol):
         found: Sequence[SourcePart],
         given_back: Sequence[str],
         lags: Mapping[str, int],
+        idle: Sequence[str],
     ) -> pb.LeaseStreamReply:
         """Announces batches at the steps from ``settled`` + 1 on, and asks for parts.
 
@@ -119,6 +138,7 @@ class StreamReader(Generic[Made]):
         settle: returns the step of this worker's last commit when all its commits are acknowledged.
         max_wait: how long a batch that is not full waits for events, in seconds.
         meet: says how many steps this worker takes; those for which it has no batch get empty ones.
+        clock: follows the times of events; None: they mean nothing.
     """
 
     def __init__(
@@ -130,9 +150,10 @@ class StreamReader(Generic[Made]):
         settle: Callable[[], int],
         max_wait: float,
         meet: Meeting,
+        clock: EventClock | None = None,
     ) -> None:
         self._reader, self._source, self._leases, self._settle = reader, source, leases, settle
-        self._max_wait, self._meet = max_wait, meet
+        self._max_wait, self._meet, self._clock = max_wait, meet, clock
         self._size = reader.options.batch_size
         self._is_waited_for = False  # whether another worker has more batches than this one
         self._careful: dict[str, pb.LeasedPart] = {}  # parts of which events are read one by one
@@ -203,7 +224,8 @@ class StreamReader(Generic[Made]):
     def outcome(self) -> dict[str, int]:
         """Returns what became of the events that all workers have read in this run, as of the last answer."""
         counts = self._counts
-        return {"events": counts.events, "dead": counts.dead, "empty": counts.empty, "lost": counts.lost}
+        found = {"events": counts.events, "dead": counts.dead, "empty": counts.empty, "lost": counts.lost}
+        return found if self._clock is None else {**found, "late": counts.late, "ahead": counts.ahead}
 
     def begin_at(self, epoch: int, sums: Callable[[], Trained] = Trained) -> None:  # noqa: ARG002 - there is one
         """Sets what gives this worker's sums over the run so far."""
@@ -219,7 +241,7 @@ class StreamReader(Generic[Made]):
     # ---- reading
 
     def __iter__(self) -> Iterator[Made]:
-        given = self._leases.lease(settled=self._settle(), planned=(), found=(), given_back=(), lags={})
+        given = self._leases.lease(settled=self._settle(), planned=(), found=(), given_back=(), lags={}, idle=())
         self._counts = given.counts
         is_begun, find_at, ask_at = given.is_begun, 0.0, 0.0
         give_back: Sequence[str] = ()
@@ -260,7 +282,11 @@ class StreamReader(Generic[Made]):
             self._take_events(room - self._size, 0.0)
 
     def _take_events(self, most: int, wait_sec: float) -> None:
+        if self._clock is not None:
+            self._source.hold(self._clock.waiting())
         for piece in self._source.read(most, wait_sec):
+            if self._clock is not None:
+                self._clock.note(piece)
             if piece.is_end:
                 self._source.close(piece.part)
             self._pending.append(piece)
@@ -287,6 +313,9 @@ class StreamReader(Generic[Made]):
                 self._pending.appendleft(rest)
         if batch.pieces:
             batches.append(batch)
+        if self._clock is not None:
+            for batch in batches:
+                batch.note_times(self._clock)
         return batches
 
     def _is_careful(self, piece: PartEvents) -> bool:
@@ -316,11 +345,18 @@ class StreamReader(Generic[Made]):
     def _ask(
         self, batches: Sequence[StreamBatch], found: Sequence[SourcePart], give_back: Sequence[str]
     ) -> pb.LeaseStreamReply:
-        settled = self._settle()
+        settled, lags = self._settle(), self._source.lags()
         given = self._leases.lease(
-            settled=settled, planned=batches, found=found, given_back=give_back, lags=self._source.lags()
+            settled=settled,
+            planned=batches,
+            found=found,
+            given_back=give_back,
+            lags=lags,
+            idle=() if self._clock is None else self._clock.idle(lags),
         )
         self._counts = given.counts
+        if self._clock is not None and given.HasField("watermark"):
+            self._clock.watermark = given.watermark
         self._source.note_settled({part.name: part.position for part in given.parts})
         return given
 
@@ -332,6 +368,8 @@ class StreamReader(Generic[Made]):
             if part.name in self._open:
                 continue
             self._open.add(part.name)
+            if self._clock is not None:
+                self._clock.open(part.name)
             if part.position < part.careful_until:
                 self._careful[part.name] = part
             self._source.open(part.name, part.position, part.end if part.HasField("end") else None)
@@ -341,6 +379,8 @@ class StreamReader(Generic[Made]):
 
     def _drop(self, name: str) -> None:
         self._open.discard(name)
+        if self._clock is not None:
+            self._clock.close(name)
         self._careful.pop(name, None)
         self._source.close(name)
         self._pending = deque(piece for piece in self._pending if piece.part != name)

@@ -13,6 +13,7 @@ from ...proto.control import ControlClient
 from ...proto.errors import FailedPrecondition
 from ..api.session import Session
 from ..data import ClickReader, NamedBatch
+from ..data.event_clock import EventClock
 from ..data.events import EventSource, SourcePart
 from ..data.sources.followed import FollowedFiles
 from ..data.sources.kafka import KafkaSource
@@ -60,7 +61,10 @@ def stream_reader(
     source = event_source(job.data, stream)
     leases = SessionStreamLeases(session, run, source)
     meet = partial(_as_all, group) if job.train.dense == "ddp" else partial(_alone, job.train.staleness is not None)
-    return StreamReader(reader, source, leases=leases, settle=leases.settle, max_wait=stream.max_wait, meet=meet)
+    clock = None if stream.event_time is None else EventClock(**dict(stream.event_time))
+    return StreamReader(
+        reader, source, leases=leases, settle=leases.settle, max_wait=stream.max_wait, meet=meet, clock=clock
+    )
 
 
 def _alone(fills: bool, batches: int, *, is_over: bool) -> tuple[int, bool]:
@@ -106,6 +110,7 @@ class SessionStreamLeases:
         found: Sequence[SourcePart],
         given_back: Sequence[str],
         lags: Mapping[str, int],
+        idle: Sequence[str],
     ) -> pb.LeaseStreamReply:
         """Announces batches at the steps from ``settled`` + 1 on, and asks for parts."""
         return self._control.lease_stream(
@@ -116,9 +121,10 @@ class SessionStreamLeases:
             planned=[
                 pb.PlannedBatch(
                     step=step,
-                    ends=[pb.PartNumber(part=part, number=end) for part, end in batch.ends.items()],
+                    ends=_numbers(batch.ends),
                     ended=batch.ended,
                     counts=batch.counts,
+                    times=_numbers(batch.times),
                 )
                 for step, batch in enumerate(planned, start=settled + 1)
             ],
@@ -128,4 +134,9 @@ class SessionStreamLeases:
             given_back=given_back,
             most=self._source.most,
             lags=lags,
+            idle=idle,
         )
+
+
+def _numbers(of_parts: Mapping[str, int]) -> list[pb.PartNumber]:
+    return [pb.PartNumber(part=part, number=number) for part, number in of_parts.items()]

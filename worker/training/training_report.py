@@ -99,8 +99,8 @@ class TrainResult:
         best_checkpoint: the name of its checkpoint; else None.
         quorum: with ``train.quorum``, counts over all workers: refused_steps had their quorum when a worker was done
             with them, and missed_steps were over before it began them. {} without.
-        stream: of a job that reads a stream, what became of its events in this run: events, dead, empty and lost; {}
-            otherwise.
+        stream: of a job that reads a stream, what became of its events in this run: events, dead, empty and lost, and
+            of the events late and ahead where their times mean something; {} otherwise.
         device: the device of the first worker's tower, such as "cpu" or "cuda:0".
         problem: why the model was not published as the job says, though the run has ended; "": there was none.
     """

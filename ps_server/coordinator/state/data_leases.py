@@ -19,7 +19,8 @@ from typing import Any
 
 from ....proto.errors import FailedPrecondition, not_allowed
 from .epoch_records import EpochRecord, EpochRecords, EpochTest, Sums
-from .stream_leases import JobStream, StreamAnswer, StreamRequest, is_of_stream
+from .stream_leases import JobStream, is_of_stream
+from .stream_requests import StreamAnswer, StreamRequest
 
 WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
 

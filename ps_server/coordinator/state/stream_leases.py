@@ -13,170 +13,32 @@ Invariants:
 
 A partition grows for ever. A file is whole when it is found: it is read once, and forgotten when all files whose names
 sort before it are read too, so that the state does not grow with the files of the past.
+
+The watermark is the lowest of the latest times of the parts, as far as their batches are applied; it does not go back.
+It waits for each partition that has not said a time, unless its reader finds it idle.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ....proto.errors import FailedPrecondition, InvalidArgument, not_allowed
-from ....proto.request_bounds import MOST_STREAM_PARTS
-
-WorkerKey = tuple[int, int]  # (worker id, epoch of its registration)
-
-MOST_PARTS = MOST_STREAM_PARTS  # of one job
-MOST_PLANNED = 1_024  # batches of one worker that are announced and not known to be applied
-_MOST_POSITION = 1 << 62
-
-
-@dataclass(frozen=True)
-class EventCounts:
-    """What became of the events of a stream, summed up.
-
-    Attributes:
-        events: events that were trained on.
-        dead: events that went to the dead letters, or were left out where there are none.
-        empty: events without a value.
-        lost: events that the source had no longer when they were wanted.
-    """
-
-    events: int = 0
-    dead: int = 0
-    empty: int = 0
-    lost: int = 0
-
-    def plus(self, other: EventCounts, sign: int = 1) -> EventCounts:
-        """Returns the sums of both, or with sign -1 the differences."""
-        return EventCounts(
-            self.events + sign * other.events,
-            self.dead + sign * other.dead,
-            self.empty + sign * other.empty,
-            self.lost + sign * other.lost,
-        )
-
-    def check(self) -> None:
-        """Raises InvalidArgument for a number that no batch can have."""
-        for name, value in asdict(self).items():
-            if not 0 <= value < _MOST_POSITION:
-                raise not_allowed(f"planned.{name}", value, "[0, 2^62)")
-
-
-@dataclass(frozen=True)
-class PlannedBatch:
-    """A batch that a worker is about to commit.
-
-    Attributes:
-        step: the step of its commit.
-        ends: the position after it of each part that it reads from.
-        ended: the parts that are read to their end by it.
-        counts: what is counted when it is applied.
-    """
-
-    step: int
-    ends: Mapping[str, int]
-    ended: Collection[str] = ()
-    counts: EventCounts = EventCounts()
-
-
-@dataclass(frozen=True)
-class StreamPart:
-    """A part that the source has.
-
-    Attributes:
-        name: its name.
-        first: the position at which a job begins that has none of it.
-        end: the position at which this run is done with it; None: it has no end.
-        is_whole: whether it never grows, so that it is over for ever once it is read to its end.
-    """
-
-    name: str
-    first: int
-    end: int | None = None
-    is_whole: bool = False
-
-
-@dataclass(frozen=True)
-class StreamRequest:
-    """A request of a worker.
-
-    Attributes:
-        run: the id of the run; the ends of parts are those that a run finds.
-        source: a text that describes what is read; it is the same for all workers.
-        settled: the step of the last commit of this worker that is known to be applied; -1: none.
-        planned: the batches that it is about to commit, at consecutive steps; they replace those from the same step on.
-        found: the parts that the source has; a part that is not among them stays.
-        given_back: parts that it will not read any further; all its commits from them are settled.
-        most: how many parts it reads at once.
-        lags: how many events of each of its parts are not read yet, as far as it knows.
-    """
-
-    run: str
-    source: str
-    settled: int
-    planned: Sequence[PlannedBatch] = ()
-    found: Sequence[StreamPart] = ()
-    given_back: Collection[str] = ()
-    most: int = MOST_PARTS
-    lags: Mapping[str, int] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Raises InvalidArgument for a number that is out of range."""
-        numbers = [value for part in self.found for value in (part.first, part.end or 0)]
-        numbers += self.lags.values()
-        for batch in self.planned:
-            batch.counts.check()
-            numbers += batch.ends.values()
-        for number in numbers:
-            if not 0 <= number < _MOST_POSITION:
-                raise not_allowed("position", number, "[0, 2^62)")
-        if not 0 < self.most <= MOST_PARTS:
-            raise not_allowed("most", self.most, f"[1, {MOST_PARTS}]")
-        if len(self.planned) > MOST_PLANNED:
-            raise not_allowed("planned", len(self.planned), f"at most {MOST_PLANNED} batches")
-        steps = [batch.step for batch in self.planned]
-        if steps and steps != list(range(steps[0], steps[0] + len(steps))):
-            raise not_allowed("planned.step", steps, "consecutive steps")
-
-
-@dataclass(frozen=True)
-class LeasedPart:
-    """A part that a worker reads.
-
-    Attributes:
-        position: where it begins, or has come to as far as is known.
-        end: where this run is done with it; None: it has no end.
-        careful_until: up to this position events are read one by one, because a worker died in a batch before it.
-        deaths: how many workers have died at this position, one event at a time.
-    """
-
-    position: int
-    end: int | None = None
-    careful_until: int = 0
-    deaths: int = 0
-
-
-@dataclass(frozen=True)
-class StreamAnswer:
-    """The answer to a worker.
-
-    Attributes:
-        parts: what it reads from now on, without those that an announced batch reads to their end.
-        give_back: those of them that it is to give back, as another member has too few.
-        is_over: whether every part that was found has been read to its end.
-        done_to: a part that is whole and does not sort behind this name is not read again.
-        counts: of all workers in this run.
-        is_begun: whether the job has positions of this stream.
-    """
-
-    parts: Mapping[str, LeasedPart]
-    give_back: tuple[str, ...] = ()
-    is_over: bool = False
-    done_to: str = ""
-    counts: EventCounts = EventCounts()
-    is_begun: bool = False
+from .stream_requests import (
+    MOST_PARTS,
+    MOST_PLANNED,
+    NO_EVENTS,
+    EventCounts,
+    LeasedPart,
+    PlannedBatch,
+    StreamAnswer,
+    StreamPart,
+    StreamRequest,
+    WorkerKey,
+)
 
 
 @dataclass
@@ -189,6 +51,8 @@ class _Part:
     careful_until: int = 0
     deaths: int = 0
     lag: int = 0
+    time: int | None = None  # the latest of its events
+    is_idle: bool = False
     is_found: bool = True  # whether the run reads it; a topic that the job names no more has a position all the same
 
 
@@ -203,19 +67,23 @@ class JobStream:
         counts: of what was applied.
         before: those of earlier runs among them.
         done_to: the last of the names up to which all files are read; "": there is none.
+        watermark: the time up to which all parts are read, microseconds since 1970 in UTC; None: not known.
     """
 
     run: str
     generation: int
     source: str
-    counts: EventCounts = EventCounts()
-    before: EventCounts = EventCounts()
+    counts: EventCounts = NO_EVENTS
+    before: EventCounts = NO_EVENTS
     done_to: str = ""
+    watermark: int | None = None
     _parts: dict[str, _Part] = field(default_factory=dict)
     _planned: dict[WorkerKey, list[PlannedBatch]] = field(default_factory=dict)
     # These index the parts to read by who has them, because an answer then looks only at its worker's parts.
     _free: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _own: dict[WorkerKey, set[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # The lowest time of each worker's parts, because an answer then looks only at its worker's parts; None: not known.
+    _low: dict[WorkerKey, float | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, part in self._parts.items():
@@ -266,6 +134,7 @@ class JobStream:
                 part.deaths += part.careful_until > part.position
                 part.careful_until = max(part.careful_until, reached)
         self._own.pop(holder, None)
+        self._low.pop(holder, None)
 
     def _apply(self, holder: WorkerKey, last_step: int) -> None:
         """Moves the positions over the batches of a worker up to a step."""
@@ -278,6 +147,8 @@ class JobStream:
                 if end > part.position:
                     part.deaths = 0
                 part.position = max(part.position, end)
+                if name in batch.times:
+                    part.time = batch.times[name] if part.time is None else max(part.time, batch.times[name])
                 if name in batch.ended:
                     self._move(name, None, is_over=True)
         if not done:
@@ -331,11 +202,36 @@ class JobStream:
         for name in request.given_back:
             if name in self._parts and self._parts[name].holder == holder:
                 self._move(name, None)
-        return self._lease(request.most, holder, members)
+        given = self._lease(request.most, holder, members)
+        return replace(given, watermark=self._watermark_with(holder, request.idle))
+
+    def _watermark_with(self, holder: WorkerKey, idle: Collection[str]) -> int | None:
+        """Notes which parts of a worker are idle, and returns the watermark."""
+        own = self._among(holder)
+        for name in own:
+            self._parts[name].is_idle = name in idle
+        self._low[holder] = self._lowest(own)
+        lows = [self._low.get(other) for other, parts in self._own.items() if parts]
+        lows.append(self._lowest(self._free))
+        if None not in lows and (lowest := min(low for low in lows if low is not None)) < math.inf:
+            self.watermark = int(lowest if self.watermark is None else max(self.watermark, lowest))
+        return self.watermark
+
+    def _lowest(self, names: Collection[str]) -> float | None:
+        """Returns the lowest time of some parts; infinity: they hold nothing up; None: one has not said its time."""
+        lowest = math.inf
+        for name in names:
+            part = self._parts[name]
+            if part.is_idle or (part.time is None and part.is_whole):
+                continue
+            if part.time is None:
+                return None
+            lowest = min(lowest, part.time)
+        return lowest
 
     def _change_source(self, source: str) -> None:
         """Keeps the positions of partitions, which have names of their own; an order of files is of one pattern."""
-        self.source, self.done_to, self._planned = source, "", {}
+        self.source, self.done_to, self.watermark, self._planned = source, "", None, {}
         self._parts = {name: part for name, part in self._parts.items() if not part.is_whole}
         self._free.intersection_update(self._parts)
 
@@ -407,7 +303,7 @@ class JobStream:
         for holder in set(self._planned):
             then.left(holder, committed.get(holder, -1), is_orderly=True)
         saved = then.to_document()
-        return {name: saved[name] for name in ("source", "counts", "before", "done_to", "parts")}
+        return {name: saved[name] for name in ("source", "counts", "before", "done_to", "watermark", "parts")}
 
     def to_document(self) -> dict[str, Any]:
         """Returns the saved form: plain values for JSON."""
@@ -418,11 +314,15 @@ class JobStream:
             "counts": asdict(self.counts),
             "before": asdict(self.before),
             "done_to": self.done_to,
+            "watermark": self.watermark,
             "parts": {name: dict(vars(part)) for name, part in self._parts.items()},
             "planned": [
                 [
                     *holder,
-                    [[batch.step, dict(batch.ends), list(batch.ended), asdict(batch.counts)] for batch in batches],
+                    [
+                        [batch.step, dict(batch.ends), list(batch.ended), asdict(batch.counts), dict(batch.times)]
+                        for batch in batches
+                    ],
                 ]
                 for holder, batches in self._planned.items()
             ],
@@ -436,7 +336,8 @@ class JobStream:
             part.holder = None if part.holder is None else (part.holder[0], part.holder[1])
         planned = {
             (worker, epoch): [
-                PlannedBatch(step, ends, tuple(ended), EventCounts(**counts)) for step, ends, ended, counts in each
+                PlannedBatch(step, ends, tuple(ended), EventCounts(**counts), times)
+                for step, ends, ended, counts, times in each
             ]
             for worker, epoch, each in saved.get("planned", [])
         }
@@ -447,6 +348,7 @@ class JobStream:
             EventCounts(**saved["counts"]),
             EventCounts(**saved["before"]),
             saved["done_to"],
+            saved["watermark"],
             parts,
             planned,
         )
@@ -454,7 +356,9 @@ class JobStream:
     def restored(self, generation: int) -> JobStream:
         """Returns a stream that a checkpoint had, for the clock that begins with it: no worker has a lease."""
         parts = {
-            name: replace(part, holder=None, end=None, is_found=False, is_over=part.is_over and part.is_whole)
+            name: replace(
+                part, holder=None, end=None, is_found=False, is_idle=False, is_over=part.is_over and part.is_whole
+            )
             for name, part in self._parts.items()
         }
         return replace(self, generation=generation, _parts=parts, _planned={})

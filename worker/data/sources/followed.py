@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,7 @@ class FollowedFiles:
         self._listed: set[str] = set()
         self._found: set[str] | None = None
         self._file: _OpenFile | None = None
+        self._held: Collection[str] = ()
 
     def find(self, *, is_begun: bool, done_to: str) -> Sequence[SourcePart]:  # noqa: ARG002 - each file begins at 0
         """Returns the whole files behind ``done_to``."""
@@ -121,7 +122,7 @@ class FollowedFiles:
     def read(self, most: int, wait_sec: float) -> Sequence[PartEvents]:  # noqa: ARG002 - a part is decoded at once
         """Returns the samples of the next part of the file."""
         file = self._file
-        if file is None:
+        if file is None or file.plan.path in self._held:
             time.sleep(wait_sec)
             return ()
         path, rows = file.plan.path, file.plan.rows
@@ -159,6 +160,10 @@ class FollowedFiles:
             is_end=True,
             tail=max(file.before, file.position),
         )
+
+    def hold(self, parts: Collection[str]) -> None:
+        """Reads these files no further until the next call."""
+        self._held = parts
 
     def lags(self) -> Mapping[str, int]:
         """Returns how many samples of the open file are not read yet."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class KafkaSource:
         self._open: dict[str, int | None] = {}  # the end of each part that is read
         self._positions: dict[str, int] = {}
         self._lost: dict[str, int] = {}
+        self._held: set[str] = set()
         self._known: set[str] = set()
         self._down_since: float | None = None
         self._failed: Exception | None = None
@@ -198,6 +199,7 @@ class KafkaSource:
         """Reads a partition no further."""
         if part in self._open:
             del self._open[part]
+            self._held.discard(part)
             self._consumer.incremental_unassign([self._place(part, 0)])
 
     # ---- events
@@ -280,6 +282,16 @@ class KafkaSource:
         end = self._open[part]
         self.close(part)
         self.open(part, low, end)
+
+    def hold(self, parts: Collection[str]) -> None:
+        """Reads these partitions no further until the next call."""
+        wanted = self._open.keys() & set(parts)
+        held, let_go = wanted - self._held, self._held - wanted
+        self._held = wanted
+        if held:
+            self._consumer.pause([self._place(part, 0) for part in held])
+        if let_go:
+            self._consumer.resume([self._place(part, 0) for part in let_go])
 
     def lags(self) -> Mapping[str, int]:
         """Returns how many offsets of each partition lie before its last stable one, as of the last fetch."""

@@ -9,11 +9,11 @@ import pytest
 
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
 from sparserow.ps_server.coordinator.state.data_leases import DataLeases, LeaseRequest
-from sparserow.ps_server.coordinator.state.stream_leases import (
+from sparserow.ps_server.coordinator.state.stream_leases import JobStream
+from sparserow.ps_server.coordinator.state.stream_requests import (
     MOST_PARTS,
     MOST_PLANNED,
     EventCounts,
-    JobStream,
     PlannedBatch,
     StreamAnswer,
     StreamPart,
@@ -37,8 +37,9 @@ def request_of(
     most: int = MOST_PARTS,
     source: str = "clicks",
     run: str = "run",
+    idle: Collection[str] = (),
 ) -> StreamRequest:
-    return StreamRequest(run, source, settled, planned, found, given_back, most)
+    return StreamRequest(run, source, settled, planned, found, given_back, most, idle=idle)
 
 
 def asked(stream: JobStream, who: WorkerKey, members: Sequence[WorkerKey], request: StreamRequest) -> StreamAnswer:
@@ -271,3 +272,55 @@ def test_files_of_another_pattern_begin_anew() -> None:
     assert it.done_to == "log/a"
     given = asked(it, A, [A], request_of([StreamPart("a/a", 0, is_whole=True)], source="others", run="next"))
     assert (set(given.parts), given.done_to) == ({"a/a"}, "")
+
+
+def read_to(step: int, times: dict[str, int]) -> PlannedBatch:
+    return PlannedBatch(step, dict.fromkeys(times, step + 1), times=times)
+
+
+def test_the_watermark_is_the_lowest_of_the_latest_times_that_are_applied() -> None:
+    it = stream()
+    both = [A, B]
+    assert asked(it, A, both, request_of(partitions(4), planned=())).watermark is None
+    asked(it, B, both, request_of())
+    asked(it, A, both, request_of(planned=[read_to(0, {"clicks/0": 50, "clicks/1": 70})]))
+    assert asked(it, A, both, request_of(settled=0)).watermark is None  # the other worker's parts have said none
+    asked(it, B, both, request_of(planned=[read_to(0, {"clicks/2": 60, "clicks/3": 90})]))
+    assert asked(it, A, both, request_of(settled=0)).watermark is None  # announced, and not applied
+    assert asked(it, B, both, request_of(settled=0)).watermark == 50
+    asked(it, A, both, request_of(settled=0, planned=[read_to(1, {"clicks/0": 65, "clicks/1": 10})]))
+    assert asked(it, A, both, request_of(settled=1)).watermark == 60  # a late event takes no part back
+    saved = json.loads(json.dumps(it.to_document()))
+    assert JobStream.of_document(saved).watermark == 60
+    assert JobStream.of_document(saved).restored(2).watermark == 60
+
+
+def test_the_watermark_waits_for_no_idle_part_and_does_not_go_back() -> None:
+    it = stream()
+    asked(it, A, [A], request_of(partitions(3)))
+    asked(it, A, [A], request_of(planned=[read_to(0, {"clicks/0": 50, "clicks/1": 40})]))
+    assert asked(it, A, [A], request_of(settled=0)).watermark is None
+    assert asked(it, A, [A], request_of(settled=0, idle=["clicks/2"])).watermark == 40
+    assert asked(it, A, [A], request_of(settled=0, idle=["clicks/1", "clicks/2"])).watermark == 50
+    assert asked(it, A, [A], request_of(settled=0)).watermark == 50
+    assert asked(it, A, [A], request_of(settled=0, idle=[f"clicks/{n}" for n in range(3)])).watermark == 50
+
+
+def test_the_watermark_waits_for_the_parts_of_a_worker_that_died() -> None:
+    it = stream()
+    for who in (A, B):
+        asked(it, who, [A, B], request_of(partitions(2)))
+        asked(it, who, [A, B], request_of(planned=[read_to(0, {f"clicks/{who[0]}": 10 * (who[0] + 1)})]))
+    it.left(A, 0)
+    asked(it, B, [A, B], request_of(settled=0, planned=[read_to(1, {"clicks/1": 99})]))
+    assert asked(it, B, [A, B], request_of(settled=1)).watermark == 10
+    assert set(asked(it, B, [B], request_of(settled=1)).parts) == {"clicks/0", "clicks/1"}
+
+
+def test_files_that_wait_for_their_turn_hold_no_watermark_up() -> None:
+    it = stream()
+    asked(it, A, [A], request_of([StreamPart(f"day-{n}", 0, is_whole=True) for n in range(3)], most=1))
+    asked(it, A, [A], request_of(planned=[read_to(0, {"day-0": 10})], most=1))
+    assert asked(it, A, [A], request_of(settled=0, most=1)).watermark == 10
+    asked(it, A, [A], request_of(settled=0, most=1, planned=[PlannedBatch(1, {"day-0": 9}, ("day-0",))]))
+    assert asked(it, A, [A], request_of(settled=1, most=1)).watermark == 10

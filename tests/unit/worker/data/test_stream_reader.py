@@ -7,7 +7,8 @@ import os
 import random
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from sparserow.proto import control_pb2 as pb
 from sparserow.proto.config.stream_config import FollowConfig, ProtobufConfig
 from sparserow.proto.errors import InvalidArgument, NotFound
 from sparserow.ps_server.coordinator.lease_messages import stream_reply, stream_request_of
-from sparserow.ps_server.coordinator.state.stream_leases import JobStream, WorkerKey
+from sparserow.ps_server.coordinator.state.stream_leases import JobStream
+from sparserow.ps_server.coordinator.state.stream_requests import WorkerKey
 from sparserow.worker.data import Batch, ClickReader, ReadOptions
+from sparserow.worker.data.event_clock import EventClock
 from sparserow.worker.data.event_decoder import EventDecoder
 from sparserow.worker.data.events import DeadEvent, PartEvents, SourcePart
 from sparserow.worker.data.leased import Trained
@@ -58,6 +61,7 @@ class Scripted:
     def __init__(self, values: Values, decoder: EventDecoder, draw: random.Random, graves: list[str]) -> None:
         self._values, self._decoder, self._draw, self.graves = values, decoder, draw, graves
         self._at: dict[str, int] = {}
+        self._held: Collection[str] = ()
 
     def find(self, *, is_begun: bool, done_to: str) -> Sequence[SourcePart]:  # noqa: ARG002
         return [SourcePart(name, 0, len(values)) for name, values in self._values.items()]
@@ -73,6 +77,8 @@ class Scripted:
     def read(self, most: int, wait_sec: float) -> Sequence[PartEvents]:  # noqa: ARG002
         found = []
         for part, at in list(self._at.items()):
+            if part in self._held:
+                continue
             end = min(at + self._draw.randint(0, most), len(self._values[part]))
             found.append(self._events(part, at, end))
             self._at[part] = end
@@ -93,6 +99,9 @@ class Scripted:
         ends = np.arange(at + 1, end + 1)
         is_end = end == len(self._values[part])
         return PartEvents(part, made.lines, is_good, ends, describe, dead, is_end=is_end, tail=end)
+
+    def hold(self, parts: Collection[str]) -> None:
+        self._held = parts
 
     def lags(self) -> Mapping[str, int]:
         return {part: len(self._values[part]) - at for part, at in self._at.items()}
@@ -133,6 +142,7 @@ class Worker:
         found: Sequence[SourcePart],
         given_back: Sequence[str],
         lags: Mapping[str, int],
+        idle: Sequence[str],
     ) -> pb.LeaseStreamReply:
         message = pb.LeaseStreamRequest(
             run="run",
@@ -144,6 +154,7 @@ class Worker:
                     ends=[pb.PartNumber(part=part, number=end) for part, end in batch.ends.items()],
                     ended=batch.ended,
                     counts=batch.counts,
+                    times=[pb.PartNumber(part=part, number=time) for part, time in batch.times.items()],
                 )
                 for step, batch in enumerate(planned, start=settled + 1)
             ],
@@ -153,6 +164,7 @@ class Worker:
             given_back=given_back,
             most=self.source.most,
             lags=[pb.PartNumber(part=part, number=lag) for part, lag in lags.items()],
+            idle=idle,
         )
         request = stream_request_of(pb.LeaseStreamRequest.FromString(message.SerializeToString()))
         request.check()
@@ -270,6 +282,58 @@ def test_a_worker_takes_as_many_steps_as_the_one_with_the_most_batches(
     assert met[-1] == (0, True)
     assert len(met) == 21
     assert stream.counts.events == 2 * BATCH
+
+
+def test_a_part_is_read_no_further_ahead_of_the_others_than_the_job_says(tmp_path: Path) -> None:
+    (tmp_path / "like.jsonl").write_text('{"x": 0, "y": 0, "t": 0}\n{"x": 1, "y": 1, "t": 1}\n')
+    like = f"{tmp_path}/like.jsonl"
+    stream = f"stream={{kafka: {{brokers: none:1, topics: t}}, like: {like}}}"
+    columns = "columns={label: y, timestamp: t, timestamp_unit: s, numeric: {x: none}}"
+    config = data_of(stream, f"test={like}", "format=jsonl", columns)
+    plan = plan_files(config, "train")
+    reader = open_reader(config, "train", fit_features(config, plan), ReadOptions(batch_size=BATCH), plan)
+    values: dict[str, list[bytes | None]] = {
+        part: [json.dumps({"x": at + 10_000 * number, "y": 0, "t": at}).encode() for at in range(1_500)]
+        for number, part in enumerate(("t/0", "t/1"))
+    }
+
+    class Slow(Scripted):
+        """One part gives its events one by one."""
+
+        def read(self, most: int, wait_sec: float) -> Sequence[PartEvents]:
+            quick = super().read(most, wait_sec)
+            found = [each if each.part == "t/0" else self._slowed(each) for each in quick]
+            return [each for each in found if len(each.ends)]
+
+        def _slowed(self, events: PartEvents) -> PartEvents:
+            first, rest = events.cut(min(2, len(events.ends)))
+            self._at[events.part] -= len(rest.ends)
+            return replace(first, is_end=first.is_end and not len(rest.ends), tail=0)
+
+    def furthest(max_skew: float | None) -> int:
+        source = Slow(values, event_decoder(config), random.Random(0), [])
+        workers: list[Worker] = []
+        worker = Worker(JobStream("run", 1, "script"), 0, workers, reader, source)
+        workers.append(worker)
+        clock = EventClock(max_ahead=60.0, idle_after=30.0, max_skew=max_skew)
+        batches = StreamReader(
+            reader, source, leases=worker, settle=lambda: worker.step - 1, max_wait=0.0, meet=fills, clock=clock
+        )
+        seen: Counter[int] = Counter()
+        at, apart = {0: 0, 1: 0}, 0
+        for batch in batches:
+            for number in numbers_of(batch):
+                seen[number] += 1
+                part, at_number = divmod(number, 10_000)
+                at[part] = max(at[part], at_number)
+            apart = max(apart, at[0] - at[1])
+            worker.step += 1
+        assert len(seen) == 3_000
+        assert set(seen.values()) == {1}
+        return apart
+
+    assert furthest(None) > 1_000
+    assert furthest(60.0) < 60 + 2 * 16 * BATCH  # what is read at once before the watermark is known to have moved
 
 
 def test_a_checkpoint_of_files_is_no_place_in_a_stream(setup: tuple[ClickReader[Batch], EventDecoder]) -> None:
