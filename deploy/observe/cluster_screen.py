@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -15,12 +14,13 @@ from ...proto.schema_message import schema_of_message
 from .cluster_status import ClusterStatus, ShardView, Times
 from .fault_view import when, with_firsts
 from .serving_view import ServedReplica
+from .stream_view import StreamView
 from .whole_cells import WholeCells
 
 _TEXT_COLUMNS = frozenset(
     {
         *("state", "data", "table", "dtype", "optimizer", "job", "staleness", "problem", "request", "process", "model"),
-        *("when", "host", "fault"),
+        *("when", "host", "fault", "source"),
     }
 )
 _PROSE_COLUMNS = frozenset({"problem", "fault"})
@@ -55,8 +55,8 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> Rende
     if view.hot_keys:
         parts.append(_hot_keys(view))
     parts.append(_jobs(reply) if reply.jobs else "no jobs")
-    if streams := [job for job in reply.jobs if job.HasField("stream")]:
-        parts.append(_streams(streams))
+    if view.streams:
+        parts.append(_streams(view.streams))
     if view.leaving:
         parts.append(f"workers that are leaving: {view.leaving}; what shards have lost of them is not counted yet")
     if view.faults:
@@ -256,13 +256,18 @@ def _jobs(reply: pb.GetStatusReply) -> WholeCells:
     return table
 
 
-def _streams(jobs: Sequence[pb.JobStatus]) -> WholeCells:
-    table = _table("streams", "job", "source", "parts", "events", "lag", "dead", "empty", "lost", "late", "behind")
-    for job in jobs:
-        counts = job.stream.counts
-        numbers = (job.stream.parts, counts.events, job.stream.lag, counts.dead, counts.empty, counts.lost, counts.late)
-        behind = _duration(time.time() - job.stream.watermark / 1e6) if job.stream.HasField("watermark") else "-"
-        table.add_row(f"{job.namespace}/{job.name}", job.stream.source, *(f"{each:,}" for each in numbers), behind)
+def _streams(streams: Sequence[StreamView]) -> WholeCells:
+    columns = ("parts", "lag", "events", "events/s", "dead", "empty", "lost", "late", "behind")
+    table = _table("streams", "job", "source", *columns)
+    for each in streams:
+        table.add_row(
+            each.job,
+            each.source,
+            *(f"{number:,}" for number in (each.parts, each.lag, each.events)),
+            _rate(each.events_per_sec),
+            *(f"{number:,}" for number in (each.dead, each.empty, each.lost, each.late)),
+            "-" if each.behind_sec is None else _duration(each.behind_sec),
+        )
     return table
 
 

@@ -12,6 +12,7 @@ from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
 from ...proto.errors import NotFound
 from .fault_view import FaultView, fault_views
+from .stream_view import StreamView, stream_views
 
 MOST_HOT_KEYS = 10
 
@@ -131,6 +132,7 @@ class ClusterStatus:
     damaged_checkpoints: tuple[str, ...]
     leaving: int
     faults: tuple[FaultView, ...]
+    streams: tuple[StreamView, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON; a time or staleness beyond the last bucket is the text "beyond"."""
@@ -231,6 +233,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
         leaving=now.leaving,
         checkpoint_age_sec=now.checkpoint_age_sec if now.HasField("checkpoint_age_sec") else None,
         faults=fault_views(now.faults),
+        streams=stream_views(before, now, seconds),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -35,7 +36,7 @@ def status() -> pb.GetStatusReply:
     for number, namespace in enumerate(("ads", "feed"), 1):
         schema = TableSchema(namespace, "user", 8, SGD(lr=0.5))
         reply.tables.append(message_of_schema(replace(schema, id=number)))
-        job = reply.jobs.add(namespace=namespace, name="train", world_size=1, complete=True)
+        job = reply.jobs.add(job_id=number, namespace=namespace, name="train", world_size=1, complete=True)
         job.members.add(rank=0, worker_id=number, epoch=1, step=7)
         reply.faults.add(namespace=namespace, job="train", host=ADDRESSES[1], message="an error " * 20, incident=1)
     return reply
@@ -125,3 +126,24 @@ def test_a_screen_scrolls_and_stays_within_its_lines() -> None:
     scrolled.shown = Group("one line")
     assert drawn()[0] == "one line", "a screen that became shorter is shown from its last page"
     assert drawn()[-1].startswith("q: quit")
+
+
+def with_stream(events: int) -> pb.GetStatusReply:
+    reply = status()
+    counts = pb.StreamCounts(events=events, dead=3, late=2)
+    stream = pb.StreamStatus(source="kafka clicks", counts=counts, lag=77, parts=12)
+    stream.watermark = int((time.time() - 300) * 1e6)
+    reply.jobs[0].stream.CopyFrom(stream)
+    return reply
+
+
+def test_a_stream_is_shown_with_its_rate_and_how_far_it_is_behind() -> None:
+    reply = with_stream(1_500)
+    view = view_of(with_stream(500), reply, 2.0)
+    (stream,) = view.as_dict()["streams"]
+    assert (stream["job"], stream["events_per_sec"], stream["lag"]) == ("ads/train", 500.0, 77)
+    assert 300 <= stream["behind_sec"] < 310
+    shown = text_of(screen("127.0.0.1:7000", reply, view), 200)
+    for words in ("kafka clicks", "1,500", "500", "77", "5 min"):
+        assert words in shown
+    assert view_of(None, status(), 0.0).streams == ()
