@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,27 @@ def keep_model(job: JobConfig, trained: TrainedModel) -> KeptModel:
     return replace(kept, problem=problem)
 
 
+def publish_running(
+    job: JobConfig, trained: Callable[[], TrainedModel], progress: Callable[[int], None] | None
+) -> None:
+    """Publishes the model of a run that goes on, and removes versions beyond ``publish.keep``; a failure is logged.
+
+    Args:
+        job: the job, which has a ``publish.root``.
+        trained: returns the model of now.
+        progress: called with the number of rows written so far; None: not called.
+    """
+    wanted = job.publish
+    assert wanted.root is not None
+    try:
+        name = wanted.model or job.name
+        done = _publish(job, trained(), Publication(name, wanted.root, wanted.alias, wanted.dtype), progress)
+        log.info("published %s@%d while the run goes on", name, done.version)
+        ModelRegistry(absolute(wanted.root)).prune(name, wanted.keep)
+    except (SparserowError, OSError) as error:
+        log.warning("no version was published to %s; the run goes on: %s", wanted.root, error)
+
+
 def _kept(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     try:
         return _version(job, trained, folder) if job.cluster.address is None else _program(job, trained, folder)
@@ -115,9 +137,11 @@ def _version(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:
     return KeptModel((f"{job.name}@{done.version} in {root}",), commands)
 
 
-def _publish(job: JobConfig, trained: TrainedModel, place: Publication) -> Published:
+def _publish(
+    job: JobConfig, trained: TrainedModel, place: Publication, progress: Callable[[int], None] | None = None
+) -> Published:
     whole = replace(place, card=trained.card, program=trained.source, features=trained.features, sign=job.publish.sign)
-    return publish_program(trained.session, whole)
+    return publish_program(trained.session, whole, progress)
 
 
 def _program(job: JobConfig, trained: TrainedModel, folder: str) -> KeptModel:

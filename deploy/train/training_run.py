@@ -6,6 +6,8 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from ...worker.training.training_report import Observer, Silence, TrainResult
 if TYPE_CHECKING:
     from torch import nn
 
+    from ...worker.api.session import Session
     from ...worker.training.process_group import WorkerGroup
     from ...worker.training.run_identity import RunIdentity
     from ...worker.training.trainer import Trainer
@@ -90,8 +93,17 @@ def run_worker(
 
     def train_with(backend: TrainingBackend, end: Callable[[], None] = lambda: None) -> TrainResult:
         end_start()
+        session = backend.session
+        publish = None if session is None or job.publish.every is None else partial(_publish_now, job, session, group)
         trainer = Trainer(
-            job, group=group, backend=backend, observer=metrics, run=run, identity=identity, resume=resume
+            job,
+            group=group,
+            backend=backend,
+            observer=metrics,
+            run=run,
+            identity=identity,
+            resume=resume,
+            publish=publish,
         )
         with named_as_theirs(job.model.class_):
             result = trainer.run()
@@ -190,6 +202,28 @@ def _with_places(
     if job.cluster.address is not None:
         places.append(f"rows in namespace {job.name} of {job.cluster.address}")
     return replace(result, kept=tuple(places), commands=kept.commands, problem=kept.problem)
+
+
+def _publish_now(job: JobConfig, session: Session, group: WorkerGroup, trainer: Trainer, model: nn.Module) -> None:
+    """Publishes the model of a run that goes on."""
+    from .kept_model import TrainedModel, publish_running
+
+    progress, card = trainer.progress, dict[str, Any]()
+    card["samples"] = progress.samples_of_all(group.world)
+    if progress.is_tested:
+        tested = progress.points[-1]
+        found = {"auc": tested["test_auc"], "log_loss": tested["test_log_loss"]}
+        card |= {name: value for name, value in found.items() if math.isfinite(value)}
+    if trainer.watermark is not None:
+        card["watermark"] = datetime.fromtimestamp(trainer.watermark / 1e6, UTC).isoformat(timespec="seconds")
+
+    def at_work(_: int) -> None:
+        session.core.note_work(True)
+
+    def trained() -> TrainedModel:
+        return TrainedModel(session, trainer.exported(model), card, trainer.feature_files())
+
+    publish_running(job, trained, None if group.meets else at_work)
 
 
 def _card_of(job: JobConfig, result: TrainResult) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The section ``publish`` of a job file."""
+"""The section ``publish`` of a job file: where the model goes, and when."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ..options.path_text import PathText
-from ..options.strict_model import StrictModel
+from ..options.strict_model import Seconds, StrictModel
 
 _NAME = r"^[A-Za-z0-9_.-]{1,255}$"
 _ALLOWED_NAME = "1-255 of letters, digits, _ . -"
 
 
 class PublishConfig(StrictModel):
-    """Where the trained model goes at the end of the run: it is published for serving (docs/serving.md), or left."""
+    """Where the trained model goes at the end of the run, and meanwhile: it is published for serving (docs/serving.md),
+    or left.
+    """
 
     root: Annotated[PathText | None, Field(min_length=1)] = Field(
         None,
@@ -46,6 +48,31 @@ class PublishConfig(StrictModel):
         None,
         description="What the publisher's signature covers besides the program, the features, the tables and the card, "
         "which it covers where the security file names a signing_key. rows: the rows too; it needs a signing_key.",
+    )
+
+    every: Seconds | None = Field(
+        None,
+        gt=0,
+        description="Time between two versions that are published while the run goes on; where workers average "
+        "gradients they wait meanwhile. null: the model is published at its end alone.",
+    )
+    by: Literal["clock", "event_time"] = Field(
+        "clock",
+        description="What every counts. clock: the time of the first worker. event_time: a version is due when the "
+        "watermark of data.stream passes a multiple of every.",
+    )
+    least_pause: Seconds = Field(
+        60.0,
+        ge=0,
+        description="With by event_time, time of the clock in which nothing is published after a publication, as while "
+        "a job catches up.",
+    )
+    keep: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="With every, how many of the model's versions stay, the newest ones, beside those that an alias "
+        "names or named last before.",
     )
 
     @property

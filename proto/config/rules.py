@@ -288,6 +288,44 @@ RULES: tuple[Rule, ...] = (
         for name, value in (("model", "m"), ("alias", "best"), ("dtype", "int8"), ("sign", "rows"))
     ),
     Rule(
+        "publish.every",
+        "publish.root",
+        "",
+        ("publish.every=9min",),
+        lambda job: job.publish.every is not None and job.publish.root is None,
+    ),
+    Rule(
+        "publish.every",
+        "no train.quorum",
+        "as the worker that publishes would pass over the steps of that time",
+        (*_QUORUM, "publish={root: m, every: 9min}"),
+        lambda job: job.publish.every is not None and job.train.quorum is not None,
+    ),
+    *(
+        Rule(
+            f"publish.{name}",
+            "publish.every",
+            "",
+            (f"publish={{root: m, {name}: {value}}}",),
+            lambda job, name=name: job.publish.every is None and _set(job, "publish", name),  # type: ignore[misc]
+        )
+        for name, value in (("by", "clock"), ("least_pause", "9s"), ("keep", "3"))
+    ),
+    Rule(
+        "publish.by event_time",
+        "data.stream.event_time",
+        "whose watermark it follows",
+        ("publish={root: m, every: 9min, by: event_time}",),
+        lambda job: job.publish.by == "event_time" and (job.data.stream is None or job.data.stream.event_time is None),
+    ),
+    Rule(
+        "publish.least_pause",
+        "publish.by event_time",
+        "as every is a time of the clock otherwise",
+        ("publish={root: m, every: 9min, least_pause: 9s}",),
+        lambda job: job.publish.by == "clock" and job.publish.every is not None and _set(job, "publish", "least_pause"),
+    ),
+    Rule(
         "train.namespace_policy",
         "cluster.address",
         "as a cluster of the job's own has no tables",

@@ -221,6 +221,11 @@ class StreamReader(Generic[Made]):
         seconds = mine.seconds * events / max(1, mine.samples)  # of all workers, which this one takes to be alike
         return Leased(None, is_over=True, epoch=1, trained=Trained(events, mine.measured, mine.loss_sum, seconds))
 
+    @property
+    def watermark(self) -> int | None:
+        """The time up to which all workers have read all parts, microseconds since 1970 in UTC; None: not known."""
+        return None if self._clock is None else self._clock.watermark
+
     def outcome(self) -> dict[str, int]:
         """Returns what became of the events that all workers have read in this run, as of the last answer."""
         counts = self._counts

@@ -174,12 +174,15 @@ def publish(
     return publish_program(session, Publication(name, root, alias, dtype, card, program, features=files, sign=sign))
 
 
-def publish_program(session: JobSession, publication: Publication) -> Published:
+def publish_program(
+    session: JobSession, publication: Publication, progress: Callable[[int], None] | None = None
+) -> Published:
     """Publishes from a session's cluster; see :func:`publish`.
 
     Args:
         session: a session of a cluster.
         publication: the contents; the card gets ``step``, and a dense tower on the servers is part of the program.
+        progress: called with the number of rows written so far; None: not called.
     """
     assert isinstance(session.core.catalog, ControlClient)
     program = publication.program
@@ -187,7 +190,7 @@ def publish_program(session: JobSession, publication: Publication) -> Published:
     tower = None if program is None else session.core.read_dense_rows()
     card = {"step": session.current_step, **publication.card}
     whole = replace(publication, card=card, without=() if tower is None else (tower,))
-    done = publish_from(session.core.catalog, session.namespace, whole)
+    done = publish_from(session.core.catalog, session.namespace, whole, progress)
     if done.program_bytes:
         largest = ", ".join(map(str, done.largest_tensors)) or "none"
         size, version = format_bytes(done.program_bytes), f"{done.model}@{done.version}"

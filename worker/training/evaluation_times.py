@@ -32,6 +32,11 @@ class EvaluationTimes:
         self._since = time.monotonic()
 
     @property
+    def by_clock(self) -> bool:
+        """Whether the first worker's clock says when a test is due."""
+        return self._every is not None and self._every.seconds is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether the seconds between two tests are over, on the first worker, which finds it for all."""
         seconds = None if self._every is None else self._every.seconds

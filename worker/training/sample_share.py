@@ -6,13 +6,28 @@ workers of means over batches would weigh a sample of a short batch more.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ..session.join import collective_device
 from .process_group import WorkerGroup
+
+
+class Due(NamedTuple):
+    """What the first worker finds due between this step and the next.
+
+    Attributes:
+        test: a test of the model.
+        publication: a publication of the model.
+    """
+
+    test: bool = False
+    publication: bool = False
+
+
+NOTHING_DUE = Due()
 
 
 class SampleShare:
@@ -24,15 +39,15 @@ class SampleShare:
     Args:
         count: the number of this worker's samples.
         group: this worker and its peers.
-        is_test_due: whether this worker finds that a test is due; it goes with the exchange.
+        due: what this worker finds due; it goes with the exchange.
     """
 
-    def __init__(self, count: int, group: WorkerGroup, *, is_test_due: bool = False) -> None:
-        self._count, self._is_test_due = count, is_test_due
+    def __init__(self, count: int, group: WorkerGroup, due: Due = NOTHING_DUE) -> None:
+        self._count, self._due = count, due
         self._total: torch.Tensor | None = None
         self._work: Any = None
         if not group.is_alone:
-            self._total = torch.tensor([count, is_test_due], dtype=torch.float32, device=collective_device())
+            self._total = torch.tensor([count, *due], dtype=torch.float32, device=collective_device())
             self._work = dist.all_reduce(self._total, async_op=True)
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
@@ -48,9 +63,9 @@ class SampleShare:
         return loss * (self._count * dist.get_world_size() / self._total[0].to(loss.device))
 
     @property
-    def is_test_due(self) -> bool:
-        """Whether any worker of the step found that a test is due; call :meth:`weigh` first.
+    def due(self) -> Due:
+        """What any worker of the step found due; call :meth:`weigh` first.
 
         Where the exchange is on a device, the host waits for it.
         """
-        return self._is_test_due if self._total is None else bool(self._total[1] > 0)
+        return self._due if self._total is None else Due(*(value > 0 for value in self._total[1:].tolist()))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import cast
 
@@ -20,6 +19,7 @@ from ..checkpoint.save import Stateful, absolute
 from ..data import NamedBatch
 from ..data.leased import LeasedReader
 from ..data.stream_reader import StreamReader
+from ..layers.embedding import copy_sharing_rows
 from ..models import Tower
 from ..publish.program_export import ProgramSource
 from ..session.tracing import loaded, trace_allreduce
@@ -30,8 +30,7 @@ from .build_model import build_model
 from .data_leases import SessionLeases
 from .early_stop import EarlyStop
 from .epoch_file import EpochFile
-from .evaluation import Evaluation, evaluate
-from .evaluation_times import EvaluationTimes, in_order
+from .evaluation_times import in_order
 from .event_sources import stream_reader
 from .exported_model import exported
 from .files_read import saved_run
@@ -39,6 +38,7 @@ from .job_features import published_features
 from .job_readers import open_readers
 from .model_order import KEY as ORDER, order_of
 from .parallel_towers import WholeModel, wrapped
+from .pauses import MOST_POINTS, Pauses
 from .process_group import WorkerGroup
 from .progressive import ProgressiveMetrics
 from .recent_samples import RecentSamples
@@ -53,7 +53,6 @@ from .training_step import StepResult, TrainingStep
 
 _log = logging.getLogger(__name__)
 _OBSERVE_EVERY_SEC = 0.5
-_MOST_POINTS = 10_000  # tests within epochs of which a run keeps the results
 
 
 class Trainer:
@@ -67,6 +66,8 @@ class Trainer:
         run: the name of the run, for the leases of ``train.elastic``; all workers of a run give the same name.
         identity: the identity of the run, for its checkpoints; None: a new one.
         resume: "never"; "auto", to begin at the newest checkpoint if there is one; or the name of a checkpoint.
+        publish: publishes the model of now while the run goes on; only the first process calls it, with the model on
+            the host. None: the job has no ``publish.every``, or no cluster.
 
     Attributes:
         is_resumed: whether the run has gone on from a checkpoint.
@@ -85,6 +86,7 @@ class Trainer:
         run: str = "",
         identity: RunIdentity | None = None,
         resume: str = "never",
+        publish: Callable[[Trainer, nn.Module], None] | None = None,
     ) -> None:
         identity = identity or RunIdentity.new()
         self._run_config = identity.config(job)
@@ -111,7 +113,19 @@ class Trainer:
         self._outputs = TaskOutputs(job.all_tasks, job.data.negatives_keep)
         self._step = TrainingStep(job.train, model=self._model, backend=backend, group=group, outputs=self._outputs)
         torch.manual_seed(job.train.seed + group.rank * 1_000_003)  # dropout differs between workers
-        self._progress, self._times = Progress(), EvaluationTimes(job.train, group)
+        self._progress = Progress()
+        self._pauses = Pauses(
+            job,
+            group,
+            backend=backend,
+            model=self._bare,
+            test_reader=self._test_reader,
+            outputs=self._outputs,
+            place=self._placement.placed,
+            observer=observer,
+            watermark=lambda: self.watermark,
+            publish=publish,
+        )
         progressive = job.metrics.progressive
         self._progressive = (
             None if progressive is None else ProgressiveMetrics(progressive.window, job.train, group, observer.window)
@@ -240,7 +254,7 @@ class Trainer:
 
         def ends_at(point: EvaluationPoint) -> bool:
             points.append(point)
-            del points[:-_MOST_POINTS]
+            del points[:-MOST_POINTS]
             stop.add(point)
             if best is not None:
                 best.add(point, progress)
@@ -340,17 +354,34 @@ class Trainer:
             None if metric is None or self._checkpoints is None else BestModel(metric, self._checkpoints, self._group)
         )
 
-    def model_on_host(self) -> nn.Module:
-        """Returns the model on the host, for what is kept of it; training is over then.
+    def model_on_host(self, *, is_over: bool = True) -> nn.Module:
+        """Returns the model on the host, for what is kept of it.
 
         Where ranks have it in parts, or rows of tables on their devices, every process calls it, and the first one gets
         a copy with the parts of all.
+
+        Args:
+            is_over: whether training is over, so that the model itself may move.
         """
         session = self._backend.session
         if session is not None and session.core.has_device_tables:
             whole = session.gather_tables(self._bare)
             return self._bare if whole is None else whole
-        return self._bare.to("cpu") if self._whole is None else self._whole.gathered(self._bare)
+        if self._whole is not None:
+            return self._whole.gathered(self._bare)
+        if is_over or self._group.device.type == "cpu":
+            return self._bare.to("cpu")
+        return copy_sharing_rows(self._bare).to("cpu")
+
+    @property
+    def progress(self) -> Progress:
+        """The position of the run."""
+        return self._progress
+
+    @property
+    def watermark(self) -> int | None:
+        """The time up to which all workers have read a stream, microseconds since 1970 in UTC; None: not known."""
+        return self._leased.watermark if isinstance(self._leased, StreamReader) else None
 
     @property
     def model(self) -> nn.Module:
@@ -380,7 +411,7 @@ class Trainer:
             ends_at: takes the result of each test within it, and returns whether training ends there.
         """
         self._model.train()
-        self._times.restart()
+        self._pauses.restart()
         if self._leased is not None:
             self._leased.begin_at(epoch, lambda: leased_epochs.trained(self._progress))
         recent, progress = RecentSamples(), self._progress
@@ -407,11 +438,14 @@ class Trainer:
                 self._progressive.add(epoch, result, batch.time_range)
             now = time.perf_counter()
             progress.seconds = seconds_before + now - began
-            if self._times.is_due(self._step.number, is_over=result.is_test_due):
+            if self._pauses.is_test_due(self._step.number, result.due):
                 # Before a checkpoint of the step, because a run that goes on from there has its result.
-                if ends_at(self._test_within(epoch)):
+                if ends_at(self._pauses.test(epoch, self._step.number, progress)):
                     break
-                self._times.restart()
+                began += time.perf_counter() - now
+            if result.due.publication:
+                now = time.perf_counter()
+                self._pauses.publish(self)
                 began += time.perf_counter() - now
             if self._checkpoints is not None:
                 self._checkpoints.after_step(self._step.number, progress)
@@ -428,30 +462,12 @@ class Trainer:
 
     def _run_step(self, batch: NamedBatch) -> StepResult:
         try:
-            return self._step.run(batch, is_test_due=self._times.is_over)
+            return self._step.run(batch, self._pauses.due)
         except torch.OutOfMemoryError as error:
             if self._backend.session is not None:
                 self._backend.session.discard()
             cache = self._job.train.cache
             raise out_of_memory(error, None if cache is None else cache.bytes) from error
-
-    @contextlib.contextmanager
-    def _work_alone(self) -> Iterator[Callable[[NamedBatch], NamedBatch]]:
-        """Gives what places the batches of an evaluation; workers that wait for this one's steps wait meanwhile."""
-        session = None if self._group.meets else self._backend.session
-        if session is None:
-            yield self._placement.placed
-            return
-
-        def placed(batch: NamedBatch) -> NamedBatch:
-            session.core.note_work(True)
-            return self._placement.placed(batch)
-
-        session.core.note_work(True)
-        try:
-            yield placed
-        finally:
-            session.core.note_work(False)
 
     def _end_epoch(self, epoch: int) -> EpochResult:
         """Evaluates the model after an epoch and returns the epoch's result."""
@@ -479,40 +495,6 @@ class Trainer:
             point = EvaluationPoint(**progress.points[-1])  # of the same model
             auc, log_loss, metrics = point.test_auc, point.test_log_loss, point.metrics
         else:
-            tested = self._tested(epoch)
+            tested = self._pauses.tested(epoch)
             auc, log_loss, metrics = tested.auc, tested.log_loss, dict(tested.metrics)
         return EpochResult(epoch, loss, total, rate, auc, log_loss, metrics, step)
-
-    def _test_within(self, epoch: int) -> EvaluationPoint:
-        """Evaluates the model between two steps, and changes nothing that the next step depends on."""
-        progress, session = self._progress, self._backend.session
-        if session is not None:
-            session.flush()  # because an evaluation reads the rows that are there, without the clock
-        self._group.wait("last steps of all workers")
-        self._backend.settle(is_end=False)
-        tested = self._tested(epoch)
-        samples = (
-            self._group.total(progress.samples) if self._group.meets else progress.samples_of_all(self._group.world)
-        )
-        point = EvaluationPoint(epoch, self._step.number, samples, tested.auc, tested.log_loss, dict(tested.metrics))
-        progress.points.append(asdict(point))
-        del progress.points[:-_MOST_POINTS]  # because a stream has no end
-        progress.is_tested = True
-        self._observer.point(point)
-        return point
-
-    def _tested(self, epoch: int) -> Evaluation:
-        """Evaluates the model on the test files."""
-        self._observer.evaluating(epoch)
-        device = self._group.device
-        # Because a forward may draw numbers in eval mode as well, and training does not depend on when it is tested.
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), self._work_alone() as placed:
-            return evaluate(
-                self._bare,
-                self._test_reader,
-                self._group,
-                self._outputs,
-                self._job.metrics,
-                placed,
-                forwards_meet=self._backend.forwards_meet,
-            )

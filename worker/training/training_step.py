@@ -29,7 +29,7 @@ from ..session.step import NonFiniteGradient
 from .learning_rates import LearningRates
 from .parallel_towers import check_reduced
 from .process_group import WorkerGroup
-from .sample_share import SampleShare
+from .sample_share import NOTHING_DUE, Due, SampleShare
 from .task_outputs import TaskOutputs
 from .training_backend import TrainingBackend
 
@@ -49,14 +49,14 @@ class StepResult:
         loss: the mean loss over this rank's samples; it may be NaN or Inf when the step was refused.
         is_taken: whether the step was taken, and not refused; every rank has the same value. With ``train.quorum``,
             whether this worker is a member of the step.
-        is_test_due: whether the first worker found before the step that a test is due; every rank has the same value.
+        due: what the first worker found due before the step, where workers ask; every rank has the same value.
     """
 
     logits: torch.Tensor
     labels: torch.Tensor
     loss: float
     is_taken: bool
-    is_test_due: bool = False
+    due: Due = NOTHING_DUE
 
 
 class TrainingStep:
@@ -107,14 +107,14 @@ class TrainingStep:
         self.outside = state.get("outside", 0)
         self._outputs.load_state_dict(state.get("items", {}))
 
-    def run(self, batch: NamedBatch, *, is_test_due: bool = False) -> StepResult:
+    def run(self, batch: NamedBatch, due: Due | None = None) -> StepResult:
         """Runs one step over a batch of up to ``batch_size * accumulate`` samples.
 
         An empty batch takes part in the step as well.
 
         Args:
             batch: the batch.
-            is_test_due: whether this worker finds that ``train.test_every.seconds`` are over.
+            due: what this worker finds due; None: no worker asks.
 
         Raises:
             InvalidArgument: the loss is not finite, and ``on_nonfinite`` is "raise". Nothing was applied.
@@ -122,7 +122,7 @@ class TrainingStep:
             SparserowError: a server or a peer has failed.
         """
         parts = batch.micro_batches
-        share = SampleShare(len(batch), self._group, is_test_due=is_test_due)
+        share = SampleShare(len(batch), self._group, due or NOTHING_DUE)
         logits, labels, losses = [], [], []
         for index, part in enumerate(parts):
             with self._silent_ddp() if index + 1 < len(parts) else contextlib.nullcontext():
@@ -137,8 +137,7 @@ class TrainingStep:
         self._samples += len(batch) if is_taken else 0
         self.number += 1
         loss, on_host, of_task = shown()
-        by_clock = self._train.test_every is not None and self._train.test_every.seconds is not None
-        return StepResult(on_host, of_task, loss, is_taken, by_clock and share.is_test_due)
+        return StepResult(on_host, of_task, loss, is_taken, NOTHING_DUE if due is None else share.due)
 
     def passes_over(self) -> bool:
         """Whether the job has made the next step without this worker, whose batch for it is dropped then.

@@ -149,7 +149,7 @@ def test_windows_of_a_run_say_from_when_to_when_they_are(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["metrics.progressive=null"], r"data\.csv\.timestamp: needs metrics\.progressive and"),
+        (["metrics.progressive=null"], r"data\.csv\.timestamp: needs data\.stream\.event_time, or "),
         (["data.csv.group=when"], r"column when has two roles; allowed: one of label, .* group and timestamp"),
         (["data.csv.timestamp=wen"], r"data\.csv\.timestamp: no column 'wen' in .*; allowed: click, user, when"),
     ],
