@@ -40,6 +40,13 @@ class DecodedValues:
     is_good: npt.NDArray[np.bool_]
     faults: dict[int, str]
 
+    def cut(self, begin: int, end: int, good: int) -> DecodedValues:
+        """Returns those in [begin, end), where ``good`` of the values before them are good ones."""
+        is_good = self.is_good[begin:end]
+        lines = self.lines.take(slice(good, good + int(is_good.sum())))
+        faults = {at - begin: reason for at, reason in self.faults.items() if begin <= at < end}
+        return DecodedValues(lines, is_good, faults)
+
 
 class EventDecoder:
     """Decodes values, each of which is a line: a JSON object, or fields of delimited text.

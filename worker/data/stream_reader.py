@@ -279,12 +279,17 @@ class StreamReader(Generic[Made]):
 
     def _read(self) -> None:
         """Takes events of the source, as many as are announced at once, and waits for the first ones."""
-        waiting = sum(len(piece.ends) for piece in self._pending)
+        waiting = self._waiting()
         room = self._size * _AHEAD - waiting
         if waiting < self._size:
             self._take_events(self._size - waiting, 0.0 if self._is_waited_for else self._max_wait)
+            if self._waiting() < self._size:  # the source has no more of them
+                return
         if room > self._size:
             self._take_events(room - self._size, 0.0)
+
+    def _waiting(self) -> int:
+        return sum(len(piece.ends) for piece in self._pending)
 
     def _take_events(self, most: int, wait_sec: float) -> None:
         if self._clock is not None:

@@ -19,7 +19,7 @@ from ....proto.config.stream_config import KafkaConfig, milliseconds_of
 from ....proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ....proto.extras import install_command
 from ..bad_line import BadLine
-from ..event_decoder import EventDecoder
+from ..event_decoder import DecodedValues, EventDecoder
 from ..events import DeadEvent, PartEvents, SourcePart
 
 __all__ = ["KafkaSource"]
@@ -226,25 +226,33 @@ class KafkaSource:
             else:
                 self._on_gap(part, message)
             self._down_since = None
-        parts = [part for part in dict.fromkeys((*by_part, *tails)) if part in self._open]
+        parts = {part: by_part.get(part, []) for part in dict.fromkeys((*by_part, *tails)) if part in self._open}
         before = dict(self._positions)
-        found = [self._events(part, by_part.get(part, []), tails.get(part, 0)) for part in parts]
+        decoded = self._decoded([message for some in parts.values() for message in some])
+        found, begin, good = [], 0, 0
+        for part, some in parts.items():
+            mine = decoded.cut(begin, begin + len(some), good)
+            begin, good = begin + len(some), good + len(mine.lines)
+            found.append(self._events(part, some, mine, tails.get(part, 0)))
         # A partition that is at its end says so again; a batch of nothing would be a commit.
         return [events for events in found if events.is_end or events.end > before[events.part]]
 
-    def _events(self, part: str, messages: list[Any], tail: int) -> PartEvents:
+    def _decoded(self, messages: list[Any]) -> DecodedValues:
+        """Decodes the messages of all partitions at once, as a call takes milliseconds, however few they are."""
         values = [message.value() for message in messages]
         has_value = np.fromiter((bool(value and not value.isspace()) for value in values), np.bool_, len(values))
         unframed = [self._unframed(value) for value, there in zip(values, has_value, strict=True) if there]
-        found = self._decoder.decode(unframed, part)
+        found = self._decoder.decode(unframed, ", ".join(self._config.topics))
         is_good = has_value.copy()
         is_good[has_value] = found.is_good
         places = np.flatnonzero(has_value)
+        return DecodedValues(found.lines, is_good, {int(places[at]): reason for at, reason in found.faults.items()})
 
+    def _events(self, part: str, messages: list[Any], found: DecodedValues, tail: int) -> PartEvents:
         def describe(at: int, reason: str) -> DeadEvent:
             return _dead(messages[at], reason)
 
-        dead = {int(places[at]): describe(int(places[at]), reason) for at, reason in found.faults.items()}
+        dead = {at: describe(at, reason) for at, reason in found.faults.items()}
         if dead and not self._skips_bad:
             first = dead[min(dead)]
             raise BadLine(part, messages[min(dead)].offset(), None, first.reason, unit="offset")
@@ -254,7 +262,9 @@ class KafkaSource:
         self._positions[part] = reached
         is_end = end is not None and reached >= end
         lost = self._lost.pop(part, 0)
-        return PartEvents(part, found.lines, is_good, ends, describe, dead, is_end=is_end, lost=lost, tail=reached)
+        return PartEvents(
+            part, found.lines, found.is_good, ends, describe, dead, is_end=is_end, lost=lost, tail=reached
+        )
 
     def _unframed(self, value: bytes) -> bytes:
         if self._config.framing == "none":
