@@ -71,9 +71,8 @@ class Pauses:
         self._publications = PublicationTimes(job.publish, group, watermark)
 
     def restart(self) -> None:
-        """Begins to count the time to the next pause, when training begins."""
+        """Begins to count the time to the next test, when an epoch begins, as there is one at its end."""
         self._tests.restart()
-        self._publications.restart()
 
     @property
     def due(self) -> Due | None:

@@ -34,7 +34,7 @@ class PublicationTimes:
         return self._config.every is not None
 
     def restart(self) -> None:
-        """Begins to count anew, when training begins or goes on after a publication."""
+        """Begins to count anew, when a run begins or goes on after a publication."""
         self._since = time.monotonic()
         if self._turn is not None:
             self._turn = self._turn_of_now()
