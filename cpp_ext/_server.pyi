@@ -524,6 +524,13 @@ class Store:
         table's policy goes by seconds). Raises NotFound.
         """
 
+    def change_signal(self) -> int:
+        """A descriptor from which 8 bytes can be read once something changed, since :meth:`arm_change_signal`, in a
+        table that a cursor follows; it ends with the store. Raises ResourceExhausted."""
+
+    def arm_change_signal(self) -> None:
+        """Has the next change show on the descriptor of :meth:`change_signal`, once."""
+
     def change_stats(self) -> dict[str, int]:
         """cursors; used_bytes of the log; forgotten changes; scans and snapshots of slots; held_rows that wait."""
 

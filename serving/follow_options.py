@@ -48,7 +48,7 @@ class FollowOptions:
         coordinator: ``HOST:PORT`` of the training cluster's coordinator.
         name: the name of this process, unique among the followers of the cluster; names of cursors begin with it.
         interval_sec: the shortest pause between two rounds over all slots, in seconds; several changes of a row
-            meanwhile are sent once. After a round with much work the pause is longer, until a second has passed since
+            meanwhile are sent once. After a round with much work the pause is longer, until 0.7 s have passed since
             the round began.
         retry_sec: the pause after a failure, in seconds.
         threshold: the threshold below which training shards keep changed rows back for a while.

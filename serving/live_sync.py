@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 FRESHNESS_SEC: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
 
 _PAUSE_PER_BUSY = 20.0  # seconds of pause for each CPU second of this thread, which does a quarter of a round's work
-_LONGEST_ROUND_SEC = 1.0  # the longest round with its pause, which bounds how long a change stays unseen
+_LONGEST_ROUND_SEC = 0.7  # the longest round with its pause, which bounds how long a change stays unseen
 _PAUSED_LOOK_SEC = 0.02
 
 

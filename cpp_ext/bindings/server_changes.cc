@@ -155,6 +155,8 @@ void bind_changes(py::module_& module) {
       .def(
           "has_cursor", [](Store& store, const std::string& name) { return store.changes().is_open(name); },
           py::arg("name"))
+      .def("change_signal", [](Store& store) { return value_or_raise(store.changes().signal().descriptor()); })
+      .def("arm_change_signal", [](Store& store) { store.changes().signal().arm(); })
       .def("read_changes", &read_page, py::arg("name"), py::kw_only(), py::arg("begin") = 0, py::arg("max_bytes"))
       .def("ack_changes", &ack_page, py::arg("name"), py::arg("slots"), py::arg("versions"), py::arg("part") = 0)
       .def("apply_changes", &apply_page, py::arg("page"))

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "store/change_signal.h"
 #include "store/stripe_log.h"
 #include "store/table/table.h"
 
@@ -38,6 +39,7 @@ class SlotVersions {
     const std::uint64_t version = of_sequence(sequence);
     if (stripe.log.is_open() && table.is_followed.load(std::memory_order_relaxed)) {
       stripe.log.touch(slot, sequence);
+      signal.changed();
       const bool is_comparable = (before ^ version) >> 48 == 0 && !stripe.log.counts();
       if (stripe.log.wants(slot, is_comparable ? before & kSequence : 0)) {
         stripe.log.written(slot, {sequence, key, table.schema.id, wall_ms()}, change_budget);
@@ -48,7 +50,9 @@ class SlotVersions {
   void erased(StripeSequences& stripe, std::uint32_t slot, std::uint32_t table_id, std::uint64_t key) noexcept {
     const std::uint64_t sequence = ++stripe.sequences[slot];
     stripe.erasures[slot] = sequence;
-    if (stripe.log.is_open()) stripe.log.erased(slot, {sequence, key, table_id, wall_ms()}, change_budget);
+    if (!stripe.log.is_open()) return;
+    stripe.log.erased(slot, {sequence, key, table_id, wall_ms()}, change_budget);
+    signal.changed();
   }
   // A table went with all its rows, or came back: its followers get the stripe's slots whole. The slots go on with one
   // sequence, so that one number says of all of them which changes are older.
@@ -56,7 +60,9 @@ class SlotVersions {
     const std::uint64_t sequence = 1 + *std::max_element(stripe.sequences.begin(), stripe.sequences.end());
     std::fill(stripe.sequences.begin(), stripe.sequences.end(), sequence);
     std::fill(stripe.erasures.begin(), stripe.erasures.end(), sequence);
-    if (stripe.log.is_open()) stripe.log.reset_table(table_id, sequence, is_followed, change_budget);
+    if (!stripe.log.is_open()) return;
+    stripe.log.reset_table(table_id, sequence, is_followed, change_budget);
+    signal.changed();
   }
 
   [[nodiscard]] std::uint64_t of_sequence(std::uint64_t sequence) const noexcept {
@@ -66,6 +72,7 @@ class SlotVersions {
   void set_lineage(std::uint16_t lineage) noexcept { lineage_ = lineage; }
 
   ChangeBudget change_budget;
+  ChangeSignal signal;
 
  private:
   std::atomic<std::uint16_t> lineage_;  // of the versions that are given now

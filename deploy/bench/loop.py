@@ -152,12 +152,14 @@ def _write_job(folder: Path, brokers: str, size: Size) -> None:
     random = np.random.default_rng(0)
     (folder / "like.jsonl").write_bytes(b"\n".join(_event(random, size) for _ in range(100)) + b"\n")
     like = str(folder / "like.jsonl")
+    # Because the mock cluster answers a fetch that finds nothing after this time, whatever comes meanwhile.
+    kafka = {"brokers": brokers, "topics": list(_TOPICS), "options": {"fetch.wait.max.ms": 20}}
     job = {
         "name": "loop",
         "data": {
             "format": "jsonl",
             "columns": {"label": "click"},
-            "stream": {"kafka": {"brokers": brokers, "topics": list(_TOPICS)}, "like": like, "max_wait": "50ms"},
+            "stream": {"kafka": kafka, "like": like, "max_wait": "50ms"},
             "test": like,
         },
         "features": {f"C{number}": {"kind": "id"} for number in range(1, _IDS + 1)},

@@ -11,14 +11,17 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 
+from ...cpp_ext._server import Store
 from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
 from ...proto.change_replies import METHOD, write_reply
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.process.unary_replies import account_of
+from .change_watch import ChangeWatch
 from .cursor_owners import CursorOwners
 from .engine import ShardEngine
 
-_LOOK_SEC = 0.05  # seconds between two checks for a change that a follower waits for
+_HELD_SEC = 0.05  # seconds between two looks for rows that a threshold holds back, which become due by time
+_GATHER_SEC = 0.002  # after a change, because others of the same commit follow it
 _MOST_WAIT_MS = 10_000
 _DROPPED_TABLES = 4096  # ids that a cursor may name although the shard has fewer tables
 _MOST_IDLE_SEC = 86_400
@@ -37,6 +40,7 @@ class ChangesService:
     def __init__(self, engine: Callable[[], ShardEngine]) -> None:
         self._engine = engine
         self._owners = CursorOwners()
+        self._watch: ChangeWatch | None = None
         self._kept_key = secrets.token_bytes(16)  # key of cursors that publishers open and do not read
 
     async def GetVersions(self, request: pb.GetVersionsRequest, context: Any) -> pb.GetVersionsReply:
@@ -84,6 +88,7 @@ class ChangesService:
             idle_sec,
             is_owned=request.is_owned,
             tables=request.table_ids,
+            holds=request.hold_ms > 0,
         )
         opened = partial(
             engine.store.open_cursor,
@@ -123,14 +128,27 @@ class ChangesService:
         tables = self._owners.tables(request.cursor)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000
+        holds = self._owners.holds(request.cursor)
         begin = request.begin
         while True:
+            watch = self._watched(store)
+            changed = watch.armed()
             read = partial(store.read_changes, request.cursor, begin=begin, max_bytes=request.max_bytes)
             page, count, begin, is_last = await asyncio.to_thread(_followed, engine, tables, read)
-            if count or loop.time() >= deadline:
+            left = deadline - loop.time()
+            if count or left <= 0:
                 fields = pb.ReadChangesReply(slots=count, next_begin=begin, is_last=is_last, acknowledged=acknowledged)
                 return write_reply(fields, page if count else b"")
-            await asyncio.sleep(_LOOK_SEC)
+            if not holds:
+                await watch.wait(changed, left)
+            await asyncio.sleep(min(_HELD_SEC if holds else _GATHER_SEC, max(0.0, deadline - loop.time())))
+
+    def _watched(self, store: Store) -> ChangeWatch:
+        if self._watch is None or self._watch.store is not store:
+            if self._watch is not None:
+                self._watch.close()
+            self._watch = ChangeWatch(store)
+        return self._watch
 
     async def CloseCursor(self, request: pb.CloseCursorRequest, context: Any) -> pb.CloseCursorReply:
         """Stops keeping changes for this follower; the call is harmless when the follower is not known."""

@@ -29,6 +29,7 @@ class _Cursor:
         idle_sec: the seconds without a call after which it ends.
         used_at: the time of its last call.
         tables: the ids of the tables that it follows; none: all.
+        holds: whether a threshold holds rows back for it.
         acknowledged: the number of positions acknowledged since it was opened.
     """
 
@@ -37,6 +38,7 @@ class _Cursor:
     idle_sec: float
     used_at: float
     tables: tuple[int, ...] = ()
+    holds: bool = False
     acknowledged: int = 0
 
 
@@ -63,6 +65,7 @@ class CursorOwners:
         *,
         is_owned: bool,
         tables: Iterable[int] = (),
+        holds: bool = False,
     ) -> bytes:
         """Opens a cursor, or opens a cursor of the same owner again.
 
@@ -73,6 +76,7 @@ class CursorOwners:
             idle_sec: the seconds without a call after which the cursor ends.
             is_owned: whether the caller will show a key.
             tables: the ids of the tables that it follows; none: all.
+            holds: whether a threshold holds rows back for it, which become due by time.
 
         Returns:
             The key that the owner shows from now on.
@@ -94,7 +98,7 @@ class CursorOwners:
         else:
             self._check(name, known, key)
         given = (key or secrets.token_bytes(_KEY_BYTES)) if is_owned else b""
-        self._cursors[name] = _Cursor(account, given, idle_sec, self._clock(), tuple(tables))
+        self._cursors[name] = _Cursor(account, given, idle_sec, self._clock(), tuple(tables), holds)
         return given
 
     def use(self, name: str, key: bytes, acknowledged: int = 0) -> int:
@@ -115,6 +119,11 @@ class CursorOwners:
         """Returns the ids of the tables that a cursor follows; none: all, or the cursor is not known."""
         cursor = self._cursors.get(name)
         return () if cursor is None else cursor.tables
+
+    def holds(self, name: str) -> bool:
+        """Returns whether a threshold holds rows back for a cursor."""
+        cursor = self._cursors.get(name)
+        return cursor is not None and cursor.holds
 
     def close(self, name: str, key: bytes) -> None:
         """Forgets a cursor; the call is harmless when it is not known.

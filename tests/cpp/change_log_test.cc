@@ -2,9 +2,14 @@
 #include "store/changes/change_log.h"
 
 #include <doctest/doctest.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <numeric>
 #include <random>
+#include <thread>
 
 #include "change_fixture.h"
 #include "store/changes/change_page.h"
@@ -40,6 +45,64 @@ TEST_CASE("a follower gets what is there, then what changes, and acknowledged ch
   CHECK(from->changes().stats().used_bytes == empty);
   from->changes().close("serving");
   CHECK(from->changes().stats().used_bytes == 0);
+}
+
+TEST_CASE("the next change after it was armed wakes a reader, once") {
+  const auto store = make_store();
+  ChangeSignal& signal = store->changes().signal();
+  const auto descriptor = signal.descriptor();
+  REQUIRE(descriptor.is_ok());
+  const auto woken = [&] {
+    std::uint64_t count = 0;
+    return ::read(descriptor.value(), &count, sizeof(count)) == sizeof(count);
+  };
+  signal.arm();
+  push(*store, 1, range(0, 10));
+  CHECK_FALSE(woken());  // nobody follows
+  REQUIRE(store->changes().open("one", store->changes().versions(), {1}, std::chrono::seconds(0)).is_ok());
+  push(*store, 2, range(0, 10));
+  CHECK_FALSE(woken());  // another table
+  push(*store, 1, range(0, 10));
+  CHECK(woken());
+  push(*store, 1, range(0, 10));
+  CHECK_FALSE(woken());  // it was not armed again
+  signal.arm();
+  REQUIRE(store->erase(1, range(0, 1)).is_ok());
+  CHECK(woken());
+  signal.arm();
+  REQUIRE(store->drop_table(1).is_ok());
+  CHECK(woken());
+}
+
+TEST_CASE("no change is missed between a look and the wait for the next one") {
+  const auto store = make_store();
+  ChangeSignal& signal = store->changes().signal();
+  const int descriptor = signal.descriptor().value();
+  REQUIRE(store->changes().open("one", store->changes().versions(), {}, std::chrono::seconds(0)).is_ok());
+  constexpr int kPushes = 2000;
+  std::atomic<int> seen = 0;
+  std::thread writer([&] {
+    for (int i = 0; i < kPushes; ++i) {
+      push(*store, 1, range(0, 1));
+      while (seen.load() <= i) std::this_thread::yield();  // the reader finds each change by itself
+    }
+  });
+  std::uint64_t before = 0;
+  for (int found = 0; found < kPushes;) {
+    signal.arm();
+    const auto versions = store->changes().versions();
+    const std::uint64_t now = std::accumulate(versions.begin(), versions.end(), std::uint64_t{0});
+    if (now != before) {
+      before = now;
+      seen.store(++found);
+      continue;
+    }
+    pollfd wanted{.fd = descriptor, .events = POLLIN, .revents = 0};
+    REQUIRE(::poll(&wanted, 1, 20'000) == 1);
+    std::uint64_t count = 0;
+    REQUIRE(::read(descriptor, &count, sizeof(count)) == sizeof(count));
+  }
+  writer.join();
 }
 
 TEST_CASE("the slowest cursor holds changes back") {

@@ -44,6 +44,8 @@ void join_rows(std::vector<ChangedRow>& rows) {
   rows.resize(kept);
 }
 
+ChangeSignal& ChangeLog::signal() noexcept { return store_->impl_->versions.signal; }
+
 std::vector<std::uint64_t> ChangeLog::versions() const {
   const Store::Impl& store = *store_->impl_;
   std::vector<std::uint64_t> out(store.options.slot_count);

@@ -39,6 +39,7 @@
 #include <utility>
 #include <vector>
 
+#include "store/change_signal.h"
 #include "store/changes/send_threshold.h"
 #include "store/store.h"
 #include "store/table/row.h"
@@ -132,6 +133,9 @@ class ChangeLog {
   explicit ChangeLog(Store& store) noexcept : store_(&store) {}
   ChangeLog(const ChangeLog&) = delete;
   ChangeLog& operator=(const ChangeLog&) = delete;
+
+  // Wakes a reader at the next change of a table that some cursor wants (change_signal.h).
+  [[nodiscard]] ChangeSignal& signal() noexcept;
 
   // (slot_count) the version of each slot now: a cursor that has everything.
   [[nodiscard]] std::vector<std::uint64_t> versions() const;
