@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from kafka_mock import MockKafka, mock_kafka
+from long_form import FULL
 from restart_scene import Scene, status_of
 from sparserow_process import Launcher, wait_until
 from stream_job import counters, counts_of, steps_of, write_stream_job, zipf_events
 
 pytest.importorskip("confluent_kafka", reason="the extra kafka is not installed")
 
-PARTITIONS, EVENTS = 3, 24_000
+PARTITIONS, EVENTS, KILLS = 3, 120_000 if FULL else 24_000, 20 if FULL else 6
 
 
 def produced(kafka: MockKafka, seed: int) -> list[bytes]:
@@ -55,11 +56,14 @@ def test_workers_are_killed_in_the_middle(launcher: Launcher, tmp_path: Path) ->
         launcher.environment["PYTHONPATH"] = str(tmp_path)
         run = launcher.start("train", str(job), "--set", f"cluster.address={address}", "--json", str(result))
         wait_until(lambda: steps_of(address) >= 5 or run.popen.poll() is not None, "the first steps", 200)
-        for _ in range(6):
+        killed = 0
+        while killed < KILLS and run.popen.poll() is None:
             workers = launcher.by_role()["worker"]
             if workers:
                 draw.choice(workers).kill()
+                killed += 1
             time.sleep(draw.uniform(0.2, 1.5))
+        print("killed", killed)
         assert run.popen.wait(600) == 0, run.err
         expected = counts_of(events)
         assert counters(launcher, address, tmp_path / "rows", expected) == expected
