@@ -185,6 +185,12 @@ RULES: tuple[Rule, ...] = (
                 lambda job: _of_stream(job) and job.train.prefetch > 0,
             ),
             (
+                "train.spike",
+                "whose positions would go back with the rows",
+                ("train.spike={factor: 3}",),
+                lambda job: _of_stream(job) and job.train.spike is not None,
+            ),
+            (
                 "train.parallel.tensor",
                 "whose parts are leased to one process",
                 ("train.parallel={tensor: 2}", "train.workers=2"),
@@ -426,6 +432,33 @@ RULES: tuple[Rule, ...] = (
             and "delta_every" in job.train.checkpoint.model_fields_set
             and job.train.checkpoint.delta_every is not None
         ),
+    ),
+    Rule(
+        "train.spike",
+        "train.checkpoint",
+        "which the job goes back to",
+        ("train.spike={factor: 3}",),
+        lambda job: job.train.spike is not None and job.train.checkpoint is None,
+    ),
+    Rule(
+        "train.spike",
+        "no train.cache",
+        "whose rows a restore does not reach",
+        ("train.spike={factor: 3}", _CHECKPOINT, "train.staleness=4", "train.cache.bytes=1MiB"),
+        lambda job: job.train.spike is not None and job.train.cache is not None,
+    ),
+    Rule(
+        "train.spike",
+        "no train.prefetch",
+        "whose rows a restore does not reach",
+        ("train.spike={factor: 3}", _CHECKPOINT, "train.prefetch=2"),
+        lambda job: job.train.spike is not None and job.train.prefetch > 0,
+    ),
+    _without_meetings(
+        "train.spike",
+        "as the workers of ps do not meet",
+        ("train.spike={factor: 3}", _CHECKPOINT),
+        lambda job: job.train.spike is not None,
     ),
     _without_meetings("train.device", "", ("train.device=cuda",), lambda job: job.train.device == "cuda"),
     _without_meetings("train.timeout", "", ("train.timeout=1h",), lambda job: _set(job, "train", "timeout")),

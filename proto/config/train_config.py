@@ -18,6 +18,7 @@ from .node_check_config import NodeCheckConfig
 from .optimizer_config import AdagradConfig, DenseOptimizerConfig, RowOptimizerConfig
 from .parallel_config import ParallelConfig
 from .schedule import ConstantSchedule, ScheduleConfig
+from .spike_config import SpikeConfig
 from .table_config import TableConfig
 
 
@@ -93,6 +94,11 @@ class TrainConfig(StrictModel):
         description="When the test files are scored within an epoch as well; metrics.best and metrics.stop take such "
         "tests as those after an epoch. null: after each epoch alone.",
         json_schema_extra={"allowed": "a section with exactly one of steps, samples and seconds"},
+    )
+    spike: SpikeConfig | None = Field(
+        None,
+        description="When a loss that jumps sets the job back to its newest checkpoint before the jump; null: never.",
+        json_schema_extra={"allowed": "a section with factor"},
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",

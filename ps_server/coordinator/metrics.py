@@ -104,7 +104,7 @@ def _streams(cluster: Cluster) -> Iterator[Metric]:
     )
     watermark = GaugeMetricFamily(
         "sparserow_stream_watermark_seconds",
-        "Time up to which all parts of a job's stream are read, by the times of its events (since 1970 in UTC).",
+        "Time since 1970 in UTC up to which all parts of a job's stream are read, by its events (seconds).",
         labels=["job"],
     )
     for job_id, data in list(cluster.data.jobs.items()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from ...proto.process.lone_work import lone_work
 from ..data import ClickReader, NamedBatch
 from .evaluation import Evaluation, evaluate
 from .evaluation_times import EvaluationTimes
+from .loss_spikes import LossSpikes
 from .process_group import WorkerGroup
 from .publication_times import PublicationTimes
 from .sample_share import Due
@@ -26,9 +27,6 @@ from .task_outputs import TaskOutputs
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress
 from .training_report import EvaluationPoint, Observer
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
 
 MOST_POINTS = 10_000  # tests within epochs of which a run keeps the results
 Place: TypeAlias = Callable[[NamedBatch], NamedBatch]
@@ -47,7 +45,11 @@ class Pauses:
         place: brings a batch to the device of the model.
         observer: is informed of tests.
         watermark: returns the time up to which events are read; see :class:`PublicationTimes`.
-        publish: publishes the model of now; only the first process calls it. None: nothing is published.
+        model_on_host: returns the model of now on the host; all processes call it.
+        publish: publishes it; only the first process calls it. None: nothing is published.
+
+    Attributes:
+        spikes: looks for losses that jump.
     """
 
     def __init__(
@@ -62,13 +64,15 @@ class Pauses:
         place: Place,
         observer: Observer,
         watermark: Callable[[], int | None],
-        publish: Callable[[Trainer, nn.Module], None] | None,
+        model_on_host: Callable[[], nn.Module],
+        publish: Callable[[nn.Module], None] | None,
     ) -> None:
         self._job, self._group, self._backend, self._model = job, group, backend, model
         self._test_reader, self._outputs, self._place, self._observer = test_reader, outputs, place, observer
-        self._publish = publish
+        self._model_on_host, self._publish = model_on_host, publish
         self._tests = EvaluationTimes(job.train, group)
         self._publications = PublicationTimes(job.publish, group, watermark)
+        self.spikes = LossSpikes(job.train.spike, group)
 
     def restart(self) -> None:
         """Begins to count the time to the next test, when an epoch begins, as there is one at its end."""
@@ -78,9 +82,9 @@ class Pauses:
     def due(self) -> Due | None:
         """What this worker finds due after the next step; None: no worker of the job asks."""
         is_published = self._publish is not None and self._publications.is_asked
-        if not (self._tests.by_clock or is_published):
+        if not (self._tests.by_clock or is_published or self.spikes.is_asked):
             return None
-        return Due(self._tests.is_over, is_published and self._publications.is_due)
+        return Due(self._tests.is_over, is_published and self._publications.is_due, self.spikes.is_due)
 
     def is_test_due(self, number: int, due: Due) -> bool:
         """Returns whether this worker tests the model now.
@@ -126,14 +130,14 @@ class Pauses:
                 forwards_meet=self._backend.forwards_meet,
             )
 
-    def publish(self, trainer: Trainer) -> None:
+    def publish(self) -> None:
         """Publishes the model of now. All workers call it where they meet, and else the first one."""
         self._settle()
         with self._same_numbers(), self._alone():
-            model = trainer.model_on_host(is_over=False)
+            model = self._model_on_host()
             if self._publish is not None and self._group.is_first:
                 with lone_work.doing("publication of the model"):
-                    self._publish(trainer, model)
+                    self._publish(model)
             self._group.wait("publication of the model")
         self._publications.restart()
 

@@ -21,10 +21,12 @@ class Due(NamedTuple):
     Attributes:
         test: a test of the model.
         publication: a publication of the model.
+        return_: a return to a checkpoint, as the loss has jumped.
     """
 
     test: bool = False
     publication: bool = False
+    return_: bool = False
 
 
 NOTHING_DUE = Due()

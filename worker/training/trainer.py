@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import cast
 
 import torch
@@ -124,7 +125,8 @@ class Trainer:
             place=self._placement.placed,
             observer=observer,
             watermark=lambda: self.watermark,
-            publish=publish,
+            model_on_host=partial(self.model_on_host, is_over=False),
+            publish=None if publish is None else partial(publish, self),
         )
         progressive = job.metrics.progressive
         self._progressive = (
@@ -313,6 +315,7 @@ class Trainer:
             first_bad_line=next((first for first in firsts if first is not None), None),
             backend=self._job.model.backend,
             refused_steps=self._step.refused,
+            spikes=self._pauses.spikes.found,
             staleness=self._backend.staleness(),
             tiers=self._backend.tiers(),
             cache={name: self._group.total(count) for name, count in self._backend.cache().items()},
@@ -434,6 +437,8 @@ class Trainer:
                 progress.samples += len(batch)
                 progress.loss_sum += result.loss * len(batch)
                 recent.add(result, len(batch))
+                if len(batch):
+                    self._pauses.spikes.add(result.loss)
             if self._progressive is not None:
                 self._progressive.add(epoch, result, batch.time_range)
             now = time.perf_counter()
@@ -443,9 +448,12 @@ class Trainer:
                 if ends_at(self._pauses.test(epoch, self._step.number, progress)):
                     break
                 began += time.perf_counter() - now
+            if result.due.return_:
+                self._go_back()
+                continue
             if result.due.publication:
                 now = time.perf_counter()
-                self._pauses.publish(self)
+                self._pauses.publish()
                 began += time.perf_counter() - now
             if self._checkpoints is not None:
                 self._checkpoints.after_step(self._step.number, progress)
@@ -459,6 +467,21 @@ class Trainer:
             self._progressive.end_epoch(epoch)
         self._group.wait("last steps of all workers")  # until the last step of every rank is applied
         progress.seconds = seconds_before + time.perf_counter() - began
+
+    def _go_back(self) -> None:
+        """Sets the run back to a checkpoint before its loss jumped, on all ranks; the data since is passed over."""
+        config, spikes = self._job.train.spike, self._pauses.spikes
+        assert self._checkpoints is not None
+        assert config is not None
+        spikes.note()
+        self._group.wait("last steps of all workers")
+        name = self._checkpoints.go_back(spikes.recent)
+        words = "there is no checkpoint before it to go back to" if name is None else f"it goes back to {name}"
+        if self._group.is_first:
+            _log.warning("train.spike: the loss has jumped after step %d; %s", self._step.number, words)
+        if name is not None:
+            self._step.pass_over(config.skip)
+        self._model.train()
 
     def _run_step(self, batch: NamedBatch) -> StepResult:
         try:

@@ -225,6 +225,42 @@ class TrainingCheckpoints:
         """
         self._session.restore(self._url, name=name, model=self._parts.model)
 
+    def go_back(self, steps: int) -> str | None:
+        """Sets rows, model, optimizers and schedules back to a checkpoint; the data goes on.
+
+        Args:
+            steps: the number of last steps that the checkpoint is without; the newest such one is taken.
+
+        Returns:
+            The name of the checkpoint; None: there is none, and nothing has changed.
+
+        Raises:
+            SparserowError: the checkpoint cannot be restored.
+        """
+        if self._writing is not None:
+            with contextlib.suppress(SparserowError):
+                self._writing.wait()
+        found: str | None = None
+        if self._group.makes_shared:
+            names = reversed(list_names(Folder(self._url)))
+            manifests = ((name, read_manifest(Folder(self._url), name)) for name in names)
+            last = self._session.current_step - 1 - steps
+            found = next((name for name, manifest in manifests if manifest.step <= last), None)
+        name = self._group.share(found, what="newest checkpoint")
+        if name is None:
+            return None
+        parts = self._parts
+        self._session.restore(
+            self._url,
+            name=name,
+            model=parts.model,
+            optimizer=parts.optimizer,
+            scaler=parts.scaler,
+            scheduler=parts.schedule,
+        )
+        parts.schedule.take_given()
+        return name
+
     def _check_workers(self, name: str) -> None:
         """Checks, before a row is changed, that the workers of this run can go on from a checkpoint.
 

@@ -75,6 +75,7 @@ class TrainResult:
         first_bad_line: the place and the fault of one of them; None when there was none.
         backend: "ps" or "local".
         refused_steps: the number of steps that no worker took, because a loss or gradient had NaN or Inf.
+        spikes: how often the job went back to a checkpoint, as its loss had jumped (``train.spike``).
         staleness: for each table, the number of pulls in train mode by bucket. A bucket's name is the largest number of
             steps that its pulls were stale, and "inf" is the last bucket. {} with backend local.
         cache: counts of all workers' row caches. Unique rows were hits, misses, revalidated (asked about by version) or
@@ -121,6 +122,7 @@ class TrainResult:
     cache: dict[str, int]
     tiers: dict[str, float]
     history: tuple[EpochResult, ...]
+    spikes: int = 0
     shard_restores: int = 0
     commits_lost: int = 0
     kept: tuple[str, ...] = ()

@@ -139,8 +139,12 @@ class TrainingStep:
         loss, on_host, of_task = shown()
         return StepResult(on_host, of_task, loss, is_taken, NOTHING_DUE if due is None else share.due)
 
+    def pass_over(self, steps: int) -> None:
+        """Has the batches of the next steps dropped, on all ranks alike."""
+        self._to_pass += steps
+
     def passes_over(self) -> bool:
-        """Whether the job has made the next step without this worker, whose batch for it is dropped then.
+        """Whether the batch of the next step is dropped, as the job has made the step without this worker.
 
         So all workers are at the same place of their data, and of the schedule, in the same step. No step is passed
         over in a checkpoint, since those who made the steps wait there.
