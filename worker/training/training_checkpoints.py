@@ -249,17 +249,23 @@ class TrainingCheckpoints:
         name = self._group.share(found, what="newest checkpoint")
         if name is None:
             return None
+        self._restored(self._url, name)
+        return name
+
+    def _restored(self, url: str, name: str, reader: Stateful | None = None) -> RestoredCheckpoint:
+        """Restores a checkpoint with the tower, its optimizer and the schedules."""
         parts = self._parts
-        self._session.restore(
-            self._url,
+        restored: RestoredCheckpoint = self._session.restore(
+            url,
             name=name,
             model=parts.model,
             optimizer=parts.optimizer,
             scaler=parts.scaler,
             scheduler=parts.schedule,
+            reader=reader,
         )
         parts.schedule.take_given()
-        return name
+        return restored
 
     def _check_workers(self, name: str) -> None:
         """Checks, before a row is changed, that the workers of this run can go on from a checkpoint.
@@ -362,15 +368,7 @@ class TrainingCheckpoints:
             raise NotFound(f"train.checkpoint.start_from: {place} has no checkpoint")
         check_order(read_manifest(Folder(folder), name).config, self._run[ORDER], f"{folder}/{name}", "--from")
         with _worded_for_jobs("--from"):
-            restored = self._session.restore(
-                folder,
-                name=name,
-                model=parts.model,
-                optimizer=parts.optimizer,
-                scaler=parts.scaler,
-                scheduler=parts.schedule,
-            )
-        parts.schedule.take_given()
+            restored = self._restored(folder, name)
         parts.steps.load_state_dict(restored.extra["steps"])
         _print_once(self._session, f"starts from {folder}/{restored.name}, step {restored.step}, over files of its own")
 
@@ -396,16 +394,7 @@ class TrainingCheckpoints:
             return None
         self._check_workers(name)
         with _worded_for_jobs():
-            restored: RestoredCheckpoint = self._session.restore(
-                self._url,
-                name=name,
-                model=parts.model,
-                optimizer=parts.optimizer,
-                scaler=parts.scaler,
-                scheduler=parts.schedule,
-                reader=parts.reader,
-            )
-        parts.schedule.take_given()
+            restored = self._restored(self._url, name, parts.reader)
         parts.steps.load_state_dict(restored.extra["steps"])
         progress = Progress(**restored.extra["progress"])
         if restored.extras:
