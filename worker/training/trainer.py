@@ -504,9 +504,7 @@ class Trainer:
             if self._step.refused:
                 raise InvalidArgument(f"train: all {self._step.refused} steps were refused for NaN or Inf")
             raise InvalidArgument("data.train: no good line was read, so there is nothing to train on")
-        rate, loss = total / seconds if seconds else 0.0, loss_sum / max(samples, 1)
-        if not samples and self._step.outside:
-            loss = math.nan
+        rate, loss = total / seconds if seconds else 0.0, loss_sum / samples if samples else math.nan
         if self._of_all is not None:
             known = leased_epochs.known_result(self._of_all, epoch, self._group.world, self._shown_task)
             if known is not None:

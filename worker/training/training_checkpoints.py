@@ -23,6 +23,7 @@ from ..api.session import Session
 from ..checkpoint import RestoredCheckpoint, SavedCheckpoint
 from ..checkpoint.restore import check_reader
 from ..checkpoint.save import Stateful, absolute
+from ..data.stream_reader import StreamReader
 from .learning_rates import LearningRates
 from .model_order import KEY as ORDER, check_order
 from .parallel_group import ParallelGroup
@@ -402,7 +403,11 @@ class TrainingCheckpoints:
         windows = [extra["progressive"] for extra in restored.extras or (restored.extra,)]
         if parts.progressive is not None and None not in windows:  # else the run before had none
             parts.progressive.load_state_dicts(windows)
-        where = f"epoch {progress.epoch}" if not progress.is_trained else f"the evaluation of epoch {progress.epoch}"
-        _print_once(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, in {where}")
+        where = (
+            f"in epoch {progress.epoch}" if not progress.is_trained else f"in the evaluation of epoch {progress.epoch}"
+        )
+        if isinstance(parts.reader, StreamReader):
+            where = "with its place in the stream"
+        _print_once(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, {where}")
         self.resumed = restored.name
         return progress
