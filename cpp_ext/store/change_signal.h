@@ -1,8 +1,8 @@
 // A descriptor that wakes a reader when something changed in a store, in place of looks at all of its slots.
 //
-// The reader arms the signal, looks for changes, and waits where it finds none. A writer shows a change under the lock of
-// the stripe, and then asks whether the signal is armed. So a change that the look did not see finds it armed, as the look
-// took the same lock before; and a change without a waiting reader costs one load.
+// The reader arms the signal, looks for changes, and waits where it finds none. A writer shows a change under the lock
+// of the stripe, and then asks whether the signal is armed. So a change that the look did not see finds it armed, as
+// the look took the same lock before; and a change without a waiting reader costs one load.
 #pragma once
 
 #include <sys/eventfd.h>

@@ -153,20 +153,24 @@ TEST_CASE("arenas with holes are emptied a few at a time, beside threads that al
       pool.free(at, 30'000);
     }
   });
-  for (int round = 0; pool.has_holes() && round < 100; ++round) {
-    const ArenaPool::Emptying from(pool);
-    REQUIRE_FALSE(from.is_empty());
-    for (Run& run : runs) {
-      if (!from.contains(run.at)) continue;
-      if (random() % 50 == 0) continue;  // one that cannot move keeps its arena
-      std::byte* const at = pool.allocate(run.bytes);
-      std::memcpy(at, run.at, run.bytes);
-      pool.free(run.at, run.bytes);
-      run.at = at;
+  const auto empty = [&] {
+    for (int round = 0; pool.has_holes() && round < 100; ++round) {
+      const ArenaPool::Emptying from(pool);
+      REQUIRE_FALSE(from.is_empty());
+      for (Run& run : runs) {
+        if (!from.contains(run.at)) continue;
+        if (random() % 50 == 0) continue;  // one that cannot move keeps its arena
+        std::byte* const at = pool.allocate(run.bytes);
+        std::memcpy(at, run.at, run.bytes);
+        pool.free(run.at, run.bytes);
+        run.at = at;
+      }
     }
-  }
+  };
+  empty();
   is_over = true;
   other.join();
+  empty();  // because what the other thread frees last may leave one more arena with holes
   CHECK_FALSE(pool.has_holes());
   CHECK(pool.opened_arenas() < before * 6 / 10);
   CHECK(pool.used_bytes() == used);

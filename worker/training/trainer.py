@@ -485,7 +485,7 @@ class Trainer:
 
     def _run_step(self, batch: NamedBatch) -> StepResult:
         try:
-            return self._step.run(batch, self._pauses.due)
+            return self._step.run(batch, due=self._pauses.due)
         except torch.OutOfMemoryError as error:
             if self._backend.session is not None:
                 self._backend.session.discard()

@@ -107,7 +107,7 @@ class TrainingStep:
         self.outside = state.get("outside", 0)
         self._outputs.load_state_dict(state.get("items", {}))
 
-    def run(self, batch: NamedBatch, due: Due | None = None) -> StepResult:
+    def run(self, batch: NamedBatch, *, due: Due | None = None) -> StepResult:
         """Runs one step over a batch of up to ``batch_size * accumulate`` samples.
 
         An empty batch takes part in the step as well.
