@@ -109,6 +109,10 @@ def _of_stream(job: JobSections) -> bool:
     return job.data.stream is not None
 
 
+def _has_event_times(job: JobSections) -> bool:
+    return job.data.stream is not None and job.data.stream.event_time is not None
+
+
 def _judged(job: JobSections) -> set[str]:
     return {task.judged_as for task in tasks_of_job(job)}
 
@@ -219,11 +223,7 @@ RULES: tuple[Rule, ...] = (
         "timestamp of data.csv or data.columns",
         "which says the time of each event",
         (*_STREAM, *_ELASTIC, "data.stream.event_time={}"),
-        lambda job: (
-            job.data.stream is not None
-            and job.data.stream.event_time is not None
-            and job.data.samples.timestamp is None
-        ),
+        lambda job: _has_event_times(job) and job.data.samples.timestamp is None,
     ),
     Rule(
         "data.days",
@@ -241,7 +241,7 @@ RULES: tuple[Rule, ...] = (
             (f"{job.data.samples.section}.timestamp",)
             if job.data.samples.timestamp is not None
             and (job.metrics.progressive is None or job.metrics.file is None)
-            and (job.data.stream is None or job.data.stream.event_time is None)
+            and not _has_event_times(job)
             else ()
         ),
     ),
@@ -322,7 +322,7 @@ RULES: tuple[Rule, ...] = (
         "data.stream.event_time",
         "whose watermark it follows",
         ("publish={root: m, every: 9min, by: event_time}",),
-        lambda job: job.publish.by == "event_time" and (job.data.stream is None or job.data.stream.event_time is None),
+        lambda job: job.publish.by == "event_time" and not _has_event_times(job),
     ),
     Rule(
         "publish.least_pause",

@@ -50,7 +50,7 @@ def stream_request_of(request: pb.LeaseStreamRequest) -> StreamRequest:
                 batch.step,
                 {end.part: end.number for end in batch.ends},
                 tuple(batch.ended),
-                event_counts(batch.counts),
+                _event_counts(batch.counts),
                 {each.part: each.number for each in batch.times},
             )
             for batch in request.planned
@@ -79,6 +79,6 @@ def stream_reply(given: StreamAnswer) -> pb.LeaseStreamReply:
     )
 
 
-def event_counts(counts: pb.StreamCounts) -> EventCounts:
+def _event_counts(counts: pb.StreamCounts) -> EventCounts:
     """Returns what became of the events of a batch."""
     return EventCounts(**{each.name: getattr(counts, each.name) for each in fields(EventCounts)})
