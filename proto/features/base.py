@@ -84,17 +84,18 @@ class KeyOptions(StrictModel):
     Attributes:
         table: the name of the table that the keys look up; None: the name of the feature.
         modulo: the keys are taken modulo this number; None: they have 63 bits.
-        vocabulary: a file with a token on each line; the key of a token is the number of its line, from 0. None: the
-            key of a token is its hash (``proto/row_keys.py``).
-        unknown: what a token becomes that the vocabulary does not have: "row": the key behind the last line, which all
-            of them share. {"hash": n}: one of n keys behind the last line. "refuse": an error.
+        vocabulary: a file with a token on each line. The key of a token is the number of its line, from 0, plus
+            ``unknown_rows``, so that a line at the end changes no other key. None: the key of a token is its hash
+            (``proto/row_keys.py``).
+        unknown: what a token becomes that the vocabulary does not have: "row": the key 0, which all of them share.
+            {"hash": n}: one of the keys below n. "refuse": an error.
         default: the token of a null.
     """
 
     table: str | None = Field(None, min_length=1, description="Table of the keys; null: the feature's name.")
     modulo: int | None = Field(None, ge=1, le=MOST_KEYS, description="Keys are taken modulo this; null: 63 bits.")
     vocabulary: PathText | None = Field(
-        None, min_length=1, description="File with a token on each line, whose number is its key; null: hashed keys."
+        None, min_length=1, description="File with a token on each line, whose number gives its key; null: hashed keys."
     )
     unknown: Literal["row", "refuse"] | HashUnknown = Field(
         "row",
@@ -109,3 +110,10 @@ class KeyOptions(StrictModel):
         if self.vocabulary is not None and self.modulo is not None:
             raise InvalidArgument("modulo: has no effect with vocabulary, whose keys are the numbers of its lines")
         return self
+
+    @property
+    def unknown_rows(self) -> int:
+        """The number of keys, from 0, that tokens share which the vocabulary does not have; 0 without a vocabulary."""
+        if self.vocabulary is None or self.unknown == "refuse":
+            return 0
+        return self.unknown.hash if isinstance(self.unknown, HashUnknown) else 1

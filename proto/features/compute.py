@@ -141,17 +141,15 @@ def _keys(
         keys = np.append(tokens.hashed(cells.hasher), hash_key(default))  # the code -1 takes the last one
         return (keys if feature.modulo is None else keys % feature.modulo)[tokens.codes]
     texts = pa.concat_arrays([tokens.texts, pa.array([default], pa.large_binary())])
-    keys = vocabulary.keys(texts)
-    unknown = keys < 0
+    lines = vocabulary.lines(texts)
+    unknown, keys = lines < 0, lines + feature.unknown_rows
     if not unknown.any():
         return keys[tokens.codes]
     if isinstance(feature.unknown, HashUnknown):
         hashed = Tokens(tokens.codes, texts).hashed(cells.hasher) % feature.unknown.hash
-        keys = np.where(unknown, len(vocabulary) + hashed, keys)
-    elif feature.unknown == "row":
-        keys = np.where(unknown, len(vocabulary), keys)
+        keys = np.where(unknown, hashed, keys)
     used = keys[tokens.codes]
-    if (used < 0).any():
+    if feature.unknown == "refuse" and (used < 0).any():
         first = int(np.flatnonzero(used < 0)[0])
         token = texts[int(tokens.codes[first]) % len(texts)].as_py().decode(errors="replace")
         rows = used < 0 if lengths is None else _rows_of(used < 0, lengths)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ..errors import FailedPrecondition, InvalidArgument
 from ..options.csv_dialect import CsvDialect
 from ..row_keys import TextHasher, hash_texts
-from .base import Feature
+from .base import Feature, KeyOptions
 from .cells import Cells, Columns, table_of
 from .compute import Array, check_zone, computed, numbers_before_statistics
 from .kinds import BucketizedFeature, NumericFeature, TimeFeature
@@ -165,6 +165,6 @@ class FeatureSet:
             return feature.null_bucket + 1
         vocabulary = self.vocabularies.get(name)
         if vocabulary is not None:
-            unknown = feature.unknown  # type: ignore[attr-defined]
-            return len(vocabulary) + ({"row": 1, "refuse": 0}[unknown] if isinstance(unknown, str) else unknown.hash)
+            assert isinstance(feature, KeyOptions)
+            return len(vocabulary) + feature.unknown_rows
         return getattr(feature, "modulo", None)

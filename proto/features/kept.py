@@ -1,29 +1,31 @@
-"""What a namespace keeps of the features that its rows were trained with: statistics, and digests of vocabularies.
+"""What a namespace keeps of the features that its rows were trained with.
 
-A bucket's number or a scaled value means what the statistics say, and a line's number what the vocabulary says. So a
-later run of the namespace uses them, and one that has others is refused.
+A bucket's number or a scaled value means what the statistics say, a line's number what the vocabulary says, and a key
+what its options say. So a later run of the namespace uses the statistics, and one that means something else is refused.
+A vocabulary may have more lines at its end, because the keys of the others stay.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
-from xxhash import xxh3_64_hexdigest
 
 from ..documents import Text, checked, parse_json
 from ..errors import FailedPrecondition
-from .base import Feature
+from .base import Feature, KeyOptions
 from .feature_set import FeatureSet
-from .kinds import BucketizedFeature, NumericFeature
+from .kinds import BucketizedFeature, CrossFeature, NumericFeature, TimeFeature
 from .statistics import Statistics
+from .vocabulary import Vocabulary
 
 FeaturesPolicy: TypeAlias = Literal["keep", "refit"]
 
 _MOST_BYTES = 64 << 20
+_SAID_BY_STATISTICS = ("quantiles",)  # edges that are given mean what those that were learnt mean
 _ADVICE = (
     "rows of the namespace were trained with the former; allowed: what it was, or features_policy refit, by which they "
     "keep their values and mean something else"
@@ -31,18 +33,31 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
+class KeptVocabulary:
+    """What is kept of a vocabulary.
+
+    Attributes:
+        lines: the number of its tokens.
+        digest: the XXH3-64 digest of its tokens, in hexadecimal digits.
+    """
+
+    lines: int
+    digest: Text
+
+
+@dataclass(frozen=True)
 class KeptFeature:
     """What is kept of a feature.
 
     Attributes:
-        how: the options that decide what its statistics mean.
+        how: the options that decide what its keys, numbers or statistics mean.
         statistics: (mean, std), (low, high), or the edges between buckets; None: it has none.
-        vocabulary: the XXH3-64 digest of the vocabulary's file; None: it has none.
+        vocabulary: its vocabulary; None: it has none.
     """
 
     how: dict[Text, Any]
     statistics: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] | None
-    vocabulary: Text | None
+    vocabulary: KeptVocabulary | None
 
 
 @dataclass(frozen=True)
@@ -79,15 +94,13 @@ class KeptFeatures:
             kept = self.features.get(feature.name)
             if kept is None:
                 continue
-            given, digest = features.statistics.get(feature.name), digest_of(features, feature.name)
-            words = None
-            if kept.vocabulary != digest:
-                words = f"vocabulary: {_named(digest)} is not {_named(kept.vocabulary)}"
-            elif given is not None and kept.statistics != tuple(given):
+            given = features.statistics.get(feature.name)
+            words = _other_lines(kept.vocabulary, features.vocabularies.get(feature.name)) or _difference(
+                kept.how, how_of(feature), () if given is None else _SAID_BY_STATISTICS
+            )
+            if not words and given is not None and kept.statistics != tuple(given):
                 words = f"statistics: {_shown(given)} are not {_shown(kept.statistics)}"
-            elif given is None and kept.how != how_of(feature):
-                words = _difference(kept.how, how_of(feature))
-            if words is not None:
+            if words:
                 where = f"features.{feature.name}: namespace {namespace!r} keeps others of an earlier run"
                 raise FailedPrecondition(f"{where}: {words}; {_ADVICE}")
             if given is None and kept.statistics is not None:
@@ -95,8 +108,17 @@ class KeptFeatures:
         return found
 
     def lacks(self, features: FeatureSet) -> bool:
-        """Whether a feature that has statistics or a vocabulary is not in the document."""
-        return any(is_kept(features, each) and each.name not in self.features for each in features.features)
+        """Whether a feature is not in the document, or has a vocabulary that grew."""
+        return any(each.name not in self.features for each in features.features) or bool(self.grown(features))
+
+    def grown(self, features: FeatureSet) -> dict[str, tuple[int, int]]:
+        """Returns the numbers of lines that a vocabulary had and has, by the name of each feature whose one grew."""
+        lines = {
+            name: (self.features[name].vocabulary, len(vocabulary))
+            for name, vocabulary in features.vocabularies.items()
+            if name in self.features
+        }
+        return {name: (was.lines, now) for name, (was, now) in lines.items() if was is not None and was.lines < now}
 
     def holding(self, features: FeatureSet, clock: str) -> KeptFeatures:
         """Returns the document with these features in place of those of the same names.
@@ -106,9 +128,12 @@ class KeptFeatures:
             clock: the name of the clock of the job.
         """
         added = {
-            each.name: KeptFeature(how_of(each), features.statistics.get(each.name), digest_of(features, each.name))
+            each.name: KeptFeature(
+                how_of(each),
+                features.statistics.get(each.name),
+                None if (lines := features.vocabularies.get(each.name)) is None else _kept(lines),
+            )
             for each in features.features
-            if is_kept(features, each)
         }
         return KeptFeatures(1, clock, {**self.features, **added})
 
@@ -130,29 +155,45 @@ def kept_of(data: bytes, where: str) -> KeptFeatures:
     return checked(_DOCUMENT, parse_json(data, where, _MOST_BYTES), where)
 
 
-def is_kept(features: FeatureSet, feature: Feature) -> bool:
-    """Whether a feature has, or is to have, statistics or a vocabulary."""
-    return feature.needs_statistics or feature.name in features.statistics or feature.name in features.vocabularies
-
-
 def how_of(feature: Feature) -> dict[str, Any]:
-    """Returns the options that decide what a feature's statistics mean, as plain values by name."""
+    """Returns the options that decide what a feature's keys, numbers or statistics mean, as plain values by name."""
     if isinstance(feature, NumericFeature):
         clip = None if feature.clip is None else list(feature.clip)
         return {"columns": list(feature.columns), "clip": clip, "log1p": feature.log1p, "scale": feature.scale}
     if isinstance(feature, BucketizedFeature):
         return {"columns": list(feature.columns), "quantiles": feature.quantiles}
+    if isinstance(feature, CrossFeature):
+        return {"of": list(feature.of), "modulo": feature.modulo}
+    if isinstance(feature, TimeFeature):
+        return {"part": feature.part, "zone": feature.zone}
+    if isinstance(feature, KeyOptions):
+        return {"modulo": feature.modulo, "unknown_rows": feature.unknown_rows}
     return {}
 
 
 def digest_of(features: FeatureSet, name: str) -> str | None:
     """Returns the XXH3-64 digest of a feature's vocabulary in hexadecimal digits; None: it has no vocabulary."""
     vocabulary = features.vocabularies.get(name)
-    return None if vocabulary is None else xxh3_64_hexdigest(vocabulary.data)
+    return None if vocabulary is None else vocabulary.digest()
 
 
-def _named(digest: str | None) -> str:
-    return "no vocabulary" if digest is None else f"the file with digest {digest}"
+def _kept(vocabulary: Vocabulary) -> KeptVocabulary:
+    return KeptVocabulary(len(vocabulary), vocabulary.digest())
+
+
+def _other_lines(kept: KeptVocabulary | None, now: Vocabulary | None) -> str:
+    """Returns how a vocabulary differs from the one that was kept; "": at most by more lines at its end."""
+    if kept is None or now is None:
+        return "" if kept is now else f"vocabulary: {_named(None if now is None else _kept(now))} is not {_named(kept)}"
+    if len(now) < kept.lines:
+        return f"vocabulary: {now.name} has {len(now)} lines, and the former had {kept.lines}; new lines go to its end"
+    if now.digest(kept.lines) != kept.digest:
+        return f"vocabulary: the first {kept.lines} lines of {now.name} are others; new lines go to its end"
+    return ""
+
+
+def _named(vocabulary: KeptVocabulary | None) -> str:
+    return "no vocabulary" if vocabulary is None else f"one of {vocabulary.lines} lines"
 
 
 def _shown(statistics: Statistics | None) -> str:
@@ -160,6 +201,6 @@ def _shown(statistics: Statistics | None) -> str:
     return "none" if not values else f"{values[:4]}{'' if len(values) <= 4 else f' and {len(values) - 4} more'}"
 
 
-def _difference(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    names = [name for name in dict.fromkeys([*kept, *now]) if kept.get(name) != now.get(name)]
+def _difference(kept: Mapping[str, Any], now: Mapping[str, Any], without: Collection[str]) -> str:
+    names = [name for name in dict.fromkeys([*kept, *now]) if kept.get(name) != now.get(name) and name not in without]
     return ", ".join(f"{name}: {now.get(name)!r} is not {kept.get(name)!r}" for name in names)

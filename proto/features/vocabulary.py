@@ -1,4 +1,4 @@
-"""Vocabularies: the tokens that have a key of their own, by the number of their line in a file."""
+"""Vocabularies: the tokens that have a key of their own, which the number of their line in a file gives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from xxhash import xxh3_64
 
 from ..errors import InvalidArgument
 from ..row_keys import TextHasher
@@ -16,7 +17,7 @@ _MOST_LINES = (1 << 31) - 1
 
 
 class Vocabulary:
-    """The tokens of a file, one a line; the key of a token is the number of its line, from 0.
+    """The tokens of a file, one a line.
 
     The tokens are hashed once, which takes 12 bytes a line besides them. A call hashes its own tokens and searches.
 
@@ -64,8 +65,17 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def keys(self, tokens: pa.Array) -> npt.NDArray[np.int64]:
-        """Returns the keys of tokens, (n) int64; -1 for one that the vocabulary does not have.
+    def digest(self, lines: int | None = None) -> str:
+        """Returns the XXH3-64 digest of the first ``lines`` tokens in hexadecimal digits; None: of all."""
+        tokens = self._tokens if lines is None else self._tokens.slice(0, lines)
+        _, offsets, texts = tokens.buffers()
+        ends = np.frombuffer(offsets, np.int64)[tokens.offset : tokens.offset + len(tokens) + 1]
+        digest = xxh3_64((ends - ends[0]).tobytes())
+        digest.update(memoryview(texts)[int(ends[0]) : int(ends[-1])])
+        return digest.hexdigest()
+
+    def lines(self, tokens: pa.Array) -> npt.NDArray[np.int64]:
+        """Returns the numbers of the lines of tokens, (n) int64 from 0; -1 for one that the vocabulary does not have.
 
         Args:
             tokens: a large binary array without nulls.
@@ -74,8 +84,8 @@ class Vocabulary:
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         lines = self._lines[places]
         is_same = pc.equal(self._tokens.take(pa.array(lines)), tokens).to_numpy(zero_copy_only=False)
-        keys: npt.NDArray[np.int64] = np.where(is_same, lines, -1).astype(np.int64)
+        found: npt.NDArray[np.int64] = np.where(is_same, lines, -1).astype(np.int64)
         if self._shared:
             for at in np.flatnonzero(~is_same & (self._hashes[places] == hashes)):
-                keys[at] = self._shared.get(tokens[int(at)].as_py(), -1)
-        return keys
+                found[at] = self._shared.get(tokens[int(at)].as_py(), -1)
+        return found

@@ -39,7 +39,8 @@ def prices(factor: float = 1.0, rows: int = ROWS) -> dict[str, Any]:
 def features(**options: Any) -> sr.features.Features:
     numeric = {"scale": "standardize", **options.get("price", {})}
     cut = {"column": "price", "quantiles": 8, **options.get("bucket", {})}
-    more = [sr.features.IdFeature("user", **options["user"])] if "user" in options else []
+    kinds = {"user": sr.features.IdFeature, "pair": sr.features.CrossFeature, "hour": sr.features.TimeFeature}
+    more = [kind(name, **options[name]) for name, kind in kinds.items() if name in options]
     return sr.features.Features(
         [sr.features.NumericFeature("price", **numeric), sr.features.BucketizedFeature("bucket", **cut), *more]
     )
@@ -105,8 +106,14 @@ def test_a_refit_takes_the_place_of_what_was_kept_and_nothing_grows(cluster: sr.
         ({"bucket": {"quantiles": 4}}, r"features\.bucket: .*quantiles: 4 is not 8"),
         ({"bucket": {"column": "user"}}, r"features\.bucket: .*columns: \['user'\] is not \['price'\]"),
         ({"bucket": {"quantiles": None, "boundaries": (1.0,)}}, r"features\.bucket: .*statistics: \[1\.0\] are not \["),
-        ({"user": {}}, r"features\.user: .*vocabulary: no vocabulary is not the file with digest \w{16}"),
-        ({"user": {"vocabulary": "other.txt"}}, r"features\.user: .*the file with digest \w{16} is not the file"),
+        ({"user": {}}, r"features\.user: .*vocabulary: no vocabulary is not one of 2 lines"),
+        ({"user": {"vocabulary": "other.txt"}}, r"features\.user: .*the first 2 lines of other\.txt are others"),
+        ({"user": {"vocabulary": "short.txt"}}, r"features\.user: .*short\.txt has 1 lines, and the former had 2"),
+        ({"user": {"vocabulary": "users.txt", "unknown": {"hash": 3}}}, r"features\.user: .*unknown_rows: 3 is not 1"),
+        ({"pair": {"of": ["price", "user"], "modulo": 9}}, r"features\.pair: .*of: \['price', 'user'\] is not"),
+        ({"pair": {"of": ["user", "price"], "modulo": 8}}, r"features\.pair: .*modulo: 8 is not 9"),
+        ({"hour": {"column": "price", "unit": "s", "zone": "Asia/Tokyo"}}, r"features\.hour: .*zone: 'Asia/Tokyo' is"),
+        ({"hour": {"column": "price", "unit": "s", "part": "day"}}, r"features\.hour: .*part: 'day' is not 'hour'"),
     ],
 )
 def test_others_are_refused_by_name(
@@ -115,13 +122,45 @@ def test_others_are_refused_by_name(
     monkeypatch.chdir(tmp_path)
     Path("users.txt").write_text("1\n2\n")
     Path("other.txt").write_text("2\n1\n")
-    user = {"user": {"vocabulary": "users.txt"}}
+    Path("short.txt").write_text("1\n")
+    user = {"user": {"vocabulary": "users.txt"}, "pair": {"of": ["user", "price"], "modulo": 9}}
+    user["hour"] = {"column": "price", "unit": "s"}
     first = kept_by(cluster, "others", features(**user), [prices()])
     with sr.connect(cluster.address, namespace="others") as session:
         with pytest.raises(sr.errors.FailedPrecondition, match=f"(?s){words}.*features_policy refit"):
             features(**{**user, **change}).fit(unread(), session=session)
         same = features(**user, price={"statistics": first["price"]}).fit(unread(), session=session)
     assert dict(same.set.statistics) == first, "those that are given and equal are right"
+
+
+@pytest.mark.parametrize("unknown", ["row", sr.features.HashUnknown(hash=3), "refuse"])
+def test_a_vocabulary_grows_at_its_end(
+    cluster: sr.LocalCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, unknown: Any
+) -> None:
+    words = tmp_path / "words.txt"
+    tokens = [["1", "2"], ["1", "2", "3"], ["1", "2", "3", "4"]]
+    keys: dict[str, int] = {}
+    namespace = f"grown {unknown}"
+    for lines in tokens:
+        words.write_text("\n".join(lines))
+        made = features(user={"vocabulary": str(words), "unknown": unknown})
+        with sr.connect(cluster.address, namespace=namespace) as session:
+            fitted = made.fit([prices()], session=session)
+        found = dict(zip(lines, fitted.set({"price": [1.0] * len(lines), "user": lines})["user"].tolist(), strict=True))
+        assert keys.items() <= found.items(), "a token that had a key keeps it"
+        assert len(set(found.values())) == len(lines)
+        if unknown != "refuse":
+            others = fitted.set({"price": [1.0] * 50, "user": range(100, 150)})["user"]
+            assert not set(others.tolist()) & set(found.values()), "no token has the row of the unknown ones"
+        keys = found
+    assert [each.getMessage() for each in caplog.records if "grew" in each.getMessage()] == [
+        f"features.user: the vocabulary grew from {lines} to {lines + 1} lines; the new lines have rows of their own"
+        for lines in (2, 3)
+    ]
+    words.write_text("1\n2\n3\n")
+    with sr.connect(cluster.address, namespace=namespace) as session:
+        with pytest.raises(sr.errors.FailedPrecondition, match=r"words\.txt has 3 lines, and the former had 4"):
+            features(user={"vocabulary": str(words), "unknown": unknown}).fit(unread(), session=session)
 
 
 def test_they_are_saved_restored_and_dropped_with_the_namespace(cluster: sr.LocalCluster, tmp_path: Path) -> None:

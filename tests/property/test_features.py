@@ -85,8 +85,8 @@ def known(token: str | None, unknown: Any, default: str = "") -> int:
     lines = VOCABULARY.split("\n")[:-1]
     text = default if token is None else token
     if text in lines:
-        return lines.index(text)
-    return len(lines) + (0 if unknown == "row" else hashed(text) % unknown.hash)
+        return lines.index(text) + (1 if unknown == "row" else unknown.hash)
+    return 0 if unknown == "row" else hashed(text) % unknown.hash
 
 
 def part_of(moment: Any, part: str, zone: str) -> int:

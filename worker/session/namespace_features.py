@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError, not_allowed
 from ...proto.features.feature_set import FeatureSet
-from ...proto.features.kept import NOTHING_KEPT, FeaturesPolicy, KeptFeatures, is_kept, kept_of
+from ...proto.features.kept import NOTHING_KEPT, FeaturesPolicy, KeptFeatures, kept_of
 from ...proto.names import FEATURES_TABLE
 from ...proto.process.lone_work import lone_work
 from .lower_rank import from_lower_rank
@@ -58,8 +58,6 @@ def agreed_features(
     """
     if policy not in ("keep", "refit"):
         raise not_allowed("features_policy", policy, "keep, refit")
-    if not any(is_kept(features, feature) for feature in features.features):
-        return features
     agreement = _Agreement(core, features, fit, is_refit=policy == "refit")
     meets = core.is_distributed and dist.is_available() and dist.is_initialized()
     kept = _of_first_rank(agreement.made) if meets else agreement.alone()
@@ -79,7 +77,10 @@ def check_kept(core: NamespaceCore, features: FeatureSet) -> None:
 def _log_earlier(core: NamespaceCore, features: FeatureSet) -> None:
     """Logs one line where the namespace had statistics before the job, unless a ``namespace_policy`` was given."""
     if core.placement.rank == 0 and FEATURES_TABLE in (core.found_tables or {}):
-        names = [feature.name for feature in features.features if is_kept(features, feature)]
+        learnt = {*features.statistics, *features.vocabularies}
+        names = [each.name for each in features.features if each.needs_statistics or each.name in learnt]
+        if not names:
+            return
         _log.warning(
             "namespace %r: the statistics and vocabularies of %s%s are those of an earlier run "
             "(features_policy='refit' takes this run's)",
@@ -140,6 +141,13 @@ class _Agreement:
             _log_earlier(self._core, self._features)
             return kept
         known = kept.statistics_for(self._features, self._core.namespace) if counts else {}
+        for name, (was, now) in (kept.grown(self._features) if counts else {}).items():
+            _log.warning(
+                "features.%s: the vocabulary grew from %d to %d lines; the new lines have rows of their own",
+                name,
+                was,
+                now,
+            )
         with lone_work.doing("statistics of features"):
             made = kept.holding(self._fit(self._features.with_statistics(known)), self._clock)
         NamespaceFile(self._core, FEATURES_TABLE).write(made.written())

@@ -24,11 +24,15 @@ def candidate_sampler(job: JobConfig, items: Callable[[str, bool], ItemTable]) -
     kind, per_positive = task.negatives.kind, task.negatives.per_positive
     table = None
     if kind != "in_batch":
-        vocabularies = feature_set(job.data.features).vocabularies if job.data.features else {}
-        is_listed = kind == "uniform" and task.item in vocabularies
-        table = (
-            ItemTable.of(np.arange(len(vocabularies[task.item])))
-            if is_listed
-            else items(task.item, kind == "popularity")
-        )
+        listed = _lines_of(job, task.item) if kind == "uniform" else None
+        table = items(task.item, kind == "popularity") if listed is None else listed
     return CandidateSampler(task.item, kind, per_positive, job.train.seed, table)
+
+
+def _lines_of(job: JobConfig, item: str) -> ItemTable | None:
+    """Returns the keys of the lines of a feature's vocabulary; None: it has none."""
+    if not job.data.features:
+        return None
+    features = feature_set(job.data.features)
+    keys = features.keys_of(item) if item in features.vocabularies else None
+    return None if keys is None else ItemTable.of(np.arange(keys - len(features.vocabularies[item]), keys))

@@ -40,8 +40,8 @@ def check_row(features: FeatureSet, counting: Counting) -> None:
     for _ in range(3):
         counting.texts = 0
         found = features(ROW)
-        assert found["item"].tolist() == [7]
-        assert found["seen"].values.tolist() == [4999, LINES, 0]
+        assert found["item"].tolist() == [8]
+        assert found["seen"].values.tolist() == [5000, 0, 1]
         assert counting.texts <= 4 + 2, "the row's tokens, and each feature's default"
 
 
@@ -83,9 +83,9 @@ def test_tokens_of_one_hash_have_their_own_keys(hashes: int) -> None:
     )
     assert len(found) == len(words)
     asked = [*words, "absent", "a b a", *draw.choices(words, k=20)]
-    keys = found.keys(pa.array([word.encode() for word in asked], pa.large_binary()))
-    assert keys.tolist() == [words.index(word) if word in words else -1 for word in asked]
-    assert found.keys(pa.array([], pa.large_binary())).tolist() == []
+    lines = found.lines(pa.array([word.encode() for word in asked], pa.large_binary()))
+    assert lines.tolist() == [words.index(word) if word in words else -1 for word in asked]
+    assert found.lines(pa.array([], pa.large_binary())).tolist() == []
 
 
 @pytest.mark.parametrize("hashes", [1, 1 << 62])

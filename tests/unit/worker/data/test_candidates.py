@@ -140,10 +140,11 @@ def test_a_vocabulary_is_drawn_from_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "items.txt").write_text("\n".join(str(item) for item in range(30)))
     features = {"item": {"kind": "id", "vocabulary": str(tmp_path / "items.txt")}, "row": {"kind": "dense"}}
     sampler = sampler_of(job_of(tmp_path, "uniform", features=features))
-    drawn = sampler.draw(np.zeros(2000, np.int64), np.arange(2000), 0).values.reshape(2000, -1)[:, 1:]
-    assert set(drawn.ravel()) == set(range(1, 30)), "10 lines are in no training sample; the unknown row is no line"
+    drawn = sampler.draw(np.ones(2000, np.int64), np.arange(2000), 0).values.reshape(2000, -1)[:, 1:]
+    assert set(drawn.ravel()) == set(range(2, 31)), "10 lines are in no training sample; the unknown row is no line"
     popular = sampler_of(job_of(tmp_path, "popularity", features=features))
-    assert set(popular.draw(np.zeros(2000, np.int64), np.arange(2000), 0).values) == set(range(ITEMS))
+    drawn = popular.draw(np.ones(2000, np.int64), np.arange(2000), 0).values
+    assert set(drawn) == set(range(1, ITEMS + 1)), "the key of an unknown token is 0"
 
 
 def test_a_table_leaves_out_the_own_item_exactly() -> None:
