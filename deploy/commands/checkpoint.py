@@ -89,15 +89,20 @@ def restore_(
     renames: Annotated[
         list[str] | None, typer.Option("--rename", help="NAMESPACE/OLD=NAMESPACE/NEW; may be repeated.")
     ] = None,
-    reset_optimizer: Annotated[
-        bool, typer.Option(help="Reset the optimizer state of tables that have another optimizer now.")
-    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What may differ of a table: NAMESPACE/NAME.KEY, where KEY is dim, dtype or optimizer, and * names "
+            "every table; may be repeated."
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Restore a checkpoint on a cluster without running jobs, whatever number of shards wrote it. The command shows
     what the checkpoint has by namespace, and asks. A job restores its own namespace (--resume, session.restore).
     """
     from ...proto import control_pb2 as pb
+    from ...proto.checkpoint.accepted import check_accepted
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument, not_allowed
 
@@ -105,12 +110,13 @@ def restore_(
     for pair in pairs:
         if not all(pair):
             raise not_allowed("--rename", "".join(pair), "NAMESPACE/OLD=NAMESPACE/NEW")
+    check_accepted(accept or (), "--accept")
     request = pb.RestoreRequest(
         url=absolute(url),
         name=name or "",
         tables=tables or [],
         renames=[pb.TableRename(saved=saved, name=present) for saved, _, present in pairs],
-        reset_optimizer=reset_optimizer,
+        accept=accept or [],
     )
     if not yes:
         if not sys.stdin.isatty():

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from ..errors import FailedPrecondition, InvalidArgument
 from ..options.csv_dialect import CsvDialect
 from ..row_keys import TextHasher, hash_texts
-from .base import Feature, KeyOptions
+from .base import Feature
 from .cells import Cells, Columns, table_of
 from .compute import Array, check_zone, computed, numbers_before_statistics
-from .kinds import BucketizedFeature, NumericFeature, TimeFeature
+from .kinds import BucketizedFeature, IdFeature, ListOfKeys, NumericFeature, TimeFeature
 from .statistics import Statistics, StatisticsPass
 from .vocabulary import Vocabulary
 
@@ -165,6 +165,6 @@ class FeatureSet:
             return feature.null_bucket + 1
         vocabulary = self.vocabularies.get(name)
         if vocabulary is not None:
-            assert isinstance(feature, KeyOptions)
+            assert isinstance(feature, IdFeature | ListOfKeys)
             return len(vocabulary) + feature.unknown_rows
         return getattr(feature, "modulo", None)

@@ -16,9 +16,9 @@ from pydantic import Field, TypeAdapter
 
 from ..documents import Text, checked, parse_json
 from ..errors import FailedPrecondition
-from .base import Feature, KeyOptions
+from .base import Feature
 from .feature_set import FeatureSet
-from .kinds import BucketizedFeature, CrossFeature, NumericFeature, TimeFeature
+from .kinds import BucketizedFeature, CrossFeature, IdFeature, ListOfKeys, NumericFeature, TimeFeature
 from .statistics import Statistics
 from .vocabulary import Vocabulary
 
@@ -166,7 +166,7 @@ def how_of(feature: Feature) -> dict[str, Any]:
         return {"of": list(feature.of), "modulo": feature.modulo}
     if isinstance(feature, TimeFeature):
         return {"part": feature.part, "zone": feature.zone}
-    if isinstance(feature, KeyOptions):
+    if isinstance(feature, IdFeature | ListOfKeys):
         return {"modulo": feature.modulo, "unknown_rows": feature.unknown_rows}
     return {}
 
@@ -184,7 +184,8 @@ def _kept(vocabulary: Vocabulary) -> KeptVocabulary:
 def _other_lines(kept: KeptVocabulary | None, now: Vocabulary | None) -> str:
     """Returns how a vocabulary differs from the one that was kept; "": at most by more lines at its end."""
     if kept is None or now is None:
-        return "" if kept is now else f"vocabulary: {_named(None if now is None else _kept(now))} is not {_named(kept)}"
+        found = None if now is None else _kept(now)
+        return "" if found == kept else f"vocabulary: {_named(found)} is not {_named(kept)}"
     if len(now) < kept.lines:
         return f"vocabulary: {now.name} has {len(now)} lines, and the former had {kept.lines}; new lines go to its end"
     if now.digest(kept.lines) != kept.digest:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint.accepted import stored_as
 from ..checkpoint.entries import FileFacts
 from ..checkpoint.file_check import BlockReader, read_checked
 from ..checkpoint.folder import Folder, Piece, bytes_of
@@ -134,12 +135,7 @@ def _packed(dtype: ServedDtype, rows: Rows) -> dict[str, Tensor]:
         with np.errstate(divide="ignore", invalid="ignore"):
             code = np.where(scale[:, None] > 0, np.rint(rows / scale[:, None]), 0)
         return {"code": Tensor("I8", np.clip(code, -127, 127).astype(np.int8)), "scale": Tensor("F32", scale)}
-    if dtype == "bfloat16":
-        bits = rows.view(np.uint32)
-        values: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    else:
-        values = rows.astype(np.float16 if dtype == "float16" else np.float32)
-    return {"row": Tensor(_TENSOR_DTYPES[dtype], values)}
+    return {"row": Tensor(_TENSOR_DTYPES[dtype], stored_as(rows, dtype))}
 
 
 def _unpacked(dtype: ServedDtype, tensors: dict[str, NDArray[Any]]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...cpp_ext import _server
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.accepted import as_float32, loses_state, stored_as
 from ...proto.checkpoint.file_check import BlockReader
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.row_parts import Rows, decode_rows
@@ -251,17 +252,31 @@ class CheckpointLoads:
         per_batch = max(1, batch_bytes * count // max(1, rows.weights.nbytes + rows.state.nbytes))
         for begin in range(0, count, per_batch):  # a whole batch must fit in memory
             batch = slice(begin, begin + per_batch)
-            state = np.empty((0,), np.float32) if table.without_state else rows.state[batch]
+            state = np.empty((0,), np.float32) if loses_state(table.changed) else rows.state[batch]
             engine.store.install(
                 table.schema.id,
                 rows.keys[batch],
                 versions[batch],
                 rows.update_counts[batch],
-                rows.weights[batch],
+                self._present_weights(table, rows.keys[batch], rows.weights[batch]),
                 state,
                 rows.age_steps[batch],
                 rows.push_seconds[batch],
             )
+
+    def _present_weights(self, table: pb.LoadTable, keys: NDArray[np.uint64], weights: NDArray[Any]) -> NDArray[Any]:
+        """Returns saved weights with the dim and dtype that the table has; a column that they lack is initial."""
+        if "dim" not in table.changed and "dtype" not in table.changed:
+            return weights
+        schema = schema_of_message(table.schema)
+        whole = as_float32(weights)
+        if weights.shape[1] < schema.dim:
+            whole, saved = np.empty((len(keys), schema.dim), np.float32), whole
+            # A key without a row reads as its initial row. One that has a row came from an earlier link of the chain,
+            # whose new columns are initial as well.
+            self._engine.store.pull_into(schema.id, keys, whole)
+            whole[:, : saved.shape[1]] = saved
+        return stored_as(whole, schema.dtype)
 
     def _each(self, row_files: Sequence[RowFile], work: Callable[[RowFile], Any]) -> Iterator[RowFile]:
         """Does the work of each file, several at a time, and yields the files in their order; the first failure ends

@@ -158,9 +158,9 @@ def test_a_vocabulary_grows_at_its_end(
         for lines in (2, 3)
     ]
     words.write_text("1\n2\n3\n")
-    with sr.connect(cluster.address, namespace=namespace) as session:
-        with pytest.raises(sr.errors.FailedPrecondition, match=r"words\.txt has 3 lines, and the former had 4"):
-            features(user={"vocabulary": str(words), "unknown": unknown}).fit(unread(), session=session)
+    shorter = pytest.raises(sr.errors.FailedPrecondition, match=r"words\.txt has 3 lines, and the former had 4")
+    with sr.connect(cluster.address, namespace=namespace) as session, shorter:
+        features(user={"vocabulary": str(words), "unknown": unknown}).fit(unread(), session=session)
 
 
 def test_they_are_saved_restored_and_dropped_with_the_namespace(cluster: sr.LocalCluster, tmp_path: Path) -> None:

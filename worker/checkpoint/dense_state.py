@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -41,6 +42,55 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     inner = bare(model)
     present = {plain_path(key): key for key in inner.state_dict()}
     inner.load_state_dict({present.get(key, key): value for key, value in state.items()})
+
+
+def load_fitting(model: nn.Module, state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Loads the tensors of a state whose name and shape a model has.
+
+    Returns:
+        The names of the model's other tensors, which stay as they are.
+    """
+    inner = bare(model)
+    mine, optional = state_of(model), _handles(inner)
+    fitting = {key: value for key, value in state.items() if key in mine and _has_shape_of(key, mine[key], value)}
+    present = {plain_path(key): key for key in inner.state_dict()}
+    inner.load_state_dict({present[key]: value for key, value in fitting.items()}, strict=False)
+    return tuple(key for key in mine if key not in fitting and key not in optional)
+
+
+def parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Returns the plain names of an optimizer's parameters in its order; "" for one that is not of the model."""
+    names = {id(parameter): plain_path(path) for path, parameter in bare(model).named_parameters()}
+    return [names.get(id(parameter), "") for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def load_optimizer_of_fitting(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tree: Mapping[str, Any], anew: Collection[str]
+) -> None:
+    """Loads an optimizer's state of the parameters that a checkpoint has, by their names; the others begin anew.
+
+    Args:
+        model: the model.
+        optimizer: its dense optimizer, with as many groups as the saved one.
+        tree: the state of rank 0.
+        anew: names of parameters whose state is not loaded.
+    """
+    saved, named = tree["optimizer"], tree["parameters"]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    number_of = dict(zip(named, numbers, strict=True))
+    names = iter(enumerate(parameter_names(model, optimizer)))
+    state, groups = {}, []
+    for was, group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        mine = [next(names) for _ in group["params"]]
+        groups.append({**was, "params": [at for at, _ in mine]})
+        state.update(
+            {
+                at: saved["state"][number_of[name]]
+                for at, name in mine
+                if name in number_of and name not in anew and number_of[name] in saved["state"]
+            }
+        )
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def check_state(model: nn.Module, state: Mapping[str, Any], where: str) -> None:

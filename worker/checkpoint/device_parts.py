@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...proto.checkpoint.accepted import is_accepted
 from ...proto.errors import DataLoss, FailedPrecondition, SparserowError
 from ...proto.native import optimizer_parameters
 from ...proto.optim import OPTIMIZERS, RowOptimizer
@@ -106,13 +107,13 @@ class Wanted:
         where: the URL of the checkpoint, for error texts.
         renames: {full name of a table in the checkpoint: present full name}.
         tables: full names in the checkpoint of the tables to restore; empty: all of them.
-        reset_optimizer: whether a table whose optimizer has changed starts with fresh state.
+        accept: what may differ of a table, as NAMESPACE/NAME.KEY or *.KEY; here optimizers alone.
     """
 
     where: str
     renames: Mapping[str, str]
     tables: Sequence[str]
-    reset_optimizer: bool
+    accept: Sequence[str]
 
 
 def read_parts(
@@ -207,12 +208,16 @@ def _new_rows(table: RankRows, name: str, parts: Sequence[Part], wanted: Wanted)
     for what, value in facts.items():
         if saved[what] == value:
             continue
-        if what == "optimizer" and wanted.reset_optimizer:
+        if what == "optimizer" and is_accepted(wanted.accept, table.schema.full_name, what):
             keeps_state = False
             continue
         raise FailedPrecondition(
             f"restore: table {name} of {wanted.where} has {what} {saved[what]}, and this session's has {value}"
-            + ("; reset_optimizer=True begins with fresh state" if what == "optimizer" else "")
+            + (
+                f"; its state begins anew where {table.schema.full_name}.optimizer is in accept"
+                if what == "optimizer"
+                else ""
+            )
         )
     weights, state = torch.empty(table.weights.shape), table.state.cpu().clone()
     counts = torch.zeros(table.update_counts.shape, dtype=torch.int32)

@@ -13,15 +13,15 @@ from torch.amp.grad_scaler import GradScaler
 from ...cpp_ext.torch_arrays import tensor_of
 from ...proto import control_pb2 as pb
 from ...proto.checkpoint import manifest as files
+from ...proto.checkpoint.accepted import check_accepted
 from ...proto.checkpoint.dense_files import TREE
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.state_tree import decode_tree
-from ...proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
-from ..layers.table_handle import renamed, restoring_rows
-from ..session.compiled_module import bare
+from ...proto.errors import FailedPrecondition, SparserowError, not_allowed
+from ..layers.table_handle import restoring_rows
 from ..session.session import JobSession
 from ..session.tensor_group import on_leader
-from .dense_state import check_state, load_state, plain_state
+from .dense_side import DenseSide
 from .device_parts import Wanted, read_parts
 from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import set_random_state
@@ -42,6 +42,7 @@ class RestoredCheckpoint:
             rank 0. {} when none were given.
         extras: the values of all workers, in rank order, when the reader went on from the states of all; else ().
         config: the values that ``save`` was given as ``config``.
+        anew: the names of tensors of the model that the checkpoint lacks or has in another shape; () with ``strict``.
     """
 
     name: str
@@ -50,6 +51,7 @@ class RestoredCheckpoint:
     extra: dict[str, Any]
     config: dict[str, Any]
     extras: tuple[dict[str, Any], ...] = ()
+    anew: tuple[str, ...] = ()
 
 
 def restore(
@@ -64,7 +66,8 @@ def restore(
     reader: Stateful | None = None,
     renames: Mapping[str, str] | None = None,
     tables: Sequence[str] | None = None,
-    reset_optimizer: bool = False,
+    accept: Sequence[str] = (),
+    strict: bool = True,
     deadline_sec: float = 3600.0,
 ) -> RestoredCheckpoint:
     """Sets the session's namespace and this worker back to a checkpoint.
@@ -91,18 +94,25 @@ def restore(
         tables: the tables to restore, by their names in the checkpoint, within the namespace unless ``renames`` names
             one there; all other tables stay as they are (a warm
             start). None: all tables.
-        reset_optimizer: whether tables whose optimizer has changed since start with fresh optimizer state. False: such
-            tables are refused.
+        accept: what may differ of a table since the save, as ``TABLE.KEY``, with ``*`` for every table: "dim" (a wider
+            one; new columns are initial and the optimizer's state begins anew), "dtype" (weights are rounded to it) or
+            "optimizer" (its state begins anew). What is not here is refused.
+        strict: whether ``model`` must have the tensors of the checkpoint. False: those whose name and shape are the
+            same are loaded with their state in ``optimizer``; the others of ``model`` stay as they are, as
+            :attr:`RestoredCheckpoint.anew` says. Whether a tensor of the same shape means the same is for the caller to
+            know: a layer that reads other inputs in their place has the same shape as well.
         deadline_sec: the deadline of the whole restore, in seconds.
 
     Returns:
         The name, step and contents of the restored checkpoint.
 
     Raises:
+        InvalidArgument: ``accept`` has what is no change, or a table that is not restored.
         NotFound: there is no such checkpoint, or it lacks a state that was asked for, and nothing is changed.
         FailedPrecondition: the names or shapes of the checkpoint's model are not those of ``model``, or its parameter
             groups are not those of ``optimizer``, and nothing is changed; another job of the namespace runs; the slot
-            count, or a table's dim, dtype or optimizer, differs; or the session is within a step.
+            count, or a table's dim, dtype or optimizer, differs and is not in ``accept``; or the session is within a
+            step.
         DataLoss: a file is missing or damaged; the text names it.
     """
     group = session.core.tensor_group
@@ -118,6 +128,8 @@ def restore(
     session.discard()
     url = absolute(url)
     part_again(model)
+    check_accepted(accept, "restore.accept")
+    accepted = [each if each.startswith("*.") else _full(session, each) for each in accept]
     full = {_full(session, saved): _full(session, present) for saved, present in (renames or {}).items()}
     request = pb.RestoreRequest(
         url=url,
@@ -125,15 +137,15 @@ def restore(
         namespace=session.namespace,
         renames=[pb.TableRename(saved=saved, name=present) for saved, present in full.items()],
         tables=[_full(session, table) for table in tables or ()],
-        reset_optimizer=reset_optimizer,
+        accept=accepted,
         next_step=session.current_step,
     )
 
     states, unread = _States.found(Folder(url), name)
     asked = RestoredStates(optimizer, scaler, scheduler, reader)
     if unread is None:
-        _Dense(states.folder, model, optimizer, full).check(states, asked, session.rank)
-    wanted = Wanted(f"{url}/{states.name}", full, tuple(request.tables), reset_optimizer)
+        DenseSide(states.folder, model, optimizer, full, strict=strict).check(states, asked, session.rank)
+    wanted = Wanted(f"{url}/{states.name}", full, tuple(request.tables), accepted)
     on_devices = read_parts(session, states.ranks, states.of_rank, wanted, unread)
     _leave_to_servers(request, on_devices.names)
 
@@ -153,7 +165,7 @@ def restore(
     mine, first = states.of_rank(session.rank), states.of_rank(0)
     where = f"{url}/{manifest.name}"
     session.core.origins.append(f"{manifest.cluster_id:016x}")
-    dense = _Dense(Folder(url) / manifest.name, model, optimizer, full)
+    dense = DenseSide(Folder(url) / manifest.name, model, optimizer, full, strict=strict)
     has_model = model is not None
     if first is not None and TREE in first:
         with restoring_rows():
@@ -161,7 +173,7 @@ def restore(
         model = optimizer = None
     loaders: tuple[tuple[str, Any, dict[str, Any] | None, Callable[[Any], None]], ...] = (
         ("model", model, first, dense.load_model),
-        ("optimizer", optimizer, first, dense.load_optimizer),
+        ("optimizer", optimizer, first, lambda _: dense.load_optimizer(first or {})),
         ("scaler", scaler, mine or first, lambda state: scaler.load_state_dict(state)),  # type: ignore[union-attr]
         ("schedulers", scheduler, mine or first, lambda state: _load_several(scheduler, state, where)),
     )
@@ -182,7 +194,8 @@ def restore(
         session.core.on_device.steps_undone = max(0, reply.next_step - (reply.step + 1))
     extra = (mine or first or {}).get("extra", {})
     extras = tuple(tree.get("extra", {}) for tree in everyone)
-    return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config, extras)
+    anew = tuple(dense.anew)
+    return RestoredCheckpoint(manifest.name, reply.step, reply.rows, extra, manifest.config, extras, anew)
 
 
 def check_reader(reader: Stateful, folder: Folder, manifest: files.Manifest, rank: int) -> None:
@@ -226,9 +239,13 @@ def _leave_to_servers(request: pb.RestoreRequest, on_devices: Sequence[str]) -> 
             "restore.tables", list(request.tables), "at least one table on the servers beside those on devices"
         )
     renames = [rename for rename in request.renames if rename.saved not in on_devices]
-    del request.tables[:], request.renames[:]
+    names = {rename.saved: rename.name for rename in request.renames}
+    elsewhere = {names.get(name, name) for name in on_devices}
+    accept = [each for each in request.accept if each.rpartition(".")[0] not in elsewhere]
+    del request.tables[:], request.renames[:], request.accept[:]
     request.tables.extend(tables)
     request.renames.extend(renames)
+    request.accept.extend(accept)
 
 
 def _load_several(scheduler: OneOrMore | None, states: list[Any], where: str) -> None:
@@ -246,100 +263,6 @@ class _Reply:
     step: int
     rows: int
     next_step: int
-
-
-@dataclass(frozen=True)
-class _Dense:
-    """Loads the dense side, whether ranks have it in parts or whole.
-
-    Attributes:
-        folder: the folder of the checkpoint.
-        model: the model to load; None: no model is loaded.
-        optimizer: the dense optimizer to load; None: none is loaded.
-        renames: {full name of a table in the checkpoint: present full name}.
-    """
-
-    folder: Folder
-    model: nn.Module | None
-    optimizer: torch.optim.Optimizer | None
-    renames: Mapping[str, str]
-
-    def check(self, states: _States, asked: RestoredStates, rank: int) -> None:
-        """Checks, before anything is changed, that the checkpoint has what is asked for, and that it fits.
-
-        Args:
-            states: the states of the checkpoint.
-            asked: what is asked for beside the model.
-            rank: this worker's rank.
-
-        Raises:
-            NotFound: a state is absent.
-            FailedPrecondition: names or shapes differ. With parts every rank raises what one raises.
-            DataLoss: a state is damaged.
-        """
-        first, mine = states.of_rank(0), states.of_rank(rank)
-        try:
-            if is_in_parts(self.model):
-                on_every_rank(lambda: self._check(first, mine, asked, rank))
-            else:
-                self._check(first, mine, asked, rank)
-        except (NotFound, FailedPrecondition, InvalidArgument) as error:
-            raise type(error)(f"{error}; nothing was changed") from None
-
-    def _check(
-        self, first: Mapping[str, Any] | None, mine: Mapping[str, Any] | None, asked: RestoredStates, rank: int
-    ) -> None:
-        asked.check(first, mine, rank, self.folder.url, model=self.model is not None)
-        first = first or {}
-        if TREE in first and self.model is None:
-            self._refuse_without_model()
-        elif self.model is not None and TREE in first:
-            from .dense_parts import check_model  # slow to import
-
-            check_model(self.folder, first[TREE], bare(self.model))
-        elif self.model is not None:
-            check_state(self.model, self._present(first["model"]), self.folder.url)
-
-    def _refuse_without_model(self) -> None:
-        if self.optimizer is not None:
-            raise InvalidArgument(
-                f"restore.optimizer: {self.folder.url} has the dense side in parts, whose names are those of the "
-                "model; give model too"
-            )
-
-    def _present(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.model is not None
-        return renamed(plain_state(state, self.model), self.renames)
-
-    def load_parts(self, saved: Mapping[str, Any]) -> None:
-        """Loads files of parts, which every rank reads together."""
-        from .dense_parts import load_parts  # slow to import
-
-        if self.model is not None:
-            load_parts(self.folder, saved, bare(self.model), self.optimizer, self.renames)
-        else:
-            self._refuse_without_model()
-
-    def load_model(self, state: dict[str, Any]) -> None:
-        """Loads a whole state of the model."""
-        assert self.model is not None
-        present = self._present(state)
-        if is_in_parts(self.model):
-            from .dense_parts import load_whole_model  # slow to import
-
-            load_whole_model(bare(self.model), present)
-        else:
-            load_state(self.model, present)
-
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Loads a whole state of the optimizer."""
-        assert self.optimizer is not None
-        if self.model is not None and is_in_parts(self.model):
-            from .dense_parts import load_whole_optimizer  # slow to import
-
-            load_whole_optimizer(bare(self.model), self.optimizer, state)
-        else:
-            self.optimizer.load_state_dict(state)
 
 
 class _States:

@@ -26,7 +26,14 @@ class RestoredStates:
     reader: Stateful | None
 
     def check(
-        self, first: Mapping[str, Any] | None, mine: Mapping[str, Any] | None, rank: int, where: str, *, model: bool
+        self,
+        first: Mapping[str, Any] | None,
+        mine: Mapping[str, Any] | None,
+        rank: int,
+        where: str,
+        *,
+        model: bool,
+        strict: bool,
     ) -> None:
         """Checks the states of a checkpoint.
 
@@ -36,6 +43,7 @@ class RestoredStates:
             rank: this worker's rank, for error texts.
             where: the URL of the checkpoint, for error texts.
             model: whether the restore loads a model.
+            strict: whether the model must have the tensors of the checkpoint.
 
         Raises:
             NotFound: the checkpoint lacks a state.
@@ -53,7 +61,7 @@ class RestoredStates:
             if is_asked and (tree is None or what not in tree):
                 raise no_state(where, what, rank)
         if self.optimizer is not None and first is not None and "optimizer" in first:
-            _check_groups(self.optimizer, first["optimizer"], where)
+            _check_groups(self.optimizer, first["optimizer"], where, strict=strict)
         if self.scheduler is not None:
             check_count(self.scheduler, (mine or first or {})["schedulers"], where)
 
@@ -74,13 +82,13 @@ def check_count(scheduler: OneOrMore, states: list[Any], where: str) -> None:
         raise NotFound(f"restore: {where} has the state of {len(states)} schedulers, but {count} are given")
 
 
-def _check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], where: str) -> None:
+def _check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], where: str, *, strict: bool) -> None:
     """Checks sizes and options of parameter groups, unless the class of the optimizer loads states in its own way."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict or "param_groups" not in state:
         return
     saved = [len(group["params"]) for group in state["param_groups"]]
     given = [len(group["params"]) for group in optimizer.param_groups]
-    if saved != given:
+    if saved != given if strict else len(saved) != len(given):
         raise FailedPrecondition(
             f"restore: {where} has another optimizer: its parameter groups have {saved} parameters there and {given} "
             "here; give the optimizer the same groups"

@@ -29,7 +29,7 @@ from ...proto.worker_identity import WorkerIdentity
 from ..session.compiled_module import bare
 from ..session.session import JobSession
 from ..session.tensor_group import on_leader
-from .dense_state import state_of
+from .dense_state import parameter_names, state_of
 from .device_parts import TREE_KEY, parts_of
 from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import random_state
@@ -322,6 +322,7 @@ def _state(
         tree["model"] = state_of(model)
     if optimizer is not None and is_first and parts is None:
         tree["optimizer"] = optimizer.state_dict()
+        tree["parameters"] = [] if model is None else parameter_names(model, optimizer)
     if scaler is not None:
         tree["scaler"] = scaler.state_dict()
     if scheduler is not None:

@@ -286,7 +286,8 @@ class CheckpointRestores:
                 raise
             loads.check_loaded()
             cluster.damage = None if before is None else before.without(plan.table_ids)
-            if is_of_all and not (request.tables or request.renames or request.reset_optimizer):
+            is_as_saved = not any(table.changed for table in plan.tables)
+            if is_of_all and is_as_saved and not (request.tables or request.renames):
                 cluster.has_rows_in(folder.url, manifest)
             else:
                 cluster.restored_from(folder.url, manifest.name, plan.tables)

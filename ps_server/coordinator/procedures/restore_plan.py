@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint import manifest as files
+from ....proto.checkpoint.accepted import changes, check_named, is_accepted
 from ....proto.errors import FailedPrecondition, InvalidArgument, NotFound, SparserowError, not_allowed
 from ....proto.schema import TableSchema
 from ....proto.schema_message import message_of_schema
-from ..state.registry import Registry, first_difference
+from ..state.registry import Registry
+
+_WHAT_FOLLOWS = {
+    "dim": "the new columns are initial and the optimizer's state begins anew",
+    "dtype": "weights are rounded to it",
+    "optimizer": "its state begins anew",
+}
 
 
 @dataclass(frozen=True)
@@ -81,14 +89,15 @@ def _planned(
     planned: dict[int, pb.LoadTable] = {}
     for name in sorted(wanted | renames.keys()):
         entry = saved[name]
-        schema, without_state = _target(registry, entry.schema, renames.get(name, name), request.reset_optimizer, made)
+        schema, changed = _target(registry, entry.schema, renames.get(name, name), request.accept, made)
         if schema.id in planned:
             raise InvalidArgument(f"restore: two tables would become {schema.full_name}; rename one of them")
         planned[schema.id] = pb.LoadTable(
             schema=message_of_schema(schema),
             saved_table_id=entry.schema.id,
-            without_state=without_state,
+            changed=changed,
         )
+    check_named(request.accept, [f"{load.schema.namespace}/{load.schema.name}" for load in planned.values()])
     if request.namespace and not request.tables:
         for schema in registry.tables(request.namespace):
             empty = pb.LoadTable(schema=message_of_schema(schema), saved_table_id=schema.id, without_rows=True)
@@ -101,9 +110,9 @@ def _is_in(namespace: str, name: str) -> bool:
 
 
 def _target(
-    registry: Registry, saved: TableSchema, name: str, reset_optimizer: bool, made: list[int]
-) -> tuple[TableSchema, bool]:
-    """Returns the schema that a saved table is loaded into, and whether the optimizer state is reset."""
+    registry: Registry, saved: TableSchema, name: str, accept: Collection[str], made: list[int]
+) -> tuple[TableSchema, list[str]]:
+    """Returns the schema that a saved table is loaded into, and what it has otherwise."""
     namespace, slash, short = name.partition("/")
     if not slash:
         raise not_allowed("restore: table", name, "NAMESPACE/NAME")
@@ -111,29 +120,15 @@ def _target(
     if present is None:
         schema, _ = registry.admit(replace(saved, namespace=namespace, name=short))
         made.append(schema.id)
-        return schema, False
-    difference = first_difference(present, saved)
-    if difference is None:
-        return present, False
-    field_name, now, then = difference
-    if field_name in ("dim", "dtype"):
-        raise FailedPrecondition(
-            f"restore: table {present.full_name} has {field_name} {now!r}, the checkpoint has {then!r}; rows cannot be "
-            "carried over; leave the table out, or give it another name"
+        return schema, []
+    differing = changes(present, saved)
+    for key, now, then in differing:
+        words = (
+            f"restore: table {present.full_name} has {key} {now if key == 'optimizer' else repr(now)}, the checkpoint "
         )
-    now, then = present.optimizer.state_layout, saved.optimizer.state_layout
-    if now != then and not reset_optimizer:
-        raise FailedPrecondition(
-            f"restore: table {present.full_name} has optimizer {now}, the checkpoint has {then}; the optimizer state "
-            "is reset only with reset_optimizer"
-        )
-    return present, now != then
-
-
-def rows_differ(present: TableSchema, saved: TableSchema) -> bool:
-    """Whether rows of one schema do not fit the other schema."""
-    return _row_facts(present) != _row_facts(saved)
-
-
-def _row_facts(schema: TableSchema) -> tuple[int, str, str]:
-    return schema.dim, schema.dtype, schema.optimizer.state_layout
+        words += f"has {then if key == 'optimizer' else repr(then)}"
+        if key == "dim" and now < then:
+            raise FailedPrecondition(f"{words}; columns are not dropped; leave the table out, or give it another name")
+        if not is_accepted(accept, present.full_name, key):
+            raise FailedPrecondition(f"{words}; {_WHAT_FOLLOWS[key]} where {present.full_name}.{key} is in accept")
+    return present, [key for key, *_ in differing]

@@ -17,6 +17,7 @@ from typing import Any
 
 from ....proto import control_pb2 as pb
 from ....proto.checkpoint import manifest as files
+from ....proto.checkpoint.accepted import changes
 from ....proto.checkpoint.folder import Folder
 from ....proto.errors import DataLoss, DeadlineExceeded, FailedPrecondition, SparserowError, Unavailable
 from ....proto.schema import TableSchema
@@ -25,7 +26,6 @@ from ..state.cluster import Cluster
 from ..state.departed_workers import DepartedWorker
 from ..state.row_sources import RowSource
 from ..state.shards import Shard
-from .restore_plan import rows_differ
 from .shard_calls import ShardCalls
 from .turn_lock import TurnLock
 
@@ -193,7 +193,7 @@ class ShardRecoveries:
             if not checkpoint.has(source):
                 continue
             then = saved.get(source.saved_table_id)
-            is_empty = then is None or (not source.without_state and rows_differ(schema, then))
+            is_empty = then is None or not {key for key, *_ in changes(schema, then)} <= set(source.changed)
             if is_empty:
                 name = checkpoint.manifest.name
                 log.warning("table %s is not in %s: it is empty on shard %d", schema.full_name, name, shard.index)
@@ -201,7 +201,7 @@ class ShardRecoveries:
                 pb.LoadTable(
                     schema=message,
                     saved_table_id=source.saved_table_id,
-                    without_state=source.without_state,
+                    changed=source.changed,
                     without_rows=is_empty,
                 )
             )

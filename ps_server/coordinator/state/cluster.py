@@ -174,7 +174,7 @@ class Cluster:
     def restored_from(self, url: str, name: str, tables: Iterable[pb.LoadTable]) -> None:
         """Notes that the checkpoint ``name`` in the folder at ``url`` has the present rows of some tables."""
         for table in tables:
-            source = RowSource(url, name, table.saved_table_id, table.without_state)
+            source = RowSource(url, name, table.saved_table_id, tuple(table.changed))
             self.row_sources[table.schema.id] = source
 
     def has_rows_in(self, url: str, manifest: Manifest, mark: int | None = None) -> None:

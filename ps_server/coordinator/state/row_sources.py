@@ -14,13 +14,13 @@ class RowSource:
     Attributes:
         url, name: the folder of checkpoints, and the checkpoint.
         saved_table_id: the id of the table there.
-        without_state: whether the optimizer's state began anew.
+        changed: of dim, dtype and optimizer, what the table had otherwise than the checkpoint.
     """
 
     url: str
     name: str
     saved_table_id: int
-    without_state: bool = False
+    changed: tuple[str, ...] = ()
 
 
 def to_document(sources: Mapping[int, RowSource]) -> list[Any]:
@@ -28,14 +28,14 @@ def to_document(sources: Mapping[int, RowSource]) -> list[Any]:
     grouped: dict[tuple[str, str], list[Any]] = {}
     for table_id, source in sources.items():
         tables = grouped.setdefault((source.url, source.name), [])
-        tables.append([table_id, source.saved_table_id, source.without_state])
+        tables.append([table_id, source.saved_table_id, list(source.changed)])
     return [[url, name, tables] for (url, name), tables in grouped.items()]
 
 
 def of_document(saved: list[Any]) -> dict[int, RowSource]:
     """Returns the sources of a saved form."""
     return {
-        table_id: RowSource(url, name, saved_table_id, without_state)
+        table_id: RowSource(url, name, saved_table_id, tuple(changed))
         for url, name, tables in saved
-        for table_id, saved_table_id, without_state in tables
+        for table_id, saved_table_id, changed in tables
     }
