@@ -41,6 +41,13 @@ def train(
             "schedules, over the job's own files. It replaces train.checkpoint.start_from.",
         ),
     ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What may differ from --from: TABLE.dim, TABLE.dtype, TABLE.optimizer, with * for every table, or "
+            "tower; may be repeated. It replaces train.checkpoint.accept."
+        ),
+    ] = None,
     overwrite_checkpoints: Annotated[
         bool,
         typer.Option("--overwrite-checkpoints", help="Remove the checkpoints of other runs from the job's folders."),
@@ -74,6 +81,8 @@ def train(
 
     count = [] if workers is None else [f"train.workers={workers}"]
     started = [] if start_from is None else [f"train.checkpoint.start_from={start_from}"]
+    if accept:
+        started.append(f"train.checkpoint.accept={accept}")
     config = load_config(JobConfig, job, [*(assignments or ()), *count, *started])
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
+from ..checkpoint.accepted import check_accepted
 from ..errors import InvalidArgument
 from ..options.path_text import PathText
-from ..options.strict_model import Seconds, StrictModel
+from ..options.strict_model import FromList, Seconds, StrictModel
+
+TOWER = "tower"  # among what a job accepts
 
 
 class CheckpointConfig(StrictModel):
@@ -24,6 +29,13 @@ class CheckpointConfig(StrictModel):
         "newest). A run without checkpoints of its own begins with its rows, tower, optimizers, schedules and "
         "statistics of features, over the files of this job. `sparserow train --from` sets it. null: it begins anew.",
         json_schema_extra={"allowed": "a path or a URL"},
+    )
+    accept: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], FromList] = Field(
+        (),
+        description="What may differ from start_from: TABLE.dim (wider; new columns are initial, the optimizer's state "
+        "begins anew), TABLE.dtype (weights are rounded), TABLE.optimizer (its state begins anew), with * for every "
+        "table; tower: tower and dense optimizer begin anew. `sparserow train --accept` sets it.",
+        json_schema_extra={"allowed": "TABLE.dim, TABLE.dtype, TABLE.optimizer, tower"},
     )
     every_steps: int | None = Field(
         None, ge=1, le=1 << 40, description="Steps between two checkpoints; null: the step number starts none."
@@ -60,4 +72,7 @@ class CheckpointConfig(StrictModel):
             raise InvalidArgument(
                 f"start_from: {self.start_from} is of url, where --resume goes on; name another folder"
             )
+        if self.accept and self.start_from is None:
+            raise InvalidArgument("accept: has no effect without start_from")
+        check_accepted([each for each in self.accept if each != TOWER], "accept")
         return self

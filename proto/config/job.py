@@ -47,7 +47,8 @@ class JobConfig(JobSections):
         assert checkpoint is not None  # as rules say
         test = self.data.test or (days.files_of(days.next(day)),)
         data = self.data.model_copy(update={"days": None, "train": (days.files_of(day),), "test": test})
-        saved = checkpoint.model_copy(update={"url": url or checkpoint.url, "start_from": before})
+        accept = checkpoint.accept if before == checkpoint.start_from else ()
+        saved = checkpoint.model_copy(update={"url": url or checkpoint.url, "start_from": before, "accept": accept})
         return self.model_copy(update={"data": data, "train": self.train.model_copy(update={"checkpoint": saved})})
 
     @property

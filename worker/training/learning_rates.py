@@ -112,6 +112,8 @@ class LearningRates:
                 if self._saved is not None and self._saved[number].get(name) != rate:
                     group["lr"] = rate * share
                     group["initial_lr"] = rate
+        for scheduler in self._schedulers:  # because a job that starts from another one may have other tables
+            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
 
     def _share(self) -> float:
         """Returns the share of the job's rates that the optimizers have; it is the same for all groups."""

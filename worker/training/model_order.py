@@ -7,21 +7,28 @@ all shapes are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from torch import nn
 
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition
+from ...proto.features.feature_set import FeatureSet
 from ..data.features import FeatureSpec
+from ..models import FeatureEmbeddings
 from .build_model import input_names
 
 ModelOrder: TypeAlias = "dict[str, list[str]]"
 KEY = "order"  # in the configuration that a checkpoint's manifest holds
+ROWS = "rows"
+_INPUTS = "inputs"
 
 
 def order_of(job: JobConfig, spec: FeatureSpec) -> ModelOrder:
     """Returns the names of the inputs, the tasks, and the names within ``model.args``, each in its order."""
-    order = {"inputs": list(input_names(job.model, spec)), "tasks": [task.name for task in job.all_tasks]}
+    order = {_INPUTS: list(input_names(job.model, spec)), "tasks": [task.name for task in job.all_tasks]}
     for name, value in job.model.args.items():
         order.update(_named(f"model.args.{name}", value))
     return order
@@ -36,18 +43,76 @@ def _named(path: str, value: Any) -> Iterator[tuple[str, list[str]]]:
         yield path, list(value)
 
 
-def check_order(config: Mapping[str, Any], mine: ModelOrder, where: str, option: str = "--resume") -> None:
+@dataclass(frozen=True)
+class Change:
+    """The inputs by which a job differs from the run of a checkpoint; those of both are in the same order.
+
+    Attributes:
+        added: the inputs that the checkpoint lacks.
+        removed: the inputs that the job lacks.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the inputs are the same."""
+        return not self.added and not self.removed
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The change in words, a sentence for each kind."""
+        new = (f"the inputs {_listed(self.added)} are new, and their rows are initial",) if self.added else ()
+        gone = (f"the inputs {_listed(self.removed)} are no longer there; their rows stay",) if self.removed else ()
+        return (*new, *gone)
+
+
+def check_order(config: Mapping[str, Any], mine: ModelOrder, where: str) -> None:
     """Checks that a checkpoint's tower was trained with the names in the order of this job.
 
     Args:
         config: the configuration that the manifest of the checkpoint holds.
         mine: the order of this job.
         where: the checkpoint, for error texts.
-        option: the option that names it.
 
     Raises:
         FailedPrecondition: an order differs, or the checkpoint has none; the text names the setting.
     """
+    for name, was, names in _orders(config, mine, where, "--resume"):
+        if was != names:
+            raise _other_order("--resume", where, name, was, names)
+
+
+def order_change(
+    config: Mapping[str, Any], mine: ModelOrder, where: str, option: str, *, refuses: bool = True
+) -> Change:
+    """Returns by which inputs a job differs from the run of a checkpoint.
+
+    Args:
+        config: the configuration that the manifest of the checkpoint holds.
+        mine: the order of this job.
+        where: the checkpoint, for error texts.
+        option: the option that names it.
+        refuses: whether inputs in another order, and other tasks or names in ``model.args``, are refused.
+
+    Raises:
+        FailedPrecondition: an order differs by more than inputs that are new or gone, or the checkpoint has none.
+    """
+    orders = list(_orders(config, mine, where, option))
+    saved, now = next((was, names) for name, was, names in orders if name == _INPUTS)
+    change = Change(tuple(each for each in now if each not in saved), tuple(each for each in saved if each not in now))
+    for name, was, names in orders if refuses else ():
+        # Names of inputs within model.args come and go with the inputs.
+        rest = [[each for each in side if each not in (*change.added, *change.removed)] for side in (was, names)]
+        if rest[0] != rest[1]:
+            raise _other_order(option, where, name, was, names, "; or let the tower begin anew (--accept tower)")
+    return change
+
+
+def _orders(
+    config: Mapping[str, Any], mine: ModelOrder, where: str, option: str
+) -> Iterator[tuple[str, list[str], list[str]]]:
     saved = config.get(KEY)
     if not isinstance(saved, Mapping):
         raise FailedPrecondition(
@@ -55,14 +120,57 @@ def check_order(config: Mapping[str, Any], mine: ModelOrder, where: str, option:
             "something else here; begin a new run"
         )
     for name, names in mine.items():
-        was = list(saved.get(name, ()))
-        if was != names:
+        yield name, list(saved.get(name, ())), names
+
+
+def _other_order(
+    option: str, where: str, name: str, was: Sequence[str], names: Sequence[str], advice: str = ""
+) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"{option}: {where} has {name} in the order {_listed(was)}, and this job {_listed(names)}; the weights "
+        f"of a tower are by place, so give them in the order of the checkpoint{advice}"
+    )
+
+
+def rows_of(model: nn.Module, features: FeatureSet | None) -> dict[str, list[int | None]]:
+    """Returns, by feature, the rows of its table and the keys that it can give; None: any key.
+
+    Args:
+        model: the model; where it is not made of :class:`FeatureEmbeddings`, nothing is known of it.
+        features: the features of the job; None: it has no section ``features``.
+    """
+    known = {} if features is None else {each.name for each in features.features}
+    return {
+        name: [rows, features.keys_of(name) if features is not None and name in known else None]
+        for module in model.modules()
+        if isinstance(module, FeatureEmbeddings)
+        for name, rows in module.rows_by_feature.items()
+    }
+
+
+def check_rows(config: Mapping[str, Any], mine: Mapping[str, Any], where: str, option: str = "--resume") -> None:
+    """Checks that the keys of a job find the rows that they found: the row of a key is the key modulo the rows.
+
+    Args:
+        config: the configuration that the manifest of the checkpoint holds.
+        mine: the configuration of this run.
+        where: the checkpoint, for error texts.
+        option: the option that names it.
+
+    Raises:
+        FailedPrecondition: a table has another number of rows, of which keys make use.
+    """
+    saved = config.get(ROWS, {})
+    for name, (rows, keys) in mine[ROWS].items():
+        then, keys_then = saved.get(name, (rows, keys))
+        is_whole = keys is not None and keys_then is not None and keys <= rows and keys_then <= then
+        if rows != then and not is_whole:
             raise FailedPrecondition(
-                f"{option}: {where} has {name} in the order {_listed(was)}, and this job {_listed(names)}; the weights "
-                "of a tower are by place, so give them in the order of the checkpoint"
+                f"{option}: {where} has {then} rows for the feature {name}, and this job {rows}; the row of a key is "
+                f"the key modulo that number, so keep {then} (model.args.rows), or begin a new run"
             )
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:12])
     return f"[{shown}{', ...' if len(names) > 12 else ''}]"

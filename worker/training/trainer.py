@@ -19,6 +19,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument
 from ..checkpoint.save import Stateful, absolute
 from ..data import NamedBatch
 from ..data.leased import LeasedReader
+from ..data.sources.feature_columns import feature_set
 from ..data.stream_reader import StreamReader
 from ..layers.embedding import copy_sharing_rows
 from ..models import Tower
@@ -37,7 +38,7 @@ from .exported_model import exported
 from .files_read import saved_run
 from .job_features import published_features
 from .job_readers import open_readers
-from .model_order import KEY as ORDER, order_of
+from .model_order import KEY as ORDER, ROWS, order_of, rows_of
 from .parallel_towers import WholeModel, wrapped
 from .pauses import MOST_POINTS, Pauses
 from .process_group import WorkerGroup
@@ -45,9 +46,10 @@ from .progressive import ProgressiveMetrics
 from .recent_samples import RecentSamples
 from .reported_epochs import ReportedEpochs
 from .run_identity import RunIdentity
+from .run_restore import TrainedParts
 from .task_outputs import TaskOutputs
 from .training_backend import TrainingBackend
-from .training_checkpoints import Progress, TrainedParts, TrainingCheckpoints, resume_rows
+from .training_checkpoints import Progress, TrainingCheckpoints, resume_rows
 from .training_device import out_of_memory
 from .training_report import EpochResult, Evaluated, EvaluationPoint, Observer, TrainResult
 from .training_step import StepResult, TrainingStep
@@ -98,6 +100,8 @@ class Trainer:
         self._run_config[ORDER] = order_of(job, readers.spec)
         torch.manual_seed(job.train.seed)
         self._bare = backend.build(lambda: build_model(job.model, readers.spec))
+        features = feature_set(job.data.features) if job.data.features else None
+        self._run_config[ROWS] = rows_of(self._bare, features)
         self._set_activation_checkpointing()
         is_kept = job.publish.folder is not None
         self._whole = WholeModel(self._bare, group) if job.train.parts is not None and is_kept else None
@@ -227,7 +231,7 @@ class Trainer:
             self._go_on()
         checkpoint = self._job.train.checkpoint
         if not self.is_resumed and self._checkpoints is not None and checkpoint is not None and checkpoint.start_from:
-            self._checkpoints.start_from(checkpoint.start_from)
+            self._checkpoints.run_start.take(checkpoint.start_from)
             self._is_started_from = True
         train, progress = self._job.train, self._progress
         self._warn_of_empty()

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import nn
-from torch.amp.grad_scaler import GradScaler
-
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import list_names, read_manifest
-from ...proto.checkpoint.urls import folder_and_name
 from ...proto.config.checkpoint_config import CheckpointConfig
-from ...proto.errors import FailedPrecondition, Fenced, NotFound, SparserowError
+from ...proto.errors import FailedPrecondition, Fenced, SparserowError
 from ..api.session import Session
-from ..checkpoint import RestoredCheckpoint, SavedCheckpoint
+from ..checkpoint import SavedCheckpoint
 from ..checkpoint.restore import check_reader
-from ..checkpoint.save import Stateful, absolute
+from ..checkpoint.save import absolute
 from ..data.stream_reader import StreamReader
-from .learning_rates import LearningRates
-from .model_order import KEY as ORDER, check_order
+from .model_order import KEY as ORDER, check_order, check_rows
 from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
-from .progressive import ProgressiveMetrics
 from .run_identity import ROWS_FOLDER
+from .run_restore import TrainedParts, print_once, restored_parts, worded_for_jobs
+from .started_run import RunStart
 
 log = logging.getLogger(__name__)
 
@@ -83,29 +77,6 @@ class Progress:
         self.seconds = max(other.seconds for other in others)
 
 
-@dataclass(frozen=True)
-class TrainedParts:
-    """The parts of a trainer that a checkpoint holds besides the rows.
-
-    Attributes:
-        model: the model, without DDP.
-        optimizer: the optimizer of the dense tower; None: the tower is on the servers.
-        scaler: the scaler of the loss; None: the loss is not scaled.
-        schedule: the schedules of the learning rates.
-        reader: the reader of the training files.
-        steps: the counts of steps and samples.
-        progressive: the metrics of the training samples by windows; None: there are none.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    scaler: GradScaler | None
-    schedule: LearningRates
-    reader: Stateful
-    steps: Stateful
-    progressive: ProgressiveMetrics | None = None
-
-
 def resume_rows(session: Session, url: str, name: str | None) -> bool:
     """Restores a save of the rows, and the position in the epoch from which the coordinator leases data.
 
@@ -125,32 +96,10 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
     names = list_names(Folder(absolute(url)))
     if name is None and not names:
         return False
-    with _worded_for_jobs():
+    with worded_for_jobs():
         restored = session.restore(url, name=name)
-    _print_once(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")
+    print_once(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")
     return True
-
-
-@contextlib.contextmanager
-def _worded_for_jobs(option: str = "--resume") -> Iterator[None]:
-    """Has errors for tables that differ name what a job can do: its file has no argument of ``restore``."""
-    try:
-        yield
-    except FailedPrecondition as error:
-        problem, _, advice = str(error).rpartition("; ")
-        if not any(words in advice for words in ("reset_optimizer", "leave the table out")):
-            raise
-        keys = "train.row_optimizer or tables" if "optimizer" in advice else "model or tables"
-        raise FailedPrecondition(
-            f"{option}: {problem}; set it in the job file ({keys}) as it was, or begin a new run: --resume never and "
-            "another folder of checkpoints"
-        ) from error
-
-
-def _print_once(session: Session, words: str) -> None:
-    """Prints to stderr, once in a job, where the run begins."""
-    if session.rank == 0 and session.core.leads:
-        print(f"sparserow: {words}", file=sys.stderr, flush=True)
 
 
 class TrainingCheckpoints:
@@ -250,23 +199,8 @@ class TrainingCheckpoints:
         name = self._group.share(found, what="newest checkpoint")
         if name is None:
             return None
-        self._restored(self._url, name)
+        restored_parts(self._session, self._parts, self._url, name)
         return name
-
-    def _restored(self, url: str, name: str, reader: Stateful | None = None) -> RestoredCheckpoint:
-        """Restores a checkpoint with the tower, its optimizer and the schedules."""
-        parts = self._parts
-        restored: RestoredCheckpoint = self._session.restore(
-            url,
-            name=name,
-            model=parts.model,
-            optimizer=parts.optimizer,
-            scaler=parts.scaler,
-            scheduler=parts.schedule,
-            reader=reader,
-        )
-        parts.schedule.take_given()
-        return restored
 
     def _check_workers(self, name: str) -> None:
         """Checks, before a row is changed, that the workers of this run can go on from a checkpoint.
@@ -281,6 +215,7 @@ class TrainingCheckpoints:
             return  # the restore raises an error that lists the checkpoints
         manifest = read_manifest(folder, name)
         check_order(manifest.config, self._run[ORDER], f"{self._url}/{name}")
+        check_rows(manifest.config, self._run, f"{self._url}/{name}")
         saved, world = {worker.rank for worker in manifest.workers}, self._group.world
         if not saved:
             return
@@ -350,28 +285,10 @@ class TrainingCheckpoints:
                 return name
         return names[-1] if names else None
 
-    def start_from(self, place: str) -> None:
-        """Begins with what another run has learnt: its rows, tower, optimizers, schedules and counts of steps.
-
-        Args:
-            place: the folder of its checkpoints, for the newest, or one of them.
-
-        Raises:
-            NotFound: there is no checkpoint.
-            FailedPrecondition: its model has inputs or tasks in another order, or its tables differ.
-            SparserowError: the checkpoint cannot be restored.
-        """
-        parts, (folder, name) = self._parts, folder_and_name(place)
-        if not name:
-            newest = next(iter(reversed(list_names(Folder(folder)))), "") if self._group.makes_shared else ""
-            name = self._group.share(newest, what="newest checkpoint to start from")
-        if not name:
-            raise NotFound(f"train.checkpoint.start_from: {place} has no checkpoint")
-        check_order(read_manifest(Folder(folder), name).config, self._run[ORDER], f"{folder}/{name}", "--from")
-        with _worded_for_jobs("--from"):
-            restored = self._restored(folder, name)
-        parts.steps.load_state_dict(restored.extra["steps"])
-        _print_once(self._session, f"starts from {folder}/{restored.name}, step {restored.step}, over files of its own")
+    @property
+    def run_start(self) -> RunStart:
+        """Begins the run with what another one has learnt."""
+        return RunStart(self._config, self._session, self._group, self._parts, self._run)
 
     def resume(self, name: str | None) -> Progress | None:
         """Restores a checkpoint.
@@ -389,13 +306,11 @@ class TrainingCheckpoints:
         if name is None:
             name = self._group.share(self.newest() if self._group.makes_shared else None, what="newest checkpoint")
         if name is None:
-            _print_once(
-                self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning"
-            )
+            print_once(self._session, f"no checkpoint is in {self._url} to go on from: the run begins at its beginning")
             return None
         self._check_workers(name)
-        with _worded_for_jobs():
-            restored = self._restored(self._url, name, parts.reader)
+        with worded_for_jobs():
+            restored = restored_parts(self._session, self._parts, self._url, name, reader=parts.reader)
         parts.steps.load_state_dict(restored.extra["steps"])
         progress = Progress(**restored.extra["progress"])
         if restored.extras:
@@ -408,6 +323,6 @@ class TrainingCheckpoints:
         )
         if isinstance(parts.reader, StreamReader):
             where = "with its place in the stream"
-        _print_once(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, {where}")
+        print_once(self._session, f"resumed from {self._url}/{restored.name}, step {restored.step}, {where}")
         self.resumed = restored.name
         return progress
