@@ -37,8 +37,9 @@ def train(
         str | None,
         typer.Option(
             "--from",
-            help="Folder of another run's checkpoints, or one of them: begin with its rows, tower, optimizers and "
-            "schedules, over the job's own files. It replaces train.checkpoint.start_from.",
+            help="Folder of another run's checkpoints, or one of them, or a version in publish.root (ctr@live): begin "
+            "with its rows, tower, optimizers and schedules, over the job's own files. It replaces "
+            "train.checkpoint.start_from.",
         ),
     ] = None,
     accept: Annotated[
@@ -77,6 +78,7 @@ def train(
     from ..train.checked_nodes import checked_place
     from ..train.training_display import next_commands, summary
     from ..train.training_job import check_overwrites, checked_resume, run_job, torchrun_place
+    from ..train.version_start import with_known_start
     from .result_file import check_result_file, write_result
 
     count = [] if workers is None else [f"train.workers={workers}"]
@@ -84,6 +86,7 @@ def train(
     if accept:
         started.append(f"train.checkpoint.accept={accept}")
     config = load_config(JobConfig, job, [*(assignments or ()), *count, *started])
+    config = with_known_start(config)
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
     if dry:

@@ -19,6 +19,7 @@ from ...proto.security.security import process_security, use_security
 from ...worker.training.run_identity import RunIdentity
 from ..launch.readiness import wait_until_ready
 from ..train.training_job import allowed_restarts, checked_resume
+from ..train.version_start import with_known_start
 from .checked_nodes import nodes_to_avoid
 
 _NODE_ID = "ray.io/node-id"  # a label that Ray gives every node
@@ -70,6 +71,7 @@ def train_on_ray(
         raise InvalidArgument(
             "cluster: a job on Ray uses neither a cluster of its own nor backend local; remove the section"
         )
+    job = with_known_start(job)
     check_ranks(job.train.parallel, job.train.workers)
     check_members(job.train, job.train.workers)
     if job.data.days is not None:

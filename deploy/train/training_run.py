@@ -207,6 +207,7 @@ def _with_places(
 def _publish_now(job: JobConfig, session: Session, group: WorkerGroup, trainer: Trainer, model: nn.Module) -> None:
     """Publishes the model of a run that goes on."""
     from .kept_model import TrainedModel, publish_running
+    from .version_start import CHECKPOINT, newest_checkpoint
 
     progress, card = trainer.progress, dict[str, Any]()
     card["samples"] = progress.samples_of_all(group.world)
@@ -214,6 +215,8 @@ def _publish_now(job: JobConfig, session: Session, group: WorkerGroup, trainer: 
         tested = progress.points[-1]
         found = {"auc": tested["test_auc"], "log_loss": tested["test_log_loss"]}
         card |= {name: value for name, value in found.items() if math.isfinite(value)}
+    if (newest := newest_checkpoint(job)) is not None:
+        card[CHECKPOINT] = newest
     if trainer.watermark is not None:
         card["watermark"] = datetime.fromtimestamp(trainer.watermark / 1e6, UTC).isoformat(timespec="seconds")
 
@@ -226,22 +229,28 @@ def _publish_now(job: JobConfig, session: Session, group: WorkerGroup, trainer: 
     publish_running(job, trained, None if group.meets else at_work)
 
 
-def _card_of(job: JobConfig, result: TrainResult) -> dict[str, float]:
+def _card_of(job: JobConfig, result: TrainResult) -> dict[str, Any]:
     """Returns the card of a version: the AUC and log loss, or the metrics of all tasks where no task has these.
 
-    Where the model is that of the best test, the card has the epoch and the steps of that one.
+    It names the checkpoint with what the version has learnt, if there is one. Where the model is that of the best test,
+    the card has the epoch, the steps and the checkpoint of that one.
     """
     from ...proto.checkpoint.folder import Folder
     from ...proto.checkpoint.manifest import read_manifest
     from ...proto.checkpoint.urls import absolute
+    from .version_start import CHECKPOINT, newest_checkpoint
 
     found = {"auc": result.test_auc, "log_loss": result.test_log_loss}
     if not math.isfinite(result.test_auc):
         found |= {name: value for name, value in result.metrics.items() if "[" not in name}
-    card = {"epochs": result.epochs, **{name: value for name, value in found.items() if math.isfinite(value)}}
+    card: dict[str, Any] = {"epochs": result.epochs}
+    card |= {name: value for name, value in found.items() if math.isfinite(value)}
     if result.best_epoch is not None and job.train.checkpoint is not None:
-        saved = read_manifest(Folder(absolute(job.train.checkpoint.url)), result.best_checkpoint)
-        card |= {"epochs": result.best_epoch, "step": saved.step + 1}
+        url = absolute(job.train.checkpoint.url)
+        saved = read_manifest(Folder(url), result.best_checkpoint)
+        card |= {"epochs": result.best_epoch, "step": saved.step + 1, CHECKPOINT: f"{url}/{saved.name}"}
+    elif (newest := newest_checkpoint(job)) is not None:
+        card[CHECKPOINT] = newest
     return card
 
 

@@ -26,9 +26,10 @@ class CheckpointConfig(StrictModel):
         None,
         min_length=1,
         description="Folder of another run's checkpoints, by path or URL, or one of them (FOLDER/save-000003; else the "
-        "newest). A run without checkpoints of its own begins with its rows, tower, optimizers, schedules and "
-        "statistics of features, over the files of this job. `sparserow train --from` sets it. null: it begins anew.",
-        json_schema_extra={"allowed": "a path or a URL"},
+        "newest); or the version that an alias or a number names in publish.root (ctr@live). A run without checkpoints "
+        "of its own begins with its rows, tower, optimizers, schedules and statistics of features, over the files of "
+        "this job. `sparserow train --from` sets it. null: it begins anew.",
+        json_schema_extra={"allowed": "a path, a URL or NAME@ALIAS"},
     )
     accept: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], FromList] = Field(
         (),

@@ -1,10 +1,11 @@
-"""A run that starts from another one's checkpoint with other inputs, tables or vocabularies: what is said and taken, and
-what is refused by name.
+"""A run that starts from another one's checkpoint with other inputs, tables or vocabularies: what is said and taken,
+what is accepted by name, and what is refused.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,7 @@ def moments(folder: Path) -> dict[str, torch.Tensor]:
     ],
     ids=["added", "removed"],
 )
-def test_inputs_come_and_go(
-    launcher: Launcher, folder: Path, first: list[str], second: list[str], said: str
-) -> None:
+def test_inputs_come_and_go(launcher: Launcher, folder: Path, first: list[str], second: list[str], said: str) -> None:
     trained(launcher, words(folder, "first", "monday", first))
     err = trained(launcher, words(folder, "second", "tuesday", second, f"--from={folder}/first", *STILL))
     assert re.search(said, err), err
@@ -217,6 +216,43 @@ def test_what_is_accepted_is_taken(
     else:
         assert goes_on
         assert all(torch.equal(was[name], now[name]) for name in goes_on)
+
+
+def test_a_run_starts_from_a_published_version(launcher: Launcher, folder: Path) -> None:
+    names = ["price", "user", "item"]
+    publish = f"--set=publish={{root: {folder}/models, model: ctr, alias: live}}"
+    trained(launcher, words(folder, "first", "monday", names, publish))
+    err = trained(launcher, words(folder, "second", "tuesday", names, publish, "--from=ctr@live", *STILL))
+    assert f"starts from {folder}/first/save-000001, step 11" in err
+    assert rows_of(folder / "second") == rows_of(folder / "first")
+    # The alias names the second run's version by now, and a number an earlier one.
+    assert f"starts from {folder}/second/save-" in trained(
+        launcher, words(folder, "third", "tuesday", names, publish, "--from=ctr@live")
+    )
+    assert f"starts from {folder}/first/save-" in trained(
+        launcher, words(folder, "fourth", "tuesday", names, publish, "--from=ctr@1", "--set=publish.alias=null")
+    )
+    trained(launcher, [*words(folder, "bare", "monday", names, publish), "--set=train.checkpoint=null"])
+    for number, (begin, more, wanted) in enumerate(
+        (
+            ("ctr@live", publish, r"ctr@live is version 5, which was published without a checkpoint"),
+            ("ctr@9", publish, r"model 'ctr': has no version 9; it has: 1, 2, 3, 4, 5"),
+            ("ctr@beta", publish, r"ctr.*beta"),
+            ("ctr@live", "--workers=1", r"ctr@live is a published version, and the job has no publish\.root"),
+        )
+    ):
+        run = launcher.start(*words(folder, f"wrong{number}", "tuesday", names, more, f"--from={begin}"))
+        assert run.popen.wait(300) == 1
+        assert re.search(wanted, run.err), run.err
+    gone = folder / "third"
+    shutil.rmtree(gone)
+    run = launcher.start(*words(folder, "late", "tuesday", names, publish, "--from=ctr@3"))
+    assert run.popen.wait(300) == 1
+    assert re.search(r"NotFound: .*third", run.err), run.err
+
+
+def rows_of(folder: Path) -> dict[str, dict[int, bytes]]:
+    return {name: {key: row[2] for key, row in rows.items()} for name, rows in rows_of_checkpoint(folder).items()}
 
 
 def test_strict_in_python_names_the_tensors_that_begin_anew(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class RunStart:
             FailedPrecondition: its inputs, tasks or tables differ by what is not accepted.
             SparserowError: the checkpoint cannot be restored.
         """
+        # Workers that are started one by one may have seen an alias at two versions.
+        place = self.group.share(place, what="checkpoint to start from")
         folder, name = folder_and_name(place)
         if not name:
             newest = next(iter(reversed(list_names(Folder(folder)))), "") if self.group.makes_shared else ""
