@@ -117,14 +117,14 @@ def _in_turns(
         alone.run(work, size.sync_sec, shards)
         with local_serving("now", follow=coordinator, namespace=_NAMESPACE) as serving:
             warm.run(work, size.sync_sec / 4, shards)
-            before, begun = _describe(serving), time.monotonic()
+            before, begun = describe(serving), time.monotonic()
             followed.run(work, size.sync_sec, shards, serving.pids)
             now = _brought(serving, before)
             rows = now.versions[0].rows_synced - before.versions[0].rows_synced
             synced.append(rows / (time.monotonic() - begun))
         for bucket, since in zip(now.freshness, before.freshness, strict=True):
             ages[bucket.at_most_sec] = ages.get(bucket.at_most_sec, 0) + bucket.slots - since.slots
-    return alone, followed, synced, _percentile(ages, 0.99)
+    return alone, followed, synced, percentile(ages, 0.99)
 
 
 def _brought(serving: LocalServing, before: pb.DescribeReply) -> pb.DescribeReply:
@@ -133,7 +133,7 @@ def _brought(serving: LocalServing, before: pb.DescribeReply) -> pb.DescribeRepl
     """
     deadline = time.monotonic() + _BROUGHT_DEADLINE_SEC
     while True:
-        now = _describe(serving)
+        now = describe(serving)
         rows = now.versions[0].rows_synced - before.versions[0].rows_synced
         if (rows > 0 and _slots(now) > _slots(before)) or time.monotonic() > deadline:
             return now
@@ -148,12 +148,13 @@ def _cpu(pids: Sequence[int]) -> float:
     return float(sum(process_cpu(pid) for pid in pids))
 
 
-def _describe(serving: LocalServing) -> pb.DescribeReply:
+def describe(serving: LocalServing) -> pb.DescribeReply:
+    """Returns what the first process serves."""
     with grpc.insecure_channel(serving.addresses[0]) as channel:
         return pb_grpc.ServingStub(channel).Describe(pb.DescribeRequest(), timeout=10)
 
 
-def _percentile(counts: dict[float, int], share: float) -> float:
+def percentile(counts: dict[float, int], share: float) -> float:
     """Returns the smallest bound below which the share lies; nan when there is nothing."""
     total, seen = sum(counts.values()), 0
     for bound in sorted(counts):

@@ -41,6 +41,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "big_table": "A table larger than the memory.",
         "serving": "Lookups and the sync of the serving store, against raw TCP and Redis.",
         "loop": "From an event of a topic to its served row.",
+        "stream": "A model that learns day after day, against the same in torch.",
         "checkpoint": "Saves and restores, against the disk.",
         "scale": "The cost of a row by numbers of shards and workers.",
         "gpu": "A step with rows on shards, against torch's on the device.",

@@ -21,10 +21,10 @@ from ...proto.errors import FailedPrecondition, SparserowError, not_allowed
 from ..layers.table_handle import restoring_rows
 from ..session.session import JobSession
 from ..session.tensor_group import on_leader
-from .dense_side import DenseSide
 from .device_parts import Wanted, read_parts
 from .every_rank import is_in_parts, on_every_rank, part_again
 from .random_state import set_random_state
+from .restored_dense import RestoredDense
 from .restored_states import RestoredStates, check_count, no_state
 from .save import OneOrMore, SharedReader, Stateful, absolute, cluster_of, several
 
@@ -144,7 +144,7 @@ def restore(
     states, unread = _States.found(Folder(url), name)
     asked = RestoredStates(optimizer, scaler, scheduler, reader)
     if unread is None:
-        DenseSide(states.folder, model, optimizer, full, strict=strict).check(states, asked, session.rank)
+        RestoredDense(states.folder, model, optimizer, full, strict=strict).check(states, asked, session.rank)
     wanted = Wanted(f"{url}/{states.name}", full, tuple(request.tables), accepted)
     on_devices = read_parts(session, states.ranks, states.of_rank, wanted, unread)
     _leave_to_servers(request, on_devices.names)
@@ -165,7 +165,7 @@ def restore(
     mine, first = states.of_rank(session.rank), states.of_rank(0)
     where = f"{url}/{manifest.name}"
     session.core.origins.append(f"{manifest.cluster_id:016x}")
-    dense = DenseSide(Folder(url) / manifest.name, model, optimizer, full, strict=strict)
+    dense = RestoredDense(Folder(url) / manifest.name, model, optimizer, full, strict=strict)
     has_model = model is not None
     if first is not None and TREE in first:
         with restoring_rows():

@@ -27,7 +27,7 @@ class StatesOfRanks(Protocol):
 
 
 @dataclass(frozen=True)
-class DenseSide:
+class RestoredDense:
     """Loads the dense side, whether ranks have it in parts or whole.
 
     Attributes:
