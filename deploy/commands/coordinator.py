@@ -47,6 +47,7 @@ def coordinator(
             "1,024 such jobs with 8,192 ranks."
         ),
     ] = "1h",
+    page_port: options.PagePort = None,
     log: LogConfig,
     cluster_json: options.ClusterJson = None,
     die_with_parent: options.DieWithParent = 0,
@@ -87,10 +88,12 @@ def coordinator(
             etcd=etcd,
             metrics_port=listen.metrics_port,
             health_port=listen.health_port,
+            page_port=page_port,
         )
         if etcd is not None:
             async with run_elected(config) as elected:
                 print(f"sparserow: coordinator at {elected.address}, one of those at {etcd.url}", flush=True)
+                _print_page(elected.page)
                 stopping = asyncio.create_task(stop.wait())
                 await asyncio.wait((stopping, elected.failure), return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
@@ -99,6 +102,12 @@ def coordinator(
             return
         async with run_coordinator(config) as running:
             print(f"sparserow: coordinator at {running.address}, waiting for {cluster.shards} shards", flush=True)
+            _print_page(running.page)
             await stop.wait()
 
     run_server(run())
+
+
+def _print_page(url: str) -> None:
+    if url:
+        print(f"sparserow: page at {url}", flush=True)

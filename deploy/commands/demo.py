@@ -64,8 +64,11 @@ def demo(
             raise ResourceExhausted(f"{folder}: the click log cannot be written: {error.strerror}") from error
         note.print(f"starting {shards} parameter servers and {workers} workers")
         with contextlib.ExitStack() as stack:
-            cluster = start_local(job.cluster, LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC)
+            cluster = start_local(
+                job.cluster, LogConfig(level="warning"), deadline_sec=_CLUSTER_DEADLINE_SEC, page_port=0
+            )
             stack.callback(cluster.stop)
+            note.print(f"page at {cluster.page}", highlight=False)
             serving = ServingDemo(cluster.address, job.name, f"{folder}/models")
             serving.start()
             stack.callback(serving.abandon)

@@ -35,6 +35,12 @@ Modulo = Annotated[
     int | None,
     typer.Option(min=1, help="Divisor when the row is at key % MODULO: the rows of the table in model.args.rows."),
 ]
+PagePort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="Port of the page for browsers, on the same host; 0: any free one. Default: no page."
+    ),
+]
 # A parent process passes the whole cluster section in this option.
 ClusterJson = Annotated[str | None, typer.Option(hidden=True)]
 DieWithParent = Annotated[int, typer.Option(hidden=True, callback=_follow_parent)]

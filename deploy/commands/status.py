@@ -41,10 +41,11 @@ def status(
     from ...proto.control import ControlClient
     from ...proto.errors import InvalidArgument
     from ...proto.options.units import parse_seconds
+    from ...proto.status.cluster_status import document_of
+    from ...proto.status.fault_view import fault_text, fault_views
     from ..observe.cluster_screen import screen, serving_table
-    from ..observe.cluster_status import look
-    from ..observe.fault_view import fault_text, fault_views
     from ..observe.serving_view import describe_serving
+    from ..observe.two_readings import look
     from .result_file import check_result_file, write_result
     from .terminal import tables_console
 
@@ -65,7 +66,7 @@ def status(
             return
         reply, view = look(client, seconds, namespace=namespace)
     served = describe_serving(serving.split(",")) if serving is not None else []
-    document = {**view.as_dict(), "serving": [asdict(each) for each in served]}
+    document = document_of(view, [asdict(each) for each in served])
     if is_text:
         console = tables_console()
         console.print(screen(coordinator, reply, view))

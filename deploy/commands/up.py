@@ -62,6 +62,10 @@ def up(
             help="Port of the coordinator's Prometheus page; the shards use the ports after it. Default: none."
         ),
     ] = None,
+    page_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of the page for browsers, on the same host. Default: any free one."),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="Form of log lines on stderr: plain or json.")] = "plain",
     log_level: Annotated[
         str | None,
@@ -89,15 +93,16 @@ def up(
     try:
         log = validate(LogConfig, {"format": log_format, "level": log_level or ("warning" if on is None else "info")})
         if on is not None:
-            if (listen.host, cluster.port, listen.advertise, metrics_port) != (
+            if (listen.host, cluster.port, listen.advertise, metrics_port, page_port) != (
                 "127.0.0.1",
                 options.DEFAULT_PORT,
                 None,
                 None,
+                None,
             ):
                 raise InvalidArgument(
-                    "--host, --port, --advertise, --metrics-port: have no effect with --on; servers listen on the "
-                    "address of the node that Ray chooses"
+                    "--host, --port, --advertise, --metrics-port, --page-port: have no effect with --on; servers "
+                    "listen on the address of the node that Ray chooses"
                 )
             if serve is None and (serve_root, serve_namespace, serve_processes) != (None, None, 1):
                 raise InvalidArgument(
@@ -119,9 +124,10 @@ def up(
         ):
             raise InvalidArgument("--cpus-per-shard, --strategy and --serve*: have no effect without --on")
         start_log("coordinator", log)
-        run_server(
-            _run(EmbeddedOptions(cluster, log, listen.host, listen.insecure, metrics_port, listen.advertise), parent)
-        )
+        if page_port is None and parent is None:
+            page_port = 0
+        given = (listen.host, listen.insecure, metrics_port, listen.advertise, page_port)
+        run_server(_run(EmbeddedOptions(cluster, log, *given), parent))
     except SparserowError as error:
         if parent is None:
             raise
@@ -139,10 +145,11 @@ async def _run(config: EmbeddedOptions, parent: socket.socket | None) -> None:
     def on_ready(cluster: EmbeddedCluster) -> None:
         if parent is not None:
             shards = [[shard.index, shard.host, shard.port, shard.pid] for shard in cluster.shards]
-            _send(parent, {"address": cluster.address, "shards": shards})
+            _send(parent, {"address": cluster.address, "shards": shards, "page": cluster.page})
             return
         for shard in cluster.shards:
             print(f"sparserow: shard {shard.index} at {shard.host}:{shard.port} (process {shard.pid})")
+        print(f"sparserow: page at {cluster.page}")
         print(f"sparserow: ready at {cluster.address} (Ctrl-C stops it)", flush=True)
 
     try:

@@ -29,6 +29,7 @@ class LocalCluster:
         address: ``HOST:PORT`` of the coordinator, for ``connect``.
         shards: the data-plane addresses of the shards, by index.
         shard_pids: the process ids of the shards, by index.
+        page: the URL of the page for browsers; empty where none is served.
         pid: the id of the coordinator's process, which is the parent of the shards' processes.
     """
 
@@ -37,6 +38,7 @@ class LocalCluster:
         self._link = link
         self._last_words: bytes | None = None
         self.address: str = hello["address"]
+        self.page: str = hello["page"]
         self.shards = tuple(ShardAddress(index, host, port) for index, host, port, _ in hello["shards"])
         self.shard_pids: tuple[int, ...] = tuple(pid for *_, pid in hello["shards"])
         self.pid = process.pid
@@ -141,8 +143,15 @@ def local_cluster(
         cluster.stop()
 
 
-def start_local(config: ClusterConfig, log: LogConfig, *, deadline_sec: float) -> LocalCluster:
+def start_local(
+    config: ClusterConfig, log: LogConfig, *, deadline_sec: float, page_port: int | None = None
+) -> LocalCluster:
     """Starts a cluster of ``config``, which the caller has to stop.
+
+    Args:
+        config, log: the options of the cluster and of its logs.
+        deadline_sec: the time in which it must be ready, in seconds.
+        page_port: the port of its page for browsers; 0 lets the system choose, None means no page.
 
     Raises:
         SparserowError: as for :func:`local_cluster`; all processes have ended then.
@@ -150,7 +159,7 @@ def start_local(config: ClusterConfig, log: LogConfig, *, deadline_sec: float) -
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            _up_command(config, log, theirs.fileno()),
+            _up_command(config, log, theirs.fileno(), page_port),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -198,7 +207,7 @@ def _read_line(link: socket.socket) -> bytes:
     return line.strip()
 
 
-def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[str]:
+def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int, page_port: int | None) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -209,4 +218,5 @@ def _up_command(config: ClusterConfig, log: LogConfig, parent_fd: int) -> list[s
         f"--log-format={log.format}",
         f"--log-level={log.level}",
         f"--parent-fd={parent_fd}",
+        *(() if page_port is None else (f"--page-port={page_port}",)),
     ]

@@ -48,6 +48,7 @@ class EmbeddedOptions:
             as in proto/process/advertise.py.
         metrics_port: the port of the coordinator's Prometheus page; shard i has the port i + 1 further. None means no
             pages.
+        page_port: the port of the coordinator's page for browsers; None means no page.
     """
 
     cluster: ClusterConfig
@@ -56,6 +57,7 @@ class EmbeddedOptions:
     insecure: bool = False
     metrics_port: int | None = None
     advertise: str | None = None
+    page_port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,10 @@ class ShardProcess:
 
 @dataclass(frozen=True)
 class EmbeddedCluster:
-    """A cluster that is ready: the coordinator's address and the processes of the shards."""
+    """A cluster that is ready: the coordinator's address, the URL of its page, and the processes of the shards."""
 
     address: str
+    page: str
     shards: tuple[ShardProcess, ...]
 
 
@@ -99,6 +102,7 @@ async def run_embedded(
         advertise=options.advertise,
         insecure=options.insecure,
         metrics_port=options.metrics_port,
+        page_port=options.page_port,
     )
     async with run_coordinator(coordinator_options) as coordinator, _children(options, coordinator.address) as children:
         loop = asyncio.get_running_loop()
@@ -109,7 +113,7 @@ async def run_embedded(
             await asyncio.wait((ready, stopping, ended), return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done() and not ended.done():
                 ready.result()
-                on_ready(_describe(coordinator.address, coordinator.cluster, children))
+                on_ready(_describe(coordinator, children))
                 await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
                 raise Unavailable(ended.result())
@@ -119,13 +123,13 @@ async def run_embedded(
             await asyncio.gather(ready, stopping, ended, return_exceptions=True)
 
 
-def _describe(address: str, cluster: Cluster, children: list[asyncio.subprocess.Process]) -> EmbeddedCluster:
+def _describe(coordinator: Coordinator, children: list[asyncio.subprocess.Process]) -> EmbeddedCluster:
     shards = tuple(
         ShardProcess(shard.index, shard.data[0], shard.data[1], child.pid)
-        for shard, child in zip(cluster.shards.shards, children, strict=True)
+        for shard, child in zip(coordinator.cluster.shards.shards, children, strict=True)
         if shard.data is not None
     )
-    return EmbeddedCluster(address, shards)
+    return EmbeddedCluster(coordinator.address, coordinator.page, shards)
 
 
 async def _until_ready(cluster: Cluster) -> None:

@@ -11,10 +11,12 @@ from ...proto import control_pb2 as pb
 from ...proto.options.units import format_bytes
 from ...proto.schema import RowPolicy
 from ...proto.schema_message import schema_of_message
-from .cluster_status import ClusterStatus, ShardView, Times
-from .fault_view import when, with_firsts
+from ...proto.status.alarms import lost_text, not_ready_text
+from ...proto.status.cluster_status import ClusterStatus
+from ...proto.status.fault_view import when, with_firsts
+from ...proto.status.shard_view import ShardView, Times
+from ...proto.status.stream_view import StreamView
 from .serving_view import ServedReplica
-from .stream_view import StreamView
 from .whole_cells import WholeCells
 
 _TEXT_COLUMNS = frozenset(
@@ -36,10 +38,15 @@ def screen(address: str, reply: pb.GetStatusReply, view: ClusterStatus) -> Rende
         reply: the newest status.
         view: the figures of that status.
     """
-    state = Text("ready", "green") if view.ready else Text(f"not ready: {view.problem}", "red")
+    not_ready = not_ready_text(view.problem)
+    state = Text("ready", "green") if view.ready else Text(not_ready, "red")
     parts: list[RenderableType] = [Text(f"cluster {view.cluster_id} at {address}: ").append_text(state)]
-    if view.security_problem:
-        parts.append(Text(f"security: the coordinator keeps the previous files: {view.security_problem}", "red"))
+    for alarm in view.wrong:
+        mend = alarm.mend.replace("HOST:PORT", address)
+        if alarm.text != not_ready:
+            parts.append(Text(alarm.text, "red"))
+        if mend:
+            parts.append(Text(f"  {mend}"))
     parts.append(f"{view.slots} slots, route epoch {view.route_epoch}; {_checkpoint(view)}")
     parts.append(_shards(reply, view))
     if view.over_sec:
@@ -116,16 +123,10 @@ def _shards(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
             _memory(each),
             f"{each.connections} ({each.local_connections} local)" if each.local_connections else str(each.connections),
             f"{each.requests:,}",
-            *((str(each.restores), _lost(each)) if came_back else ()),
+            *((str(each.restores), lost_text(each)) if came_back else ()),
             *((each.problem,) if problems else ()),
         )
     return table
-
-
-def _lost(shard: ShardView) -> str:
-    unknown = f", unknown of {shard.losses_unknown} workers" if shard.losses_unknown else ""
-    torn = f"; rows of {', '.join(shard.torn_namespaces)} are older here" if shard.torn_namespaces else ""
-    return f"{shard.commits_lost:,} commits{unknown}{torn}"
 
 
 def _load(view: ClusterStatus) -> WholeCells:

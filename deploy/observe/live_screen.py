@@ -18,9 +18,10 @@ from rich.text import Text
 from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
 from ...proto.errors import DeadlineExceeded, NotFound, Unavailable
+from ...proto.status.cluster_status import view_of
 from .cluster_screen import screen
-from .cluster_status import look, of_namespace, view_of
 from .scrolled_screen import KeyReader, ScrolledScreen
+from .two_readings import look, of_namespace
 
 
 def watch(

@@ -13,7 +13,7 @@ from ...proto.coordinators import parse_address
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import error_of_status
 from ...proto.security.channels import SecureChannel
-from .cluster_status import quantile
+from ...proto.status.figures import quantile
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ _OF_ALL_NAMESPACES = frozenset(
         *("Coordinator/BeginSave", "Coordinator/EnterSave", "Coordinator/GetSave", "Coordinator/KeepRows"),
         "Coordinator/Restore",
         *("Changes/GetVersions", "Changes/OpenCursor", "Changes/ReadChanges", "Changes/CloseCursor", "Changes/GetRow"),
-        "Coordinator/GetStatus",
     }
 )
 _caller: ContextVar[TokenEntry | None] = ContextVar("caller", default=None)  # None: the server asks for no tokens
@@ -103,6 +102,12 @@ def caller_reaches(namespace: str) -> bool:
     """Whether the token of the call under way reaches a namespace, for methods that answer about several namespaces."""
     grant = _caller.get()
     return grant is None or reaches_namespace(grant, namespace)
+
+
+def caller_namespaces() -> tuple[str, ...] | None:
+    """Returns the namespaces that the token of the call under way reaches; None means all."""
+    grant = _caller.get()
+    return None if grant is None else grant.namespaces
 
 
 def _namespace_of(request: Any) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ...proto import control_pb2_grpc as pb_grpc
+from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.grpc_status import NotLeader
 from ...proto.process.access import check_certificate
@@ -22,7 +22,7 @@ from ...proto.process.listen import check_host
 from ...proto.process.metrics import serve_metrics
 from ...proto.security.fresh_security import fresh_security
 from .metrics import CoordinatorMetrics
-from .server import SERVICE, CoordinatorOptions, coordinating, load_or_create
+from .server import SERVICE, CoordinatorOptions, coordinating, load_or_create, page_of
 from .service import CoordinatorService
 from .state.cluster import Cluster
 from .storage.etcd import EtcdSeat
@@ -52,18 +52,26 @@ class _WhileItLeads(Collector):
             raise AttributeError(method)
 
         async def answer(request: Any, context: Any) -> Any:
-            if self.seat is not None:
-                self.seat.check(self.term)
-            if self.service is None:
-                raise NotLeader("this coordinator is starting; try again", "")
-            writer = self.writer
+            service, writer = self._leading(), self.writer
             before = 0 if writer is None else writer.saves
-            reply = await getattr(self.service, method)(request, context)
+            reply = await getattr(service, method)(request, context)
             if writer is not None and writer.saves != before and method not in _PROMISE_NOTHING:
                 await writer.written()
             return reply
 
         return answer
+
+    def _leading(self) -> CoordinatorService:
+        """Returns the service; raises NotLeader while another coordinator leads."""
+        if self.seat is not None:
+            self.seat.check(self.term)
+        if self.service is None:
+            raise NotLeader("this coordinator is starting; try again", "")
+        return self.service
+
+    async def whole_status(self) -> pb.GetStatusReply:
+        """Returns the status of all namespaces; raises NotLeader while another coordinator leads."""
+        return await self._leading().whole_status()
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics of the cluster; none while another coordinator leads."""
@@ -77,12 +85,14 @@ class Elected:
 
     Attributes:
         address: ``HOST:PORT`` under which other processes reach it.
+        page: the URL of its page for browsers; empty where none is served.
         failure: a task that ends with an error when this coordinator cannot lead, for example because the state is
             damaged.
     """
 
-    def __init__(self, address: str, failure: asyncio.Task[None]) -> None:
+    def __init__(self, address: str, page: str, failure: asyncio.Task[None]) -> None:
         self.address = address
+        self.page = page
         self.failure = failure
 
 
@@ -119,10 +129,11 @@ async def run_elected(options: CoordinatorOptions) -> AsyncIterator[Elected]:
 
         gate.seat = EtcdSeat(options.etcd, address, ttl_sec, on_change)
         stack.push_async_callback(asyncio.to_thread, gate.seat.close)
+        page = await stack.enter_async_context(page_of(options, gate.whole_status, public, server.port))
         await server.set_serving(True)
         leading = loop.create_task(_lead(options, gate, gate.seat, changed))
         stack.push_async_callback(_end, leading)
-        yield Elected(address, leading)
+        yield Elected(address, page, leading)
 
 
 async def _lead(options: CoordinatorOptions, gate: _WhileItLeads, seat: EtcdSeat, changed: asyncio.Event) -> None:

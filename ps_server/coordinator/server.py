@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...proto import control_pb2_grpc as pb_grpc
+from ...proto import control_pb2 as pb, control_pb2_grpc as pb_grpc
 from ...proto.errors import SparserowError
 from ...proto.process.access import check_certificate
 from ...proto.process.advertise import Advertised, advertised
@@ -20,6 +20,7 @@ from ...proto.process.listen import check_host
 from ...proto.process.metrics import serve_metrics
 from ...proto.security.fresh_security import fresh_security
 from .metrics import CoordinatorMetrics
+from .page.server import serve_page
 from .procedures.shard_calls import ShardCalls
 from .procedures.shard_recovery import ShardRecoveries
 from .service import CoordinatorService
@@ -47,6 +48,7 @@ class CoordinatorOptions:
         etcd: the store that keeps the state of several coordinators, of which one leads (leader_election.py).
         metrics_port: the port of the Prometheus page on the same host; None means no page.
         health_port: the port for health checks without TLS on the same host; None means no such port.
+        page_port: the port of the page for browsers on the same host; 0 lets the system choose, None means no page.
     """
 
     cluster: ClusterOptions
@@ -58,6 +60,7 @@ class CoordinatorOptions:
     etcd: EtcdAddress | None = None
     metrics_port: int | None = None
     health_port: int | None = None
+    page_port: int | None = None
 
 
 class Coordinator:
@@ -66,13 +69,15 @@ class Coordinator:
     Attributes:
         cluster: the state of the cluster.
         recoveries: the recoveries of single shards.
+        page: the URL of the page for browsers; empty where none is served.
     """
 
     def __init__(
-        self, cluster: Cluster, server: ControlServer, recoveries: ShardRecoveries, public: Advertised
+        self, cluster: Cluster, server: ControlServer, recoveries: ShardRecoveries, public: Advertised, page: str
     ) -> None:
         self.cluster = cluster
         self.recoveries = recoveries
+        self.page = page
         self._server = server
         self._public = public
 
@@ -113,10 +118,31 @@ async def run_coordinator(options: CoordinatorOptions) -> AsyncIterator[Coordina
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_SEC)
         await stack.enter_async_context(fresh_security(check_certificate))
+        page = await stack.enter_async_context(page_of(options, service.whole_status, public, server.port))
         await server.set_serving(True)
-        coordinator = Coordinator(cluster, server, service.recoveries, public)
+        coordinator = Coordinator(cluster, server, service.recoveries, public, page)
         log.info("coordinator of cluster %x listens on %s", cluster.cluster_id, coordinator.address)
         yield coordinator
+
+
+def page_of(
+    options: CoordinatorOptions, read: Callable[[], Awaitable[pb.GetStatusReply]], public: Advertised, port: int
+) -> contextlib.AbstractAsyncContextManager[str]:
+    """Returns the server of the page, which yields its URL; empty where the options ask for none.
+
+    Args:
+        options: the options of the coordinator.
+        read: returns the status of all namespaces.
+        public, port: the address under which others reach the control plane.
+    """
+    return serve_page(
+        read,
+        shards=options.cluster.shards,
+        host=options.host,
+        port=options.page_port,
+        public=public,
+        coordinator=public.address(port),
+    )
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,9 @@ from typing import Any
 
 from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, Fenced, InvalidArgument
-from ...proto.process.access import caller_reaches, check_caller
+from ...proto.process.access import caller_namespaces, caller_reaches, check_caller
 from ...proto.schema_message import message_of_schema
+from ...proto.status.namespaces import visible_to
 from .lease_messages import lease_reply, lease_request_of, stream_reply, stream_request_of
 from .procedures.checkpoint_restore import CheckpointRestores
 from .procedures.checkpoint_save import CheckpointSaves
@@ -341,9 +342,12 @@ class CoordinatorService:
         return await self._restores.restore(request)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
-        """Returns everything that ``sparserow status`` shows."""
-        failure = self.recoveries.failure
-        damaged = await self._damage_notes.names()
+        """Returns everything that ``sparserow status`` shows, of the namespaces that the caller may see."""
+        return visible_to(await self.whole_status(), caller_namespaces())
+
+    async def whole_status(self) -> pb.GetStatusReply:
+        """Returns the status of all namespaces, for a server that looks itself what its caller may see."""
+        damaged, failure = await self._damage_notes.names(), self.recoveries.failure
         return await status_message(
             self._cluster, self._shard_calls, now=self._clock(), failure=failure, damaged=damaged
         )

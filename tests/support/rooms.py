@@ -47,6 +47,7 @@ PYTHON_ROOMS = {
     "proto/features": {"proto", "proto/options"},
     "proto/checkpoint": {"proto"},
     "proto/config": {"proto", "proto/checkpoint", "proto/features", "proto/options"},
+    "proto/status": {"proto"},
     "proto/process": {"proto", "proto/config", "proto/security"},
     "worker": set(),
     "worker/membership": set(),
@@ -79,7 +80,8 @@ PYTHON_ROOMS = {
     "ps_server/coordinator/state": set(),
     "ps_server/coordinator/storage": set(),
     "ps_server/coordinator/procedures": {"ps_server/coordinator/state"},
-    "ps_server/coordinator": {f"ps_server/coordinator/{room}" for room in ("state", "storage", "procedures")},
+    "ps_server/coordinator/page": set(),
+    "ps_server/coordinator": {f"ps_server/coordinator/{room}" for room in ("page", "state", "storage", "procedures")},
     "deploy": {"deploy/preflight"},  # what --version prints
     "deploy/package": set(),
     "deploy/launch": set(),

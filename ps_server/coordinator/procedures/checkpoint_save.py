@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -229,6 +230,7 @@ class CheckpointSaves:
     async def _run(self, save: Save) -> None:
         try:
             await self._gather(save)
+            began = time.monotonic()  # the wait for workers is no part of what a save takes
             save.phase = SavePhase.CUTTING
             self._cluster.check_whole()
             loads = self._cluster.loads
@@ -248,6 +250,7 @@ class CheckpointSaves:
             is_of_now = self._cluster.loads == loads
             if is_of_now:
                 self._cluster.has_rows_in(save.folder.url, manifest, save.mark)
+                self._cluster.save_took_sec = time.monotonic() - began
                 self._note()
             await self._shard_calls.state_is_written()
             save.phase = SavePhase.SAVED

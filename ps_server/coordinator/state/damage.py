@@ -9,6 +9,7 @@ from typing import Any
 
 from ....proto import control_pb2 as pb
 from ....proto.errors import FailedPrecondition, SparserowError, Unavailable
+from ....proto.status.alarms import RESTORE_UNDER_WAY
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Damage:
     def text(self) -> str:
         """The sentence that users and clients see."""
         if not self.failure:
-            return f"rows are being restored from {self.source}"
+            return f"{RESTORE_UNDER_WAY} from {self.source}"
         return (
             f"the cluster is damaged, because the restore of {self.source} failed ({self.failure}); restore a "
             f"checkpoint"

@@ -11,14 +11,15 @@ import pytest
 from rich.console import Console, Group
 
 from sparserow.deploy.observe.cluster_screen import screen
-from sparserow.deploy.observe.cluster_status import of_namespace, view_of
 from sparserow.deploy.observe.scrolled_screen import KeyReader, ScrolledScreen
+from sparserow.deploy.observe.two_readings import of_namespace
 from sparserow.deploy.observe.whole_cells import WholeCells
 from sparserow.proto import control_pb2 as pb
 from sparserow.proto.errors import NotFound
 from sparserow.proto.optim import SGD
 from sparserow.proto.schema import TableSchema
 from sparserow.proto.schema_message import message_of_schema
+from sparserow.proto.status.cluster_status import view_of
 
 ADDRESSES = ["10.123.124.125:45123", "shard-1.ps.sparserow.svc.cluster.local:31234"]
 

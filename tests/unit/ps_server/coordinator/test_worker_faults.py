@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparserow.deploy.observe.fault_view import fault_text, fault_views
 from sparserow.proto import coordinators
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import Fenced, InvalidArgument, Unavailable
+from sparserow.proto.status.fault_view import fault_text, fault_views
 from sparserow.proto.worker_identity import WorkerIdentity
 from sparserow.ps_server.coordinator.state import faults as book_of
 from sparserow.ps_server.coordinator.state.faults import (

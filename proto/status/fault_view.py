@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ...proto import control_pb2 as pb
+from .. import control_pb2 as pb
 
 
 @dataclass(frozen=True)

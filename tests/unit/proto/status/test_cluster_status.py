@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from sparserow.deploy.observe.cluster_status import quantile, skew, view_of
 from sparserow.proto import control_pb2 as pb
+from sparserow.proto.status.cluster_status import view_of
+from sparserow.proto.status.figures import quantile, skew
 
 BOUNDS = [0.001, 0.01, 0.1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ...proto import control_pb2 as pb
+from .. import control_pb2 as pb
 
 
 @dataclass(frozen=True)

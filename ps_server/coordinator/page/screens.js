@@ -1,0 +1,268 @@
+// The five screens: each makes blocks of a reply. What is wrong stands above all of them, in the sentences of the status.
+
+const MOST_CHARTS = 12;
+
+const SCREENS = { cluster: clusterScreen, tables: tablesScreen, jobs: jobsScreen, serving: servingScreen, checkpoints: checkpointsScreen };
+
+function seriesOf(reply, name) {
+  return listOf(recordOf(recordOf(reply.series).cluster)[name]);
+}
+
+function clusterChart(reply, name, title, format) {
+  return chart(`chart-${name}`, title, seriesOf(reply, name), recordOf(reply.series).every_sec, format);
+}
+
+function timesOf(shard, kind) {
+  return recordsOf(shard.times).find((times) => times.kind === kind) || {};
+}
+
+function stateOf(status) {
+  return status.ready === true ? "ready" : status.ready === false ? "not ready" : DASH;
+}
+
+function lostOf(shard) {
+  const unknown = isNumber(shard.losses_unknown) && shard.losses_unknown > 0 ? ` and unknown of ${countOf(shard.losses_unknown)}` : "";
+  return { text: `${countOf(shard.commits_lost)}${unknown}`, bad: shard.commits_lost > 0 || unknown !== "" };
+}
+
+function clusterScreen(reply) {
+  const { status } = reply;
+  const shards = recordsOf(status.shards);
+  const serving = shards.filter((shard) => shard.state === "serving").length;
+  const budget = sumOf(shards, "budget_bytes");
+  const skew = Object.entries(recordOf(status.skew)).filter(([, value]) => isNumber(value));
+  return [
+    heading("title", "Cluster"),
+    facts("facts", "The whole cluster", [
+      ["state", stateOf(status)],
+      ["shards that serve", `${countOf(serving)} of ${countOf(shards.length)}`],
+      ["rows", countOf(sumOf(shards, "rows"))],
+      ["memory", ofBudget(sumOf(shards, "memory_bytes"), budget)],
+      ["SSD", bytesOf(sumOf(shards, "ssd_bytes"))],
+      ["rows pulled", rateOf(sumOf(shards, "rows_pulled_per_sec"))],
+      ["rows pushed", rateOf(sumOf(shards, "rows_applied_per_sec"))],
+      ["requests", rateOf(sumOf(shards, "requests_per_sec"))],
+      ["network", bytesRateOf(sumOf(shards, "bytes_per_sec"))],
+      ["newest checkpoint", isNumber(status.checkpoint_age_sec) ? `${ageOf(status.checkpoint_age_sec)} old` : DASH],
+      ["slots, route epoch", `${countOf(status.slots)}, ${countOf(status.route_epoch)}`],
+      ["workers that are leaving", countOf(status.leaving)],
+      ["largest shard over the mean", skew.length ? skew.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ") : DASH, "wide"],
+    ]),
+    charts("charts", [
+      clusterChart(reply, "rows_pulled_per_sec", "Rows pulled a second", rateOf),
+      clusterChart(reply, "rows_applied_per_sec", "Rows pushed a second", rateOf),
+      clusterChart(reply, "requests_per_sec", "Requests a second", rateOf),
+      clusterChart(reply, "pull_p99_sec", "p99 of pulls, of the slowest shard", timeOf),
+      clusterChart(reply, "commit_p99_sec", "p99 of commits, of the slowest shard", timeOf),
+      clusterChart(reply, "memory_bytes", "Memory of rows and indexes", bytesOf),
+    ]),
+    shardTable(reply, shards),
+  ];
+}
+
+// Shards that do not serve, or have a problem, stand first.
+function shardTable(reply, shards) {
+  const pulls = listOf(recordOf(recordOf(reply.series).shards).rows_pulled_per_sec);
+  const isWell = (shard) => shard.state === "serving" && !shard.problem;
+  const columns = [
+    ["shard", "number"], ["state", ""], ["process", "name"], ["rows", "number"], ["memory", "number"], ["SSD", "number"],
+    ["pulled", "number"], ["pushed", "number"], ["requests", "number"], ["p99 pull", "number"], ["p99 commit", "number"],
+    ["clients", "number"], ["lost commits", "number"], ["restores", "number"], ["problem", "prose"],
+  ];
+  const rows = [...shards].sort((a, b) => isWell(a) - isWell(b)).map((shard) => [
+    countOf(shard.shard),
+    { text: textOf(shard.state), bad: !isWell(shard) },
+    shard.pid ? `${textOf(shard.address)} (process ${shard.pid})` : textOf(shard.address),
+    countOf(shard.rows),
+    ofBudget(shard.memory_bytes, shard.budget_bytes),
+    bytesOf(shard.ssd_bytes),
+    { text: rateOf(shard.rows_pulled_per_sec), points: listOf(pulls[shard.shard]) },
+    rateOf(shard.rows_applied_per_sec),
+    rateOf(shard.requests_per_sec),
+    timeOf(timesOf(shard, "pull").p99_sec),
+    timeOf(timesOf(shard, "commit").p99_sec),
+    countOf(shard.connections),
+    lostOf(shard),
+    countOf(shard.restores),
+    shard.problem ? { text: textOf(shard.problem), bad: true } : "",
+  ]);
+  return table("shards", "Shards", columns, rows);
+}
+
+function tablesScreen(reply) {
+  const { status } = reply;
+  const tables = recordsOf(status.tables);
+  const shards = recordsOf(status.shards);
+  const columns = [
+    ["table", "name"], ["rows", "number"], ["memory", "number"], ["rows on SSD", "number"], ["SSD", "number"],
+    ["refused", "number"], ["swept", "number"], ["largest shard over the mean", "number"], ["stale p50 / p99", "number"],
+    ["dim", "number"], ["dtype", ""], ["optimizer", ""],
+  ];
+  const largest = (each) => (isNumber(each.rows_skew) ? `shard ${countOf(each.largest_shard)}: ${each.rows_skew.toFixed(2)}` : DASH);
+  const rows = tables.map((each) => [
+    textOf(each.table), countOf(each.rows), bytesOf(each.memory_bytes), countOf(each.ssd_rows), bytesOf(each.ssd_bytes),
+    countOf(each.refused), countOf(each.swept), largest(each),
+    each.staleness_p50 === null ? DASH : `${stepsOf(each.staleness_p50)} / ${stepsOf(each.staleness_p99)}`,
+    countOf(each.dim), textOf(each.dtype), textOf(each.optimizer),
+  ]);
+  return [
+    heading("title", "Tables"),
+    facts("facts", "All tables", [
+      ["tables", countOf(tables.length)],
+      ["rows", countOf(sumOf(tables, "rows"))],
+      ["memory", bytesOf(sumOf(tables, "memory_bytes"))],
+      ["rows on SSDs alone", countOf(sumOf(tables, "ssd_rows"))],
+      ["bytes on SSDs", bytesOf(sumOf(tables, "ssd_bytes"))],
+      ["pushes of rows refused", countOf(sumOf(tables, "refused"))],
+      ["rows swept by policies", countOf(sumOf(tables, "swept"))],
+      ["rows evicted to SSDs", countOf(sumOf(shards, "rows_evicted"))],
+    ]),
+    charts("charts", [
+      clusterChart(reply, "rows", "Rows", countOf),
+      clusterChart(reply, "ssd_rows", "Rows on SSDs alone", countOf),
+    ]),
+    table("tables-table", "Tables", columns, rows),
+  ];
+}
+
+function jobsScreen(reply) {
+  const { status } = reply;
+  const jobs = recordsOf(status.jobs);
+  return [
+    heading("title", "Jobs"),
+    table("jobs-table", "Jobs", [
+      ["job", "name"], ["state", ""], ["workers", "number"], ["staleness", ""], ["step", "number"], ["steps", "number"],
+      ["lowest step", "number"],
+    ], jobs.map(jobRow)),
+    charts("charts", jobCharts(reply, jobs)),
+    charts("staleness", stalenessBars(status)),
+    workerTable(jobs),
+    streamTable(recordsOf(status.streams)),
+    faultTable(recordsOf(status.faults)),
+  ];
+}
+
+function jobRow(job) {
+  const members = listOf(job.members).length;
+  const barrier = job.staleness === null ? "no barrier" : countOf(job.staleness);
+  return [
+    textOf(job.job),
+    job.complete ? "complete" : `${countOf(members)} of ${countOf(job.world_size)} ranks have come`,
+    `${countOf(members)} of ${countOf(job.world_size)}`,
+    job.quorum ? `${barrier}, quorum ${countOf(job.quorum)}` : barrier,
+    countOf(job.highest_step),
+    rateOf(job.steps_per_sec),
+    countOf(job.step),
+  ];
+}
+
+function jobCharts(reply, jobs) {
+  const series = recordOf(recordOf(reply.series).jobs);
+  const every = recordOf(reply.series).every_sec;
+  return jobs.slice(0, MOST_CHARTS).flatMap((job, index) => {
+    const own = recordOf(Object.prototype.hasOwnProperty.call(series, job.job) ? series[job.job] : null);
+    const found = [
+      chart(`steps-${index}`, `${textOf(job.job)}: step`, listOf(own.highest_step), every, countOf),
+      chart(`rate-${index}`, `${textOf(job.job)}: steps a second`, listOf(own.steps_per_sec), every, rateOf),
+    ];
+    if (listOf(own.events_per_sec).some(isNumber)) {
+      found.push(chart(`events-${index}`, `${textOf(job.job)}: events a second`, own.events_per_sec, every, rateOf));
+    }
+    return found;
+  });
+}
+
+function stalenessBars(status) {
+  return recordsOf(status.tables)
+    .filter((each) => listOf(each.staleness).length)
+    .slice(0, MOST_CHARTS)
+    .map((each, index) => {
+      const buckets = recordsOf(each.staleness);
+      const label = ({ at_most: most }) => (most === "beyond" ? "more steps" : most === 0 ? "0 steps" : `up to ${countOf(most)}`);
+      return bars(`stale-${index}`, `${textOf(each.table)}: staleness of pulls`, buckets.map((each_) => [label(each_), each_.pulls]));
+    });
+}
+
+function workerTable(jobs) {
+  const columns = [["job", "name"], ["rank", "number"], ["worker", "number"], ["epoch", "number"], ["step", "number"], ["lease left", "number"]];
+  const rows = jobs.flatMap((job) =>
+    recordsOf(job.members).map((member) => [
+      textOf(job.job), countOf(member.rank), countOf(member.worker_id), countOf(member.epoch), countOf(member.step),
+      { text: isNumber(member.lease_left_sec) ? `${member.lease_left_sec.toFixed(1)} s` : DASH, bad: member.lease_left_sec === 0 },
+    ]),
+  );
+  return table("workers", "Workers", columns, rows);
+}
+
+function streamTable(streams) {
+  const columns = [
+    ["job", "name"], ["source", "name"], ["parts", "number"], ["lag", "number"], ["events", "number"], ["events a second", "number"],
+    ["dead", "number"], ["empty", "number"], ["lost", "number"], ["late", "number"], ["behind", "number"],
+  ];
+  const rows = streams.map((each) => [
+    textOf(each.job), textOf(each.source), countOf(each.parts), countOf(each.lag), countOf(each.events), rateOf(each.events_per_sec),
+    countOf(each.dead), countOf(each.empty), countOf(each.lost), countOf(each.late), ageOf(each.behind_sec),
+  ]);
+  return table("streams", "Streams", columns, rows);
+}
+
+function faultTable(faults) {
+  const columns = [["when", ""], ["job", "name"], ["rank", "number"], ["host", "name"], ["fault", "prose"], ["kind", ""]];
+  const rows = faults.map((each) => [
+    momentOf(each.time), textOf(each.job), countOf(each.rank), textOf(each.host), textOf(each.message), each.echo ? "likely an echo" : "",
+  ]);
+  return table("faults", "Faults of workers (tracebacks: sparserow status --faults)", columns, rows);
+}
+
+function servingScreen(reply) {
+  const { status } = reply;
+  const shards = recordsOf(status.shards);
+  const rows = shards.map((shard) => {
+    const lookups = timesOf(shard, "lookup");
+    return [
+      countOf(shard.shard), countOf(shard.followers), rateOf(lookups.per_sec), timeOf(lookups.p50_sec), timeOf(lookups.p99_sec),
+    ];
+  });
+  const processes = recordsOf(status.serving).map((each) => [
+    textOf(each.address), textOf(each.model), countOf(each.version), countOf(each.rows), timeOf(each.behind_sec),
+    timeOf(each.fresh_p50_sec), timeOf(each.fresh_p99_sec), each.problem ? { text: textOf(each.problem), bad: true } : "",
+  ]);
+  const blocks = [
+    heading("title", "Serving"),
+    facts("facts", "Serving processes", [["that follow a shard, most", countOf(shards.map((each) => each.followers).filter(isNumber).reduce((a, b) => Math.max(a, b), 0))]]),
+    note("ask-them", "A coordinator knows how many serving processes follow each shard, and not which they are. Their versions and freshness: sparserow status --serving HOST:PORT,…"),
+    charts("charts", [
+      clusterChart(reply, "followers", "Serving processes that follow, summed over shards", countOf),
+      clusterChart(reply, "lookup_p99_sec", "p99 of lookups, of the slowest shard", timeOf),
+    ]),
+    table("followers", "Followers by shard", [
+      ["shard", "number"], ["followers", "number"], ["lookups", "number"], ["p50", "number"], ["p99", "number"],
+    ], rows),
+  ];
+  if (processes.length) {
+    blocks.push(table("processes", "Processes", [
+      ["process", "name"], ["model", "name"], ["version", "number"], ["rows", "number"], ["behind", "number"], ["fresh p50", "number"],
+      ["fresh p99", "number"], ["problem", "prose"],
+    ], processes));
+  }
+  return blocks;
+}
+
+function checkpointsScreen(reply) {
+  const { status } = reply;
+  const damaged = listOf(status.damaged_checkpoints);
+  const lost = sumOf(recordsOf(status.shards), "commits_lost");
+  return [
+    heading("title", "Checkpoints"),
+    facts("facts", "The newest checkpoint", [
+      ["newest that has these rows", status.checkpoint === "" ? "none" : textOf(status.checkpoint), "wide"],
+      ["age", ageOf(status.checkpoint_age_sec)],
+      ["its save took", timeOf(status.checkpoint_took_sec)],
+      ["saves that failed since the start", countOf(status.saves_failed)],
+      ["found damaged in its folder", countOf(damaged.length)],
+      ["commits lost by shards that came back", countOf(lost)],
+    ]),
+    table("damaged", "Damaged checkpoints", [["name", "name"]], damaged.map((name) => [textOf(name)])),
+    charts("charts", [clusterChart(reply, "commits_lost", "Commits lost by shards that came back", countOf)]),
+  ];
+}
