@@ -10,7 +10,7 @@ from .. import control_pb2 as pb
 from .fault_view import FaultView
 from .shard_view import ShardView
 
-RESTORE_UNDER_WAY = "rows are being restored"  # begins the damage that ends by itself
+RESTORE_UNDER_WAY = "rows are being restored from"  # begins the damage that ends by itself
 MOST_ALARMS = 50
 _MOST_MESSAGE = 300  # characters of a fault's message
 _FRESH_FAULT_SEC = 3600.0  # later a fault stands in its table alone

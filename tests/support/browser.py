@@ -14,10 +14,13 @@ import pytest
 
 from sparserow_process import wait_until
 
-CHROMIUM, DRIVER = (next(filter(None, map(shutil.which, names)), None) for names in (
-    ("chromium", "google-chrome"),
-    ("chromedriver",),
-))
+CHROMIUM, DRIVER = (
+    next(filter(None, map(shutil.which, names)), None)
+    for names in (
+        ("chromium", "google-chrome"),
+        ("chromedriver",),
+    )
+)
 _ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--no-first-run", "--no-default-browser-check"),
@@ -69,9 +72,7 @@ class Browser:
     def requests(self) -> list[str]:
         """The addresses that the browser asked for since the page was opened, or since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [
-            event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
-        ]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
     def devtools(self, command: str, **arguments: Any) -> Any:
         """The reply to a command of the browser's own protocol."""

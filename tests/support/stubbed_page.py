@@ -69,7 +69,9 @@ class StubbedPage:
 
             exchange.send = tampered
             if self.tamper is not None:
-                exchange.headers = {name: value for name, value in exchange.headers.items() if name != "Accept-Encoding"}
+                exchange.headers = {
+                    name: value for name, value in exchange.headers.items() if name != "Accept-Encoding"
+                }
             await front.answer(exchange)
 
         server = HttpServer("127.0.0.1", port, answer, limits)

@@ -77,8 +77,9 @@ function facts(id, title, figures) {
 }
 
 // A table. A column is [name, kind]; the kind is "number", "name", "prose", or "". A cell is a text, or {text, bad} of a
-// figure that is bad, or {text, points} of one with a sparkline. The first cell of a row is its heading.
-function table(id, title, columns, rows) {
+// figure that is bad, or {text, points} of one with a sparkline. The first cell of a row is its heading. The source is
+// what the rows are of: without rows and without it, nothing is known.
+function table(id, title, columns, rows, source) {
   return {
     id,
     create: () => {
@@ -107,7 +108,7 @@ function table(id, title, columns, rows) {
       shown.forEach((cells, index) => fillRow(body.children[index], cells));
       scroll.hidden = rows.length === 0;
       const more = rows.length - shown.length;
-      setText(left, rows.length === 0 ? "none" : more > 0 ? `and ${countOf(more)} more, which sparserow status shows` : "");
+      setText(left, rows.length === 0 ? (Array.isArray(source) ? "none" : DASH) : more > 0 ? `and ${countOf(more)} more, which sparserow status shows` : "");
     },
   };
 }

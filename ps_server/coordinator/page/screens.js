@@ -35,7 +35,7 @@ function clusterScreen(reply) {
     heading("title", "Cluster"),
     facts("facts", "The whole cluster", [
       ["state", stateOf(status)],
-      ["shards that serve", `${countOf(serving)} of ${countOf(shards.length)}`],
+      ["shards that serve", `${countOf(serving)} of ${lengthOf(status.shards)}`],
       ["rows", countOf(sumOf(shards, "rows"))],
       ["memory", ofBudget(sumOf(shards, "memory_bytes"), budget)],
       ["SSD", bytesOf(sumOf(shards, "ssd_bytes"))],
@@ -86,7 +86,7 @@ function shardTable(reply, shards) {
     countOf(shard.restores),
     shard.problem ? { text: textOf(shard.problem), bad: true } : "",
   ]);
-  return table("shards", "Shards", columns, rows);
+  return table("shards", "Shards", columns, rows, reply.status.shards);
 }
 
 function tablesScreen(reply) {
@@ -95,7 +95,7 @@ function tablesScreen(reply) {
   const shards = recordsOf(status.shards);
   const columns = [
     ["table", "name"], ["rows", "number"], ["memory", "number"], ["rows on SSD", "number"], ["SSD", "number"],
-    ["refused", "number"], ["swept", "number"], ["largest shard over the mean", "number"], ["stale p50 / p99", "number"],
+    ["refused", "number"], ["swept", "number"], ["largest / mean", "number"], ["stale p50 / p99", "number"],
     ["dim", "number"], ["dtype", ""], ["optimizer", ""],
   ];
   const largest = (each) => (isNumber(each.rows_skew) ? `shard ${countOf(each.largest_shard)}: ${each.rows_skew.toFixed(2)}` : DASH);
@@ -108,7 +108,7 @@ function tablesScreen(reply) {
   return [
     heading("title", "Tables"),
     facts("facts", "All tables", [
-      ["tables", countOf(tables.length)],
+      ["tables", lengthOf(status.tables)],
       ["rows", countOf(sumOf(tables, "rows"))],
       ["memory", bytesOf(sumOf(tables, "memory_bytes"))],
       ["rows on SSDs alone", countOf(sumOf(tables, "ssd_rows"))],
@@ -121,7 +121,7 @@ function tablesScreen(reply) {
       clusterChart(reply, "rows", "Rows", countOf),
       clusterChart(reply, "ssd_rows", "Rows on SSDs alone", countOf),
     ]),
-    table("tables-table", "Tables", columns, rows),
+    table("tables-table", "Tables", columns, rows, status.tables),
   ];
 }
 
@@ -133,12 +133,12 @@ function jobsScreen(reply) {
     table("jobs-table", "Jobs", [
       ["job", "name"], ["state", ""], ["workers", "number"], ["staleness", ""], ["step", "number"], ["steps", "number"],
       ["lowest step", "number"],
-    ], jobs.map(jobRow)),
+    ], jobs.map(jobRow), status.jobs),
     charts("charts", jobCharts(reply, jobs)),
     charts("staleness", stalenessBars(status)),
-    workerTable(jobs),
-    streamTable(recordsOf(status.streams)),
-    faultTable(recordsOf(status.faults)),
+    workerTable(status.jobs),
+    streamTable(status.streams),
+    faultTable(status.faults),
   ];
 }
 
@@ -185,13 +185,13 @@ function stalenessBars(status) {
 
 function workerTable(jobs) {
   const columns = [["job", "name"], ["rank", "number"], ["worker", "number"], ["epoch", "number"], ["step", "number"], ["lease left", "number"]];
-  const rows = jobs.flatMap((job) =>
+  const rows = recordsOf(jobs).flatMap((job) =>
     recordsOf(job.members).map((member) => [
       textOf(job.job), countOf(member.rank), countOf(member.worker_id), countOf(member.epoch), countOf(member.step),
       { text: isNumber(member.lease_left_sec) ? `${member.lease_left_sec.toFixed(1)} s` : DASH, bad: member.lease_left_sec === 0 },
     ]),
   );
-  return table("workers", "Workers", columns, rows);
+  return table("workers", "Workers", columns, rows, jobs);
 }
 
 function streamTable(streams) {
@@ -199,19 +199,19 @@ function streamTable(streams) {
     ["job", "name"], ["source", "name"], ["parts", "number"], ["lag", "number"], ["events", "number"], ["events a second", "number"],
     ["dead", "number"], ["empty", "number"], ["lost", "number"], ["late", "number"], ["behind", "number"],
   ];
-  const rows = streams.map((each) => [
+  const rows = recordsOf(streams).map((each) => [
     textOf(each.job), textOf(each.source), countOf(each.parts), countOf(each.lag), countOf(each.events), rateOf(each.events_per_sec),
     countOf(each.dead), countOf(each.empty), countOf(each.lost), countOf(each.late), ageOf(each.behind_sec),
   ]);
-  return table("streams", "Streams", columns, rows);
+  return table("streams", "Streams", columns, rows, streams);
 }
 
 function faultTable(faults) {
   const columns = [["when", ""], ["job", "name"], ["rank", "number"], ["host", "name"], ["fault", "prose"], ["kind", ""]];
-  const rows = faults.map((each) => [
+  const rows = recordsOf(faults).map((each) => [
     momentOf(each.time), textOf(each.job), countOf(each.rank), textOf(each.host), textOf(each.message), each.echo ? "likely an echo" : "",
   ]);
-  return table("faults", "Faults of workers (tracebacks: sparserow status --faults)", columns, rows);
+  return table("faults", "Faults of workers (tracebacks: sparserow status --faults)", columns, rows, faults);
 }
 
 function servingScreen(reply) {
@@ -237,13 +237,13 @@ function servingScreen(reply) {
     ]),
     table("followers", "Followers by shard", [
       ["shard", "number"], ["followers", "number"], ["lookups", "number"], ["p50", "number"], ["p99", "number"],
-    ], rows),
+    ], rows, status.shards),
   ];
   if (processes.length) {
     blocks.push(table("processes", "Processes", [
       ["process", "name"], ["model", "name"], ["version", "number"], ["rows", "number"], ["behind", "number"], ["fresh p50", "number"],
       ["fresh p99", "number"], ["problem", "prose"],
-    ], processes));
+    ], processes, status.serving));
   }
   return blocks;
 }
@@ -259,10 +259,10 @@ function checkpointsScreen(reply) {
       ["age", ageOf(status.checkpoint_age_sec)],
       ["its save took", timeOf(status.checkpoint_took_sec)],
       ["saves that failed since the start", countOf(status.saves_failed)],
-      ["found damaged in its folder", countOf(damaged.length)],
+      ["found damaged in its folder", lengthOf(status.damaged_checkpoints)],
       ["commits lost by shards that came back", countOf(lost)],
     ]),
-    table("damaged", "Damaged checkpoints", [["name", "name"]], damaged.map((name) => [textOf(name)])),
+    table("damaged", "Damaged checkpoints", [["name", "name"]], damaged.map((name) => [textOf(name)]), status.damaged_checkpoints),
     charts("charts", [clusterChart(reply, "commits_lost", "Commits lost by shards that came back", countOf)]),
   ];
 }

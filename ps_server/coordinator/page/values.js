@@ -24,6 +24,11 @@ function countOf(value) {
   return isNumber(value) ? Math.round(value).toLocaleString("en-US") : DASH;
 }
 
+// The length of a list; a dash where there is none.
+function lengthOf(value) {
+  return Array.isArray(value) ? countOf(value.length) : DASH;
+}
+
 function rateOf(value) {
   if (!isNumber(value)) {
     return DASH;

@@ -33,7 +33,7 @@ class Damage:
     def text(self) -> str:
         """The sentence that users and clients see."""
         if not self.failure:
-            return f"{RESTORE_UNDER_WAY} from {self.source}"
+            return f"{RESTORE_UNDER_WAY} {self.source}"
         return (
             f"the cluster is damaged, because the restore of {self.source} failed ({self.failure}); restore a "
             f"checkpoint"
