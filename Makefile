@@ -16,8 +16,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 APT_PACKAGES := g++ libasio-dev libxxhash-dev doctest-dev librocksdb-dev libssl-dev python3-venv python3-dev
 # For tests that are skipped without: hosts of their own (tests/e2e/test_several_hosts.py), packets that get lost between
-# them, several coordinators (tests/faults/test_etcd.py), and the check of locks in lint.
-APT_TEST_PACKAGES := iproute2 nftables etcd-server clang
+# them, several coordinators (tests/faults/test_etcd.py), the check of locks in lint, and pages in a browser.
+APT_TEST_PACKAGES := iproute2 nftables etcd-server clang chromium chromium-driver
 # Modules are compiled when they are first imported, since most of those that come are never imported. COMPILE_USED and
 # COMPILE_OWN do so with those that all processes of a job import at once.
 COMPILE_USED := $(PY) -c "import torch._dynamo"

@@ -9,6 +9,8 @@ have() {
     libasio-dev) test -e /usr/include/asio.hpp ;;
     libxxhash-dev) test -e /usr/include/xxhash.h ;;
     librocksdb-dev) test -e /usr/include/rocksdb/db.h ;;
+    chromium) command -v chromium >/dev/null || command -v google-chrome >/dev/null ;;
+    chromium-driver) command -v chromedriver >/dev/null ;;
     clang) command -v clang++ >/dev/null ;;
     etcd-server) command -v etcd >/dev/null ;;
     doctest-dev) test -e /usr/include/doctest/doctest.h ;;
