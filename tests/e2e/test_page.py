@@ -32,7 +32,11 @@ ROWS = 100
 
 @dataclass
 class Scene:
-    """A cluster of two shards with a table of ads, and a job of the namespace hosts."""
+    """A cluster of two shards with a table of ads, and a job of the namespace hosts.
+
+    Attributes:
+        points: the length of the job's curve when it was first looked at.
+    """
 
     launcher: Launcher
     folder: Path
@@ -41,6 +45,7 @@ class Scene:
     tokens: dict[str, str]
     coordinator: Process
     shards: list[Process]
+    points: int = 0
 
     def security(self, name: str) -> str:
         return str(self.folder / "files" / f"{name}.yaml")
@@ -111,6 +116,12 @@ def wrong(chrome: Browser) -> str:
     return chrome.text("#wrong")
 
 
+def curve(chrome: Browser) -> int:
+    """The number of points of the job's curve, when it has more than one."""
+    points = "return document.querySelector('#steps-0 polyline')?.getAttribute('points') || ''"
+    return len(str(chrome.run(points)).split())
+
+
 def test_it_loads_asks_for_a_token_and_refuses_a_wrong_one(scene: Scene, chrome: Browser) -> None:
     chrome.open(scene.url)
     chrome.wait_for(lambda: chrome.text("#why") == "The coordinator asks for a token.", "a question for the token")
@@ -157,20 +168,11 @@ def test_its_figures_are_those_of_status(scene: Scene, chrome: Browser) -> None:
     ]
     assert [row[:4] for row in shards] == of_status
     assert [each["pid"] for each in document["shards"]] == [shard.popen.pid for shard in scene.shards]
+    show(chrome, "jobs", "Jobs")
+    scene.points = curve(chrome)
     show(chrome, "checkpoints", "Checkpoints")
     chrome.wait_for(lambda: f"{scene.folder}/rows/" in chrome.text("main"), "the newest checkpoint")
     assert chrome.errors() == []
-
-
-def test_the_curve_of_a_job_grows(scene: Scene, chrome: Browser) -> None:
-    show(chrome, "jobs", "Jobs")
-    points = "return (document.querySelector('#steps-0 polyline')?.getAttribute('points') || '').split(' ').length"
-    chrome.wait_for(lambda: chrome.run(points) >= 2, "a curve")
-    former = chrome.run(points)
-    assert chrome.text("#steps-0 h2") == "hosts/hosts: step"
-    chrome.wait_for(lambda: chrome.run(points) > former, "a longer curve")
-    assert "now " in chrome.text("#steps-0 figcaption")
-    assert chrome.cells("#workers")[0][:2] == ["hosts/hosts", "0"]
 
 
 def test_a_token_of_a_namespace_sees_its_own(scene: Scene, chrome: Browser) -> None:
@@ -205,6 +207,15 @@ def test_a_killed_shard_is_named_and_named_well_again(scene: Scene, chrome: Brow
     chrome.wait_for(lambda: "not ready" not in wrong(chrome), "the shard's return")
     show(chrome, "cluster", "Cluster")
     assert [row[1] for row in chrome.cells("#shards")] == ["serving", "serving"]
+
+
+def test_the_curve_of_a_job_has_grown(scene: Scene, chrome: Browser) -> None:
+    show(chrome, "jobs", "Jobs")
+    assert chrome.text("#steps-0 h2") == "hosts/hosts: step"
+    chrome.wait_for(lambda: curve(chrome) > scene.points, "a longer curve than before the shard was killed")
+    assert "now " in chrome.text("#steps-0 figcaption")
+    assert chrome.cells("#workers")[0][:2] == ["hosts/hosts", "0"]
+    show(chrome, "cluster", "Cluster")
 
 
 def test_the_coordinator_goes_away_and_comes_back(scene: Scene, chrome: Browser) -> None:

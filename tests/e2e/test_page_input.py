@@ -139,7 +139,7 @@ def test_it_is_read_by_keyboard_and_without_colours(chrome: Browser) -> None:
         assert chrome.run(scrolls)
         for caption in chrome.run("return [...document.querySelectorAll('figcaption')].map(it => it.textContent)"):
             assert caption
-        assert "0 steps: 60 (60 %); up to 1: 30 (30 %); more steps: 10 (10 %)" in chrome.text("#staleness")
+        assert "0 steps: 60 (60 %); up to 1: 30 (30 %); more steps: 10 (10 %)" in chrome.text("#stale-0")
         assert "3 things are wrong" in chrome.text("#wrong-title") or "4 things are wrong" in chrome.text(
             "#wrong-title"
         )
@@ -235,7 +235,7 @@ def test_a_hidden_page_reads_nothing(chrome: Browser) -> None:
         hide = "Object.defineProperty(document, 'visibilityState', {value: arguments[0], configurable: true})"
         chrome.run(hide, "hidden")
         chrome.requests()
-        time.sleep(7)  # longer than the pause between two readings
+        time.sleep(6)  # longer than the pause between two readings
         assert chrome.requests() == []
         chrome.run(hide, "visible")
         read_again(chrome)

@@ -131,11 +131,10 @@ function jobsScreen(reply) {
   return [
     heading("title", "Jobs"),
     table("jobs-table", "Jobs", [
-      ["job", "name"], ["state", ""], ["workers", "number"], ["staleness", ""], ["step", "number"], ["steps", "number"],
-      ["lowest step", "number"],
+      ["job", "name"], ["state", ""], ["workers", "number"], ["staleness", ""], ["committed step", "number"],
+      ["steps", "number"], ["lowest step of a worker", "number"],
     ], jobs.map(jobRow), status.jobs),
-    charts("charts", jobCharts(reply, jobs)),
-    charts("staleness", stalenessBars(status)),
+    charts("charts", [...jobCharts(reply, jobs), ...stalenessBars(status)]),
     workerTable(status.jobs),
     streamTable(status.streams),
     faultTable(status.faults),
@@ -147,7 +146,7 @@ function jobRow(job) {
   const barrier = job.staleness === null ? "no barrier" : countOf(job.staleness);
   return [
     textOf(job.job),
-    job.complete ? "complete" : `${countOf(members)} of ${countOf(job.world_size)} ranks have come`,
+    job.complete ? "all ranks have come" : `${countOf(members)} of ${countOf(job.world_size)} ranks have come`,
     `${countOf(members)} of ${countOf(job.world_size)}`,
     job.quorum ? `${barrier}, quorum ${countOf(job.quorum)}` : barrier,
     countOf(job.highest_step),
@@ -172,15 +171,26 @@ function jobCharts(reply, jobs) {
   });
 }
 
+// A histogram for each namespace, of the pulls of its tables; buckets behind the last pull are left out.
 function stalenessBars(status) {
-  return recordsOf(status.tables)
-    .filter((each) => listOf(each.staleness).length)
-    .slice(0, MOST_CHARTS)
-    .map((each, index) => {
-      const buckets = recordsOf(each.staleness);
-      const label = ({ at_most: most }) => (most === "beyond" ? "more steps" : most === 0 ? "0 steps" : `up to ${countOf(most)}`);
-      return bars(`stale-${index}`, `${textOf(each.table)}: staleness of pulls`, buckets.map((each_) => [label(each_), each_.pulls]));
-    });
+  const pulls = new Map();
+  for (const each of recordsOf(status.tables)) {
+    const namespace = textOf(each.table).split("/")[0];
+    const counts = pulls.get(namespace) || new Map();
+    for (const { at_most: most, pulls: count } of recordsOf(each.staleness)) {
+      counts.set(most, (counts.get(most) || 0) + (isNumber(count) ? count : 0));
+    }
+    if (counts.size) {
+      pulls.set(namespace, counts);
+    }
+  }
+  const label = (most) => (most === "beyond" ? "more steps" : most === 0 ? "0 steps" : `up to ${countOf(most)}`);
+  return [...pulls].slice(0, MOST_CHARTS).map(([namespace, counts], index) => {
+    const steps = (most) => (isNumber(most) ? most : Infinity);
+    const buckets = [...counts].sort(([a], [b]) => steps(a) - steps(b)).map(([most, count]) => [label(most), count]);
+    const last = buckets.findLastIndex(([, count]) => count > 0);
+    return bars(`stale-${index}`, `${namespace}: steps by which pulls were stale`, buckets.slice(0, last + 1));
+  });
 }
 
 function workerTable(jobs) {
@@ -229,7 +239,7 @@ function servingScreen(reply) {
   ]);
   const blocks = [
     heading("title", "Serving"),
-    facts("facts", "Serving processes", [["that follow a shard, most", countOf(shards.map((each) => each.followers).filter(isNumber).reduce((a, b) => Math.max(a, b), 0))]]),
+    facts("facts", "Serving processes", [["followers of a shard, at most", countOf(shards.map((each) => each.followers).filter(isNumber).reduce((a, b) => Math.max(a, b), 0))]]),
     note("ask-them", "A coordinator knows how many serving processes follow each shard, and not which they are. Their versions and freshness: sparserow status --serving HOST:PORT,…"),
     charts("charts", [
       clusterChart(reply, "followers", "Serving processes that follow, summed over shards", countOf),

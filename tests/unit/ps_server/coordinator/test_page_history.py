@@ -101,4 +101,4 @@ def test_a_reading_that_failed_is_a_gap() -> None:
     assert document["cluster"]["pull_p99_sec"][0] == pytest.approx(0.0982)
     for _ in range(SHARD_GROUP - 2):
         history.add(None)
-    assert history.to_document(None)["shards"]["memory_bytes"] == [[1 << 30]] * 2
+    assert history.to_document(None)["shards"]["memory_bytes"] == [[pytest.approx(1 << 30, rel=1e-5)]] * 2
