@@ -84,7 +84,7 @@ COMMAND_RULES: tuple[Rule, ...] = (
     Rule("train.node_check", "torchrun or Ray", "", ("JOB", "--set", "train.node_check={}"), where="train"),
     Rule("--cpus-per-shard, --strategy", "--on", "", ("--strategy", "PACK"), where="up"),
     Rule(
-        "--host, --port, --advertise, --metrics-port",
+        "--host, --port, --advertise, --metrics-port, --page-port",
         "no --on",
         "",
         ("--on", "auto", "--metrics-port", "5"),

@@ -82,6 +82,18 @@ def test_a_taken_port_is_named(launcher: Launcher, command: str) -> None:
     assert "--port" in line
 
 
+def test_a_taken_port_of_the_page_is_named_and_none_is_served_unasked(launcher: Launcher) -> None:
+    process, address = start_coordinator(launcher, "--port=0")
+    assert "page at" not in process.out
+    line = launcher.start(
+        "coordinator", "--shards=1", "--port=0", f"--page-port={address.rpartition(':')[2]}"
+    ).error_line()
+    assert f"cannot listen on {address}: Address already in use" in line
+    assert "choose another port with --page-port (0: any free one)" in line
+    line = launcher.start("coordinator", "--shards=1", "--port=0", "--page-port=0", "--host=0.0.0.0").error_line()
+    assert "the address is reachable from other machines" in line
+
+
 @pytest.mark.parametrize("command", ["coordinator --shards=1", "ps --coordinator=127.0.0.1:1 --shard=0", "up"])
 def test_an_address_that_others_reach_needs_protection(launcher: Launcher, command: str) -> None:
     line = launcher.start(*command.split(), "--host=0.0.0.0", "--port=0").error_line()

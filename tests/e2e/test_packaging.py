@@ -81,6 +81,11 @@ def test_wheel_trains_from_outside_the_checkout(tmp_path: Path, empty_environmen
     (wheel,) = wheels.glob("sparserow-*.whl")
     names = ZipFile(wheel).namelist()
     assert any(name.startswith("sparserow/cpp_ext/_server.") and name.endswith(".so") for name in names)
+    sources = {path.name for path in (source / "ps_server/coordinator/page").iterdir() if path.suffix != ".py"}
+    page = "sparserow/ps_server/coordinator/page/"
+    assert {name.removeprefix(page) for name in names if name.startswith(page) and not name.endswith(".py")} == {
+        each for each in sources if each.endswith((".html", ".css", ".js"))
+    }
     alone = ("sparserow/cpp_ext/_bench", "sparserow/deploy/bench/", "sparserow/deploy/package/", "sparserow/tests/")
     assert [name for name in names if name.startswith(alone)] == []
     assert wheel.name.startswith(f"sparserow-{sparserow.__version__}-")

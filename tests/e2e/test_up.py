@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 
 import psutil
@@ -41,6 +42,8 @@ def test_up_is_ready_and_stops_cleanly(launcher: Launcher, number: signal.Signal
     with ControlClient(address) as client:
         assert [shard.index for shard in client.cluster().shards] == [0, 1]
     assert len(children(process)) == 2
+    with urllib.request.urlopen(process.wait_for(r"page at (http://127\.0\.0\.1:\d+/)\n")[1], timeout=60) as page:
+        assert b"<title>Sparserow</title>" in page.read()
     process.signal(number)
     assert process.end() == 0
     assert process.out.splitlines()[-1] == "sparserow: stopped"

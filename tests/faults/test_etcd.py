@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,9 +140,14 @@ def test_places_and_states_that_are_none_are_named(etcd: Etcd) -> None:
 
 
 def test_probes_are_answered_also_while_there_is_no_leader(launcher: Launcher) -> None:
-    started = launcher.start("coordinator", "--shards=1", "--port=0", "--state=etcd://127.0.0.1:1/a", "--health-port=0")
+    started = launcher.start("coordinator", "--shards=1", "--port=0", "--state=etcd://127.0.0.1:1/a", "--health-port=0",
+                             "--page-port=0")  # fmt: skip
     port = started.wait_for(r"health is answered at 127\.0\.0\.1:(\d+)")[1]
     started.wait_for("one of those at etcd://127.0.0.1:1/a")
+    page = started.wait_for(r"page at (\S+)\n")[1]
+    with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+        urllib.request.urlopen(f"{page}status.json", timeout=60)
+    assert "is not the leader" in json.load(refused.value)["error"]
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
