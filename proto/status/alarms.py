@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ def _of_checkpoints(now: pb.GetStatusReply) -> Iterator[Alarm]:
 
 
 def _folder_of(now: pb.GetStatusReply) -> str:
-    return now.checkpoint.rpartition("/")[0] or "URL"
+    """Returns the folder of checkpoints as a word of a shell, because commands are pasted and a client has named it."""
+    return shlex.quote(now.checkpoint.rpartition("/")[0]) if "/" in now.checkpoint else "URL"
 
 
 def _of_faults(faults: Sequence[FaultView]) -> Iterator[Alarm]:

@@ -71,6 +71,13 @@ def test_each_kind_has_its_command_and_the_gravest_stands_first() -> None:
     ]
 
 
+def test_a_folder_that_a_client_has_named_is_one_word_of_a_shell() -> None:
+    reply = well()
+    reply.checkpoint = "/ckpt/a; reboot $(id)/save-000001"
+    reply.damaged_checkpoints.append("save-000001")
+    assert wrong(reply)[0][1] == f"sparserow checkpoint save '/ckpt/a; reboot $(id)' {AT}"
+
+
 def test_an_old_fault_is_no_alarm() -> None:
     reply = well()
     reply.faults.add(namespace="ads", job="ctr", message="m", time=time.time() - 7200)
