@@ -139,7 +139,8 @@ function bars(id, title, counts) {
       );
       setText(below.children[0], counts.length ? counts[0][0] : "");
       setText(below.children[1], counts.length > 1 ? counts[counts.length - 1][0] : "");
-      setText(caption, counts.map(([label, count]) => `${label}: ${countOf(count)}${all ? ` (${shareOf(count, all)})` : ""}`).join("; "));
+      const share = (count) => (all ? ` (${shareOf(count, all)})` : "");
+      setText(caption, counts.map(([label, count]) => `${label}: ${countOf(count)}${share(count)}`).join("; ") || DASH);
       details.hidden = true;
     },
   };

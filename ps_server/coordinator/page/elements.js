@@ -108,7 +108,8 @@ function table(id, title, columns, rows, source) {
       shown.forEach((cells, index) => fillRow(body.children[index], cells));
       scroll.hidden = rows.length === 0;
       const more = rows.length - shown.length;
-      setText(left, rows.length === 0 ? (Array.isArray(source) ? "none" : DASH) : more > 0 ? `and ${countOf(more)} more, which sparserow status shows` : "");
+      const nothing = Array.isArray(source) ? "none" : DASH;
+      setText(left, rows.length === 0 ? nothing : more > 0 ? `and ${countOf(more)} more, which sparserow status shows` : "");
     },
   };
 }
@@ -124,7 +125,9 @@ function matchLength(parent, length, create) {
 
 function emptyRow(columns) {
   const row = make("tr");
-  row.append(...columns.map(([, kind], index) => make(index ? "td" : "th", index ? { class: kind } : { scope: "row", class: kind })));
+  row.append(
+    ...columns.map(([, kind], index) => (index ? make("td", { class: kind }) : make("th", { scope: "row", class: kind }))),
+  );
   return row;
 }
 

@@ -60,7 +60,8 @@ async function take(response) {
   if (response.status === 401) {
     askForToken(page.token ? "The coordinator does not take this token." : "The coordinator asks for a token.");
   } else if (!response.ok) {
-    throw new Error(isRecord(reply) && typeof reply.error === "string" ? textOf(reply.error) : `the coordinator answered ${response.status}`);
+    const reason = recordOf(reply).error;
+    throw new Error(typeof reason === "string" ? textOf(reason) : `the coordinator answered ${response.status}`);
   } else if (!isRecord(reply) || !isRecord(reply.status)) {
     throw new Error("the answer was cut, or is not one of a coordinator");
   } else {
@@ -104,7 +105,8 @@ function show() {
     return;
   }
   const { status } = page.reply;
-  setText(at("identity"), `cluster ${textOf(status.cluster_id)} at ${textOf(page.reply.coordinator)}${scopeOf(page.reply)}: ${stateOf(status)}`);
+  const where = `cluster ${textOf(status.cluster_id)} at ${textOf(page.reply.coordinator)}`;
+  setText(at("identity"), `${where}${scopeOf(page.reply)}: ${stateOf(status)}`);
   showWrong(status);
   if (main.dataset.screen !== screenName()) {
     main.dataset.screen = screenName();
@@ -148,8 +150,10 @@ function showLink() {
   const link = at("link");
   link.hidden = !page.failure;
   const old = page.reply ? ` The figures are ${ageOf(secondsSince(page.repliedAt))} old.` : "";
-  setText(link, page.failure ? `No figures for ${ageOf(secondsSince(page.failedAt))}: ${page.failure}. It is tried again.${old}` : "");
-  setText(at("age"), page.reply ? `Read ${ageOf(secondsSince(page.repliedAt))} ago; read anew every ${EVERY_MS / 1000} s while this page is visible.` : "");
+  const since = ageOf(secondsSince(page.failedAt));
+  setText(link, page.failure ? `No figures for ${since}: ${page.failure}. It is tried again.${old}` : "");
+  const read = `Read ${ageOf(secondsSince(page.repliedAt))} ago; read anew every ${EVERY_MS / 1000} s while this page is visible.`;
+  setText(at("age"), page.reply ? read : "");
 }
 
 at("ask").addEventListener("submit", (event) => {

@@ -1,8 +1,15 @@
 // The five screens: each makes blocks of a reply. What is wrong stands above all of them, in the sentences of the status.
 
 const MOST_CHARTS = 12;
+const ASK_THEM = "Their versions and freshness: sparserow status --serving HOST:PORT,…";
 
-const SCREENS = { cluster: clusterScreen, tables: tablesScreen, jobs: jobsScreen, serving: servingScreen, checkpoints: checkpointsScreen };
+const SCREENS = {
+  cluster: clusterScreen,
+  tables: tablesScreen,
+  jobs: jobsScreen,
+  serving: servingScreen,
+  checkpoints: checkpointsScreen,
+};
 
 function seriesOf(reply, name) {
   return listOf(recordOf(recordOf(reply.series).cluster)[name]);
@@ -21,7 +28,8 @@ function stateOf(status) {
 }
 
 function lostOf(shard) {
-  const unknown = isNumber(shard.losses_unknown) && shard.losses_unknown > 0 ? ` and unknown of ${countOf(shard.losses_unknown)}` : "";
+  const workers = shard.losses_unknown;
+  const unknown = isNumber(workers) && workers > 0 ? ` and unknown of ${countOf(workers)} workers` : "";
   return { text: `${countOf(shard.commits_lost)}${unknown}`, bad: shard.commits_lost > 0 || unknown !== "" };
 }
 
@@ -46,7 +54,7 @@ function clusterScreen(reply) {
       ["newest checkpoint", isNumber(status.checkpoint_age_sec) ? `${ageOf(status.checkpoint_age_sec)} old` : DASH],
       ["slots, route epoch", `${countOf(status.slots)}, ${countOf(status.route_epoch)}`],
       ["workers that are leaving", countOf(status.leaving)],
-      ["largest shard over the mean", skew.length ? skew.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ") : DASH, "wide"],
+      ["largest shard over the mean", skew.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ") || DASH, "wide"],
     ]),
     charts("charts", [
       clusterChart(reply, "rows_pulled_per_sec", "Rows pulled a second", rateOf),
@@ -194,7 +202,10 @@ function stalenessBars(status) {
 }
 
 function workerTable(jobs) {
-  const columns = [["job", "name"], ["rank", "number"], ["worker", "number"], ["epoch", "number"], ["step", "number"], ["lease left", "number"]];
+  const columns = [
+    ["job", "name"], ["rank", "number"], ["worker", "number"], ["epoch", "number"], ["step", "number"],
+    ["lease left", "number"],
+  ];
   const rows = recordsOf(jobs).flatMap((job) =>
     recordsOf(job.members).map((member) => [
       textOf(job.job), countOf(member.rank), countOf(member.worker_id), countOf(member.epoch), countOf(member.step),
@@ -233,14 +244,15 @@ function servingScreen(reply) {
       countOf(shard.shard), countOf(shard.followers), rateOf(lookups.per_sec), timeOf(lookups.p50_sec), timeOf(lookups.p99_sec),
     ];
   });
+  const most = shards.map((each) => each.followers).filter(isNumber).reduce((a, b) => Math.max(a, b), 0);
   const processes = recordsOf(status.serving).map((each) => [
     textOf(each.address), textOf(each.model), countOf(each.version), countOf(each.rows), timeOf(each.behind_sec),
     timeOf(each.fresh_p50_sec), timeOf(each.fresh_p99_sec), each.problem ? { text: textOf(each.problem), bad: true } : "",
   ]);
   const blocks = [
     heading("title", "Serving"),
-    facts("facts", "Serving processes", [["followers of a shard, at most", countOf(shards.map((each) => each.followers).filter(isNumber).reduce((a, b) => Math.max(a, b), 0))]]),
-    note("ask-them", "A coordinator knows how many serving processes follow each shard, and not which they are. Their versions and freshness: sparserow status --serving HOST:PORT,…"),
+    facts("facts", "Serving processes", [["followers of a shard, at most", countOf(most)]]),
+    note("ask-them", `A coordinator knows how many serving processes follow each shard, and not which they are. ${ASK_THEM}`),
     charts("charts", [
       clusterChart(reply, "followers", "Serving processes that follow, summed over shards", countOf),
       clusterChart(reply, "lookup_p99_sec", "p99 of lookups, of the slowest shard", timeOf),
