@@ -212,7 +212,7 @@ class Follower:
                     self._end_turn()
                 self._set_problem(shard, "")
                 if applied is not None:
-                    self._count(applied)
+                    self._count(shard, applied)
                     self._note_page(shard, applied)
             with self._lock:
                 if is_last:
@@ -260,13 +260,14 @@ class Follower:
             ),
         ]
 
-    def _count(self, applied: dict[str, Any]) -> None:
+    def _count(self, shard: int, applied: dict[str, Any]) -> None:
         with self._lock:
             self._stats.pages += 1
             self._stats.rows += applied["rows"]
             self._stats.unchanged += applied["unchanged"]
             self._stats.erased += applied["erased"]
-            self._count_freshness(applied["oldest_at_ms"])
+            if shard in self._caught_up:  # because what it caught up with is as old as the process is late
+                self._count_freshness(applied["oldest_at_ms"])
 
     def _count_freshness(self, oldest_at_ms: NDArray[np.uint32]) -> None:
         known = oldest_at_ms[oldest_at_ms != 0]

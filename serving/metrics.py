@@ -72,7 +72,8 @@ class ServingMetrics(Collector):
         )
         freshness = HistogramMetricFamily(
             "sparserow_serving_freshness_seconds",
-            "Age of the oldest change of each slot that live sync brought, when it became visible (seconds).",
+            "Age of the oldest change of each slot that live sync brought, when it became visible, since the process "
+            "caught up for the first time (seconds).",
             labels=labels,
         )
         for (model, version), served in self._models.book().versions.items():

@@ -157,6 +157,26 @@ def test_freshness_is_counted(side: TrainingSide) -> None:
     serving.follower.close()
 
 
+def test_what_a_follower_catches_up_with_is_no_freshness(side: TrainingSide) -> None:
+    keys = np.arange(200, dtype=np.uint64)
+    side.push(11, keys, np.ones((200, DIM), np.float32))
+    time.sleep(0.3)
+    serving = ServingSide(side, ShardAssignment())
+    wait_until(lambda: serving.follower.is_complete and serving.follower.stats().rows == 200, "the first pages")
+    assert sum(serving.follower.stats().freshness) == 0, "a process that begins late has old changes to catch up with"
+    for shard in range(side.shards):  # and one that was cut off did not serve them in time
+        side.cut(shard)
+    side.push(11, keys, np.ones((200, DIM), np.float32))
+    time.sleep(0.6)
+    for shard in range(side.shards):
+        side.connect(shard)
+    wait_until(lambda: serving.follower.stats().rows == 400, "the rows of the outage")
+    stats = serving.follower.stats()
+    assert sum(stats.freshness) > 0
+    assert stats.freshness_sum_sec > 0.3 * sum(stats.freshness)
+    serving.follower.close()
+
+
 def test_another_cluster_or_schema_is_refused(side: TrainingSide) -> None:
     version = empty_version(side)
     version.cluster_id = 99
