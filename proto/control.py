@@ -214,7 +214,13 @@ class ControlClient(Closing):
         return WorkerIdentity.of_reply(reply)
 
     def heartbeat_worker(
-        self, identity: WorkerIdentity, *, step: int | None = None, busy: bool = False, waits: bool = False
+        self,
+        identity: WorkerIdentity,
+        *,
+        step: int | None = None,
+        busy: bool = False,
+        waits: bool = False,
+        trained: tuple[int, float] = (0, 0.0),
     ) -> pb.WorkerHeartbeatReply:
         """Renews the lease of a worker; it has to be called at least every third of ``lease_sec``.
 
@@ -225,6 +231,7 @@ class ControlClient(Closing):
             step: the worker's step, which ``sparserow status`` shows; None leaves it unchanged.
             busy: whether it is at work on what it does alone, so that the others of its job wait for its steps.
             waits: whether it waits for what another worker of the job does, so that late ones leave it.
+            trained: the samples that it has trained on since it came, and the sum of their losses.
 
         Returns:
             Whether a shard is being restored, how many have been restored, and whether another worker is busy.
@@ -240,6 +247,8 @@ class ControlClient(Closing):
             proof=identity.proof,
             busy=busy,
             waits=waits,
+            samples=trained[0],
+            loss_sum=trained[1],
         )
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .. import control_pb2 as pb
@@ -36,6 +37,9 @@ class JobView:
         step: the lowest step that a worker has reported; None without workers.
         highest_step: the highest step that a worker has committed; None before the first.
         steps_per_sec: the steps per second, by the highest step; None after a single reading.
+        samples_per_sec: the samples that workers have trained on per second, as they report; None after a single
+            reading, and where they report none.
+        loss: the mean loss of those samples, each before it was trained on; None without samples.
     """
 
     job: str
@@ -46,6 +50,8 @@ class JobView:
     step: int | None
     highest_step: int | None
     steps_per_sec: float | None
+    samples_per_sec: float | None
+    loss: float | None
     members: tuple[MemberView, ...]
 
 
@@ -57,7 +63,7 @@ def job_views(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds:
         now: a later status of the same cluster.
         seconds: the seconds between them.
     """
-    earlier = {job.job_id: _highest(job) for job in ([] if before is None else before.jobs)}
+    earlier = {job.job_id: job for job in ([] if before is None else before.jobs)}
     return tuple(_job(job, earlier.get(job.job_id), seconds) for job in now.jobs)
 
 
@@ -65,11 +71,28 @@ def _highest(job: pb.JobStatus) -> int | None:
     return job.highest_step if job.HasField("highest_step") else None
 
 
-def _job(job: pb.JobStatus, before: int | None, seconds: float) -> JobView:
+def _trained(job: pb.JobStatus, before: pb.JobStatus) -> tuple[int, float]:
+    """Returns the samples that workers report beyond an earlier status, and the sum of their losses."""
+    known = {(each.worker_id, each.epoch): each for each in before.members}
+    samples, losses = 0, 0.0
+    for each in job.members:
+        was = known.get((each.worker_id, each.epoch), pb.MemberStatus())
+        samples += max(0, each.samples - was.samples)
+        losses += each.loss_sum - was.loss_sum
+    return samples, losses
+
+
+def _job(job: pb.JobStatus, before: pb.JobStatus | None, seconds: float) -> JobView:
     highest, steps = _highest(job), [member.step for member in job.members]
-    rate = None
-    if seconds > 0 and highest is not None and before is not None:
-        rate = max(0, highest - before) / seconds
+    rate = samples_rate = loss = None
+    if seconds > 0 and before is not None:
+        former = _highest(before)
+        if highest is not None and former is not None:
+            rate = max(0, highest - former) / seconds
+        if any(each.samples for each in job.members):
+            samples, losses = _trained(job, before)
+            samples_rate = samples / seconds
+            loss = losses / samples if samples and math.isfinite(losses) else None
     return JobView(
         job=f"{job.namespace}/{job.name}",
         complete=job.complete,
@@ -79,6 +102,8 @@ def _job(job: pb.JobStatus, before: int | None, seconds: float) -> JobView:
         step=min(steps) if steps else None,
         highest_step=highest,
         steps_per_sec=rate,
+        samples_per_sec=samples_rate,
+        loss=loss,
         members=tuple(
             MemberView(each.rank, each.worker_id, each.epoch, each.step, each.lease_left_sec) for each in job.members
         ),

@@ -231,7 +231,10 @@ class CoordinatorService:
         """Renews a worker's lease."""
         ticket = self._ticket_of(request)
         step = request.step if request.HasField("step") else None
-        self._cluster.jobs.heartbeat(ticket, step, self._clock(), busy=request.busy, waits=request.waits)
+        trained = request.samples, request.loss_sum
+        self._cluster.jobs.heartbeat(
+            ticket, step, self._clock(), busy=request.busy, waits=request.waits, trained=trained
+        )
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.heard(key, time.time() + self._cluster.jobs.lease_sec / 3)
         shards, now = self._cluster.shards.shards, self._clock()

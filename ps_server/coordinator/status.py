@@ -132,6 +132,8 @@ def _job_status(job: Job, now: float) -> pb.JobStatus:
             epoch=member.ticket.epoch,
             lease_left_sec=max(0.0, member.expires_at - now) if member.admitted else 0.0,
             step=member.step,
+            samples=member.samples,
+            loss_sum=member.loss_sum,
         )
         for rank, member in sorted(job.members.items())
     ]

@@ -21,7 +21,10 @@ import pytest
 import sparserow as sr
 from sparserow.deploy.cli import main
 from sparserow.deploy.observe import live_screen
-from sparserow_process import DEADLINE_SEC
+from sparserow.proto.control import ControlClient
+from sparserow.proto.status.job_view import job_views
+from sparserow.worker.data import write_click_log
+from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
 HOT = 77
 
@@ -208,3 +211,26 @@ def test_list_shows_the_models_of_one_namespace(
     assert "ctr" in capsys.readouterr().out
     assert run("list", "--root", root, "--namespace", "feed") == 0
     assert capsys.readouterr().out == f"no models of namespace feed at {root}\n"
+
+
+def test_a_job_reports_its_samples_and_its_loss(launcher: Launcher, tmp_path: Path) -> None:
+    log = write_click_log(tmp_path, rows=40_000, test_rows=500, seed=1)
+    job = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "criteo.yaml"
+    with sr.local_cluster(shards=1, worker_lease=2.0) as cluster, ControlClient(cluster.address) as control:
+        settings = (f"data.train={log.train}", f"data.test={log.test}", f"cluster={{address: '{cluster.address}'}}",
+                    "model.args.rows={'*': 3000}", "model.min_rows=1", "train.batch_size=64", "train.threads=1",
+                    "publish.local=null", "train.epochs=20")  # fmt: skip
+        run = launcher.start("train", str(job), *(f"--set={each}" for each in settings))
+        wait_until(
+            lambda: any(each.members and each.members[0].samples for each in control.status().jobs), "samples", 120
+        )
+        before, began = control.status(), time.monotonic()
+        wait_until(
+            lambda: control.status().jobs[0].members[0].samples > before.jobs[0].members[0].samples, "more samples", 60
+        )
+        (view,) = job_views(before, control.status(), time.monotonic() - began)
+        assert view.samples_per_sec is not None
+        assert view.samples_per_sec > 64
+        assert view.loss is not None
+        assert 0.1 < view.loss < 1
+        run.popen.kill()

@@ -217,6 +217,7 @@ def _joined(
             on_close=lease.end,
             on_fault=partial(report_fault, control, identity),
             note_work=lease.note_work,
+            note_trained=lease.note_trained,
             reached=reached,
             peers=peers,
             identity=identity,

@@ -42,6 +42,7 @@ class Lease:
         self._deadline_sec = 0.0
         self._worked_at = -math.inf  # when :meth:`note_work` was called last
         self._waited_at = -math.inf  # when :meth:`note_wait` was called last
+        self._trained = (0, 0.0)  # samples, and the sum of their losses
         self._processes = 0  # a hash of the shards' processes to which the client is connected; 0: not known yet
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
@@ -82,6 +83,11 @@ class Lease:
     def note_wait(self) -> None:
         """Has the heartbeats of a lease say that this worker waits for another one of its job."""
         self._waited_at = time.monotonic()
+
+    def note_trained(self, samples: int, loss_sum: float) -> None:
+        """Adds to the samples that heartbeats report as trained on, and to the sum of their losses."""
+        before = self._trained
+        self._trained = (before[0] + samples, before[1] + loss_sum)  # at once, because another thread reads both
 
     def end(self, deadline_sec: float | None = None) -> None:
         """Stops the renewals, leaves the job and closes the connection.
@@ -140,7 +146,9 @@ class Lease:
                 step = None if self._native is None else self._native.step
                 busy = time.monotonic() - self._worked_at < self._deadline_sec
                 waits = time.monotonic() - self._waited_at < self._identity.lease_sec
-                reply = self._control.heartbeat_worker(self._identity, step=step, busy=busy, waits=waits)
+                reply = self._control.heartbeat_worker(
+                    self._identity, step=step, busy=busy, waits=waits, trained=self._trained
+                )
             except ValueError:  # the channel was closed meanwhile
                 if self._ended.is_set():
                     return

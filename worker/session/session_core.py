@@ -58,6 +58,7 @@ class SessionCore(SessionTables):
         identity: this worker's ids in the cluster; None: the shards are in this process.
         cluster_id: the id of the cluster; None: the shards are in this process.
         note_work: says whether this worker is busy, so that the others of its job wait for its steps.
+        note_trained: adds samples, and the sum of their losses, to what the status of the job shows.
         found_tables: the number of rows of each table that the namespace had before the job, None where it is not
             known. ``distribute`` logs a line about these tables. None: it logs nothing.
 
@@ -87,6 +88,7 @@ class SessionCore(SessionTables):
         cluster_id: int | None = None,
         found_tables: Mapping[str, int | None] | None = None,
         note_work: Callable[[bool], object] = bool,
+        note_trained: Callable[[int, float], object] | None = None,
     ) -> None:
         super().__init__(native, catalog, placement)
         self._process = os.getpid()
@@ -101,6 +103,7 @@ class SessionCore(SessionTables):
         self._on_close = on_close
         self._on_fault = on_fault
         self.note_work = note_work
+        self._note_trained = note_trained
         self._reached = reached
         self._peers = peers
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
@@ -329,6 +332,11 @@ class SessionCore(SessionTables):
     def attach_dense_rows(self, dense_rows: DenseSide) -> None:
         """Sends these tensors' gradients with every commit from now on; ``dense_on_servers`` calls it."""
         self._dense_rows = dense_rows
+
+    def note_trained(self, samples: int, loss_sum: float) -> None:
+        """Adds samples that were trained on, and the sum of their losses, to what the status of the job shows."""
+        if self._note_trained is not None:
+            self._note_trained(samples, loss_sum)
 
     def accept_restored_dense(self, *, has_model: bool) -> None:
         """Notes that a restore has set the dense tensors on the servers, and with ``has_model`` the model's."""

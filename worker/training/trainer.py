@@ -443,6 +443,8 @@ class Trainer:
                 recent.add(result, len(batch))
                 if len(batch):
                     self._pauses.spikes.add(result.loss)
+                    if self._backend.session is not None:
+                        self._backend.session.core.note_trained(len(batch), result.loss * len(batch))
             if self._progressive is not None:
                 self._progressive.add(epoch, result, batch.time_range)
             now = time.perf_counter()

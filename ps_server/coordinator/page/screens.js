@@ -140,7 +140,7 @@ function jobsScreen(reply) {
     heading("title", "Jobs"),
     table("jobs-table", "Jobs", [
       ["job", "name"], ["state", ""], ["workers", "number"], ["staleness", ""], ["committed step", "number"],
-      ["steps", "number"], ["lowest step of a worker", "number"],
+      ["steps", "number"], ["samples", "number"], ["loss", "number"], ["lowest step of a worker", "number"],
     ], jobs.map(jobRow), status.jobs),
     charts("charts", [...jobCharts(reply, jobs), ...stalenessBars(status)]),
     workerTable(status.jobs),
@@ -159,6 +159,8 @@ function jobRow(job) {
     job.quorum ? `${barrier}, quorum ${countOf(job.quorum)}` : barrier,
     countOf(job.highest_step),
     rateOf(job.steps_per_sec),
+    rateOf(job.samples_per_sec),
+    numberOf(job.loss),
     countOf(job.step),
   ];
 }
@@ -172,6 +174,10 @@ function jobCharts(reply, jobs) {
       chart(`steps-${index}`, `${textOf(job.job)}: step`, listOf(own.highest_step), every, countOf),
       chart(`rate-${index}`, `${textOf(job.job)}: steps a second`, listOf(own.steps_per_sec), every, rateOf),
     ];
+    if (listOf(own.samples_per_sec).some(isNumber)) {
+      found.push(chart(`samples-${index}`, `${textOf(job.job)}: samples a second`, own.samples_per_sec, every, rateOf));
+      found.push(chart(`loss-${index}`, `${textOf(job.job)}: mean loss`, listOf(own.loss), every, numberOf));
+    }
     if (listOf(own.events_per_sec).some(isNumber)) {
       found.push(chart(`events-${index}`, `${textOf(job.job)}: events a second`, own.events_per_sec, every, rateOf));
     }

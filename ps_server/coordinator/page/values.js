@@ -36,6 +36,10 @@ function rateOf(value) {
   return value !== 0 && Math.abs(value) < 10 ? `${value.toPrecision(2)}/s` : `${countOf(value)}/s`;
 }
 
+function numberOf(value) {
+  return isNumber(value) ? String(Number(value.toPrecision(4))) : DASH;
+}
+
 function bytesOf(value) {
   if (!isNumber(value)) {
     return DASH;

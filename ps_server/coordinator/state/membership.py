@@ -71,6 +71,8 @@ class Member:
     joins: bool = False  # whether the job was running already when it registered
     busy: bool = False  # whether it said in its last heartbeat that it is at work on what it does alone
     waits: bool = False  # whether it said there that it waits for other workers of the job
+    samples: int = 0  # that it said there that it has trained on since it came
+    loss_sum: float = 0.0  # of their losses
 
 
 @dataclass
@@ -262,9 +264,24 @@ class Membership:
         return member.step
 
     def heartbeat(
-        self, ticket: Ticket, step: int | None, now: float, *, busy: bool = False, waits: bool = False
+        self,
+        ticket: Ticket,
+        step: int | None,
+        now: float,
+        *,
+        busy: bool = False,
+        waits: bool = False,
+        trained: tuple[int, float] = (0, 0.0),
     ) -> None:
-        """Renews a lease, and notes whether the worker is busy or waits for others, and its step unless it is None.
+        """Renews a lease, and notes what a worker says of itself.
+
+        Args:
+            ticket: the worker.
+            step: its step; None leaves it unchanged.
+            now: the present time, in seconds.
+            busy: whether it is at work on what it does alone.
+            waits: whether it waits for other workers of the job.
+            trained: the samples that it has trained on since it came, and the sum of their losses.
 
         Raises:
             Fenced: as for :meth:`check`.
@@ -272,6 +289,7 @@ class Membership:
         member = self.check(ticket).members[ticket.rank]
         member.expires_at = now + self.lease_sec
         member.busy, member.waits = busy, waits
+        member.samples, member.loss_sum = trained
         if step is not None:
             member.step = max(member.step, step)
 
