@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
 from ..proto.schema import TableSchema
+from ..proto.status.figures import quantile
 from .follow_options import FollowOptions
 from .loaded_version import LoadedVersion
-from .shard_stream import CALL_DEADLINE_SEC, AnotherCluster, CursorKey, ShardStream, check_cluster
+from .shard_stream import CALL_DEADLINE_SEC, AnotherCluster, CursorKey, Said, ShardStream, check_cluster
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class Follower:
                     self._stop.wait(_PAUSED_LOOK_SEC)
                     continue
                 try:
-                    applied, is_last = stream.turn()
+                    applied, is_last = stream.turn(self._said())
                 finally:
                     self._end_turn()
                 self._set_problem(shard, "")
@@ -220,6 +221,12 @@ class Follower:
             busy = time.thread_time() - busy_before
             left = _LONGEST_ROUND_SEC - (time.monotonic() - begun)
             self._stop.wait(max(self._options.interval_sec, min(busy * _PAUSE_PER_BUSY, left)))
+
+    def _said(self) -> Said:
+        """Returns how far this follower is behind, and the p50 and p99 of its freshness, in seconds."""
+        behind, counts = self.behind_sec, self.stats().freshness
+        p50, p99 = (quantile(FRESHNESS_SEC, counts, share) for share in (0.5, 0.99))
+        return None if behind == float("inf") else behind, p50, p99
 
     def _note_page(self, shard: int, applied: dict[str, Any]) -> None:
         """Notes which tables of the version a shard has, as a page names them."""

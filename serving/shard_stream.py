@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 CALL_DEADLINE_SEC = 20.0
 _WAIT_MS = 1000
 _PAGE_BYTES = 4 << 20
+
+Said: TypeAlias = tuple[float | None, float | None, float | None]
+
 _IDLE_SEC = 600  # the time after which a shard removes the cursor of a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
@@ -121,8 +124,12 @@ class ShardStream:
                 log.info("%s: the cursor was not closed and will expire: %s", self._peer, error.code())
         self._channel.close()
 
-    def turn(self) -> tuple[dict[str, Any] | None, bool]:
+    def turn(self, said: Said = (None, None, None)) -> tuple[dict[str, Any] | None, bool]:
         """Reads a page, applies it, and acknowledges the page before.
+
+        Args:
+            said: how far the follower is behind, and the p50 and p99 of its freshness, in seconds, for the status of
+                the cluster; None: not known.
 
         Returns:
             The counts of the applied page; None when there was no page within a second. And whether the page was the
@@ -141,6 +148,9 @@ class ShardStream:
                 max_bytes=_PAGE_BYTES,
                 wait_ms=_WAIT_MS,
                 key=self._key.value,
+                behind_sec=said[0],
+                fresh_p50_sec=said[1],
+                fresh_p99_sec=said[2],
             ),
         )
         self._acknowledged += len(slots) // 4 + (part > 0)

@@ -12,6 +12,7 @@ from .. import control_pb2 as pb
 from .alarms import Alarm, alarms_of
 from .fault_view import FaultView, fault_views
 from .figures import measured, skew
+from .follower_view import FollowerView, follower_views
 from .job_view import JobView, job_views
 from .shard_view import ShardView, shard_view
 from .stream_view import StreamView, stream_views
@@ -49,6 +50,7 @@ class ClusterStatus:
             counted yet.
         skew: the largest value over the mean of the shards, by compared quantity; 1 is even. None when nothing was
             measured.
+        followers: the serving processes that follow the cluster.
         wrong: what is wrong, the gravest first, with the command that mends it.
     """
 
@@ -72,6 +74,7 @@ class ClusterStatus:
     leaving: int
     faults: tuple[FaultView, ...]
     streams: tuple[StreamView, ...]
+    followers: tuple[FollowerView, ...]
     wrong: tuple[Alarm, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,6 +119,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
         saves_failed=now.saves_failed,
         faults=faults,
         streams=stream_views(before, now, seconds),
+        followers=follower_views(now),
         wrong=alarms_of(now, shards, faults),
     )
 

@@ -22,6 +22,7 @@ def of_namespaces(reply: pb.GetStatusReply, namespaces: Collection[str]) -> pb.G
     for shard in part.shards:
         _keep(shard.tables, lambda usage: usage.table_id in ids)
         _keep(shard.load.hot_keys, lambda key: key.table_id in ids)
+        _keep(shard.load.following, lambda each: each.namespace in namespaces)
     return part
 
 

@@ -12,12 +12,12 @@ import grpc
 import numpy as np
 
 from ...cpp_ext._server import Store
-from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
+from ...proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc, control_pb2 as control
 from ...proto.change_replies import METHOD, write_reply
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.process.unary_replies import account_of
 from .change_watch import ChangeWatch
-from .cursor_owners import CursorOwners
+from .cursor_owners import CursorOwners, Said
 from .engine import ShardEngine
 
 _HELD_SEC = 0.05  # seconds between two looks for rows that a threshold holds back, which become due by time
@@ -25,6 +25,7 @@ _GATHER_SEC = 0.002  # after a change, because others of the same commit follow 
 _MOST_WAIT_MS = 10_000
 _DROPPED_TABLES = 4096  # ids that a cursor may name although the shard has fewer tables
 _MOST_IDLE_SEC = 86_400
+_MOST_SHOWN = 64  # followers that a status shows
 _MOST_PAGE_BYTES = 64 << 20
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class ChangesService:
         engine = self._checked(request.cluster_id)
         if not request.cursor:
             raise InvalidArgument("OpenCursorRequest.cursor: it is empty; allowed: the name of a cursor")
+        engine.following = partial(self._following, engine.store)
         _check_tables(engine, request.table_ids)
         versions = _array(request.versions, np.uint64, "versions")
         idle_sec = _idle_sec(request.idle_sec)
@@ -121,7 +123,9 @@ class ChangesService:
                 f"allowed: [1, {_MOST_PAGE_BYTES}] and [0, {_MOST_WAIT_MS}]"
             )
         slots = _array(request.acked_slots, np.uint32, "acked_slots")
-        acknowledged = self._owners.use(request.cursor, request.key, len(slots) + (request.acked_part > 0))
+        acknowledged = self._owners.use(
+            request.cursor, request.key, len(slots) + (request.acked_part > 0), _said(request)
+        )
         if len(slots) or request.acked_part:
             versions = _array(request.acked_versions, np.uint64, "acked_versions")
             await asyncio.to_thread(store.ack_changes, request.cursor, slots, versions, request.acked_part)
@@ -161,6 +165,22 @@ class ChangesService:
         engine = self._checked(request.cluster_id)
         facts = partial(engine.store.row_facts, request.table_id, request.key)
         return pb.GetRowReply(**await asyncio.to_thread(_followed, engine, [request.table_id], facts))
+
+    def _following(self, store: Store) -> list[control.FollowerLoad]:
+        """Returns what the followers say of themselves, for the status; another thread calls it."""
+        found = []
+        for name, tables, silent_sec, (behind, p50, p99) in self._owners.following(_MOST_SHOWN):
+            schema = next((each for each in map(store.schema, tables) if each is not None), None)
+            load = control.FollowerLoad(
+                cursor=name,
+                namespace="" if schema is None else schema.name.partition("/")[0],
+                silent_sec=silent_sec,
+                behind_sec=behind,
+                fresh_p50_sec=p50,
+                fresh_p99_sec=p99,
+            )
+            found.append(load)
+        return found
 
     def _checked(self, cluster_id: int) -> ShardEngine:
         engine = self._engine()
@@ -210,6 +230,17 @@ def _followed(engine: ShardEngine, tables: Iterable[int], look: Callable[[], T])
     """
     with engine.follow_gate.look(tables):
         return look()
+
+
+def _said(request: pb.ReadChangesRequest) -> Said:
+    """Returns what a follower says of itself; numbers that no time can be are left out."""
+    fields = ("behind_sec", "fresh_p50_sec", "fresh_p99_sec")
+    behind, p50, p99 = (getattr(request, name) if request.HasField(name) else None for name in fields)
+    return _time(behind), _time(p50), _time(p99)
+
+
+def _time(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and seconds >= 0 else None
 
 
 def _idle_sec(seconds: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,7 @@ class ShardEngine:
     Attributes:
         sweeps: the sweeps of the tables.
         follow_gate: keeps followers from the rows while they are loaded.
+        following: returns what followers say of themselves.
 
     Raises:
         Unavailable: the port is taken.
@@ -99,6 +100,7 @@ class ShardEngine:
 
     def __init__(self, options: EngineOptions, place: Registration) -> None:
         self.cluster_id = place.cluster_id
+        self.following: Callable[[], list[pb.FollowerLoad]] = list
         self._slot_count = place.slot_count
         self._memory_budget_bytes = options.memory_budget_bytes
         self._ssd_folder = None if options.ssd_path is None else SsdFolder(options.ssd_path, options.shard)
@@ -312,7 +314,7 @@ class ShardEngine:
             commits_lost=stats["commits_lost"],
             lost=self.lost_commits(),
             protocol=SHARD_PROTOCOL,
-            load=load_message(self._server, self._store, stats, time.monotonic() - self._began),
+            load=load_message(self._server, self._store, stats, time.monotonic() - self._began, self.following()),
         )
 
     def tables_message(self, table_ids: Sequence[int]) -> pb.ShardStatsReply:

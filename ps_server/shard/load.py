@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...cpp_ext import _server
@@ -11,13 +11,20 @@ from ...proto import control_pb2 as pb
 _MOST_HOT_KEYS = 20
 
 
-def load_message(server: _server.Server, store: _server.Store, stats: dict[str, Any], up_sec: float) -> pb.ShardLoad:
+def load_message(
+    server: _server.Server,
+    store: _server.Store,
+    stats: dict[str, Any],
+    up_sec: float,
+    following: Sequence[pb.FollowerLoad] = (),
+) -> pb.ShardLoad:
     """Returns the load of a shard for ``sparserow status``.
 
     Args:
         server, store: the data plane and the rows of the shard.
         stats: the present counters of the data plane.
         up_sec: the seconds since the start of the shard.
+        following: what followers say of themselves.
     """
     samples, keys = server.hot_keys(_MOST_HOT_KEYS)
     return pb.ShardLoad(
@@ -35,6 +42,7 @@ def load_message(server: _server.Server, store: _server.Store, stats: dict[str, 
         samples=samples,
         hot_keys=[pb.HotKey(table_id=table, key=key, count=count, error=error) for table, key, count, error in keys],
         followers=store.change_stats()["cursors"],
+        following=following,
     )
 
 

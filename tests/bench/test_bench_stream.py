@@ -23,7 +23,7 @@ def test_the_quick_form_writes_the_agreed_rows(tmp_path: Path) -> None:
         ours, theirs = (figures[f"normalised entropy after {number}, {where}"] for where in ("on servers", "in torch"))
         assert 0 < theirs < 1.2
         assert abs(ours - theirs) <= stream.LIMIT_OF_ENTROPY
-    assert figures["normalised entropy, largest difference"] <= stream.LIMIT_OF_ENTROPY
+    assert figures["normalised entropy, difference of the means"] <= stream.LIMIT_OF_ENTROPY
     assert figures["trained on, batches of 64"] > 0
     assert 0 < figures["freshness, p50 at most"] <= figures["freshness, p99 at most"]
 

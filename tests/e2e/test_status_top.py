@@ -20,8 +20,10 @@ import pytest
 
 import sparserow as sr
 from sparserow.deploy.cli import main
+from sparserow.deploy.launch.local_serving import local_serving
 from sparserow.deploy.observe import live_screen
 from sparserow.proto.control import ControlClient
+from sparserow.proto.status.follower_view import FollowerView, follower_views
 from sparserow.proto.status.job_view import job_views
 from sparserow.worker.data import write_click_log
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
@@ -234,3 +236,31 @@ def test_a_job_reports_its_samples_and_its_loss(launcher: Launcher, tmp_path: Pa
         assert view.loss is not None
         assert 0.1 < view.loss < 1
         run.popen.kill()
+
+
+def test_a_serving_process_reports_its_freshness() -> None:
+    with (
+        sr.local_cluster(shards=2) as cluster,
+        ControlClient(cluster.address) as control,
+        sr.connect(cluster.address, "ads", staleness=None) as session,
+    ):
+        table = session.create_table("user", dim=4, optimizer=sr.optim.SGD(lr=0.5))
+        table.assign(np.arange(500), np.ones((500, 4), np.float32))
+        session.flush()
+        with local_serving("now", follow=cluster.address, namespace="ads"):
+
+            def follower() -> FollowerView | None:
+                table.push(np.arange(500), np.ones((500, 4), np.float32))
+                session.flush()
+                views = follower_views(control.status())
+                return views[0] if len(views) == 1 and views[0].fresh_p99_sec is not None else None
+
+            wait_until(follower, "a follower that says how fresh it is", 60)
+            view = follower()
+            assert view is not None
+            assert view.shards == 2
+            assert view.model.startswith("now@")
+            assert view.behind_sec is not None
+            assert view.fresh_p50_sec is not None
+            assert 0 <= view.fresh_p50_sec <= (view.fresh_p99_sec or 0)
+        wait_until(lambda: not follower_views(control.status()), "the end of the process", 30)

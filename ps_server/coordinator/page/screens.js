@@ -1,7 +1,7 @@
 // The five screens: each makes blocks of a reply. What is wrong stands above all of them, in the sentences of the status.
 
 const MOST_CHARTS = 12;
-const ASK_THEM = "Their versions and freshness: sparserow status --serving HOST:PORT,…";
+const ASK_THEM = "They are asked by: sparserow status --serving HOST:PORT,…";
 
 const SCREENS = {
   cluster: clusterScreen,
@@ -258,7 +258,14 @@ function servingScreen(reply) {
   const blocks = [
     heading("title", "Serving"),
     facts("facts", "Serving processes", [["followers of a shard, at most", countOf(most)]]),
-    note("ask-them", `A coordinator knows how many serving processes follow each shard, and not which they are. ${ASK_THEM}`),
+    table("following", "Versions that follow", [
+      ["process", "name"], ["model", "name"], ["shards", "number"], ["behind", "number"], ["fresh p50", "number"],
+      ["fresh p99", "number"], ["last heard", "number"],
+    ], recordsOf(status.followers).map((each) => [
+      textOf(each.process), textOf(each.model), countOf(each.shards), timeOf(each.behind_sec), timeOf(each.fresh_p50_sec),
+      timeOf(each.fresh_p99_sec), timeOf(each.silent_sec),
+    ]), status.followers),
+    note("ask-them", `Aliases, and versions that do not follow, are known to the processes alone. ${ASK_THEM}`),
     charts("charts", [
       clusterChart(reply, "followers", "Serving processes that follow, summed over shards", countOf),
       clusterChart(reply, "lookup_p99_sec", "p99 of lookups, of the slowest shard", timeOf),
