@@ -39,7 +39,7 @@ def train(
             "--from",
             help="Folder of another run's checkpoints, or one of them, or a version in publish.root (ctr@live): begin "
             "with its rows, tower, optimizers and schedules, over the job's own files. It replaces "
-            "train.checkpoint.start_from.",
+            "train.checkpoint.start_from, or that of train.elastic.",
         ),
     ] = None,
     accept: Annotated[
@@ -82,11 +82,12 @@ def train(
     from .result_file import check_result_file, write_result
 
     count = [] if workers is None else [f"train.workers={workers}"]
-    started = [] if start_from is None else [f"train.checkpoint.start_from={start_from}"]
-    if accept:
-        started.append(f"train.checkpoint.accept={accept}")
-    config = load_config(JobConfig, job, [*(assignments or ()), *count, *started])
-    config = with_known_start(config)
+    given = [*(assignments or ()), *count]
+    if start_from is not None or accept:
+        section = "checkpoint" if load_config(JobConfig, job, given).train.elastic is None else "elastic"
+        given += [] if start_from is None else [f"train.{section}.start_from={start_from}"]
+        given += [f"train.{section}.accept={accept}"] if accept else []
+    config = with_known_start(load_config(JobConfig, job, given))
     check_result_file(json_file)
     check_result_file(trace_file, "--trace")
     if dry:

@@ -139,6 +139,7 @@ def _paths(job: JobConfig) -> Iterator[tuple[str, str]]:
     yield "train.checkpoint.url", "" if checkpoint is None else checkpoint.url
     yield "train.checkpoint.start_from", "" if checkpoint is None else checkpoint.start_from or ""
     yield "train.elastic.url", "" if elastic is None else elastic.url or ""
+    yield "train.elastic.start_from", "" if elastic is None else elastic.start_from or ""
     yield "publish.root", job.publish.root or ""
     yield "metrics.file", job.metrics.file or ""
     yield "metrics.tensorboard", job.metrics.tensorboard or ""

@@ -303,13 +303,13 @@ def _starts_cluster(job: JobConfig) -> bool:
 
 def _with_root(job: JobConfig) -> ClusterConfig:
     """Returns the section of the job's own cluster, which may also save below the folder of the job's checkpoints."""
-    if job.train.checkpoint is None:
+    saves = job.train.checkpoint or job.train.elastic
+    if saves is None:
         return job.cluster
-    checkpoint = job.train.checkpoint
-    roots = (*job.cluster.checkpoint_roots, absolute(checkpoint.url))
-    if checkpoint.start_from is not None:
-        roots = (*roots, folder_and_name(checkpoint.start_from)[0])
-    return job.cluster.model_copy(update={"checkpoint_roots": roots})
+    roots = [*job.cluster.checkpoint_roots, *([] if saves.url is None else [absolute(saves.url)])]
+    if saves.start_from is not None:
+        roots.append(folder_and_name(saves.start_from)[0])
+    return job.cluster.model_copy(update={"checkpoint_roots": tuple(roots)})
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import logging
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import list_names
 from ...proto.checkpoint.urls import absolute
-from ...proto.config.checkpoint_config import CheckpointConfig
 from ...proto.config.job import JobConfig
 from ...proto.errors import InvalidArgument, NotFound, SparserowError
 from ...proto.published.model_names import parse_model
@@ -21,9 +20,10 @@ CHECKPOINT = "checkpoint"  # in the card of a version
 
 def newest_checkpoint(job: JobConfig) -> str | None:
     """Returns the URL of the newest checkpoint of a job; None: it has none, or the folder cannot be read."""
-    if job.train.checkpoint is None:
+    saves = job.train.checkpoint or job.train.elastic
+    if saves is None or saves.url is None:
         return None
-    url = absolute(job.train.checkpoint.url)
+    url = absolute(saves.url)
     try:
         names = list_names(Folder(url))
     except (SparserowError, OSError) as error:
@@ -43,15 +43,16 @@ def with_known_start(job: JobConfig) -> JobConfig:
         NotFound: there is no such model, alias or version; or it was published without a checkpoint.
         SparserowError: the version cannot be read, or is not signed as this machine wants it.
     """
-    checkpoint = job.train.checkpoint
-    if checkpoint is None or checkpoint.start_from is None:
+    section = "checkpoint" if job.train.checkpoint is not None else "elastic"
+    saves = job.train.checkpoint or job.train.elastic
+    if saves is None or saves.start_from is None:
         return job
-    start = checkpoint.start_from
+    start, setting = saves.start_from, f"train.{section}.start_from"
     if "@" not in start or "/" in start:
         return job
     if job.publish.root is None:
         raise InvalidArgument(
-            f"train.checkpoint.start_from: {start} is a published version, and the job has no publish.root to find it "
+            f"{setting}: {start} is a published version, and the job has no publish.root to find it "
             f"in; allowed: publish.root, or a folder (./{start})"
         )
     model, which = parse_model(start)
@@ -60,8 +61,8 @@ def with_known_start(job: JobConfig) -> JobConfig:
     place = registry.trusted_manifest(model, version, loaded_security(None)).card.get(CHECKPOINT)
     if not isinstance(place, str) or not place:
         raise NotFound(
-            f"train.checkpoint.start_from: {start} is version {version}, which was published without a checkpoint; "
+            f"{setting}: {start} is version {version}, which was published without a checkpoint; "
             "name the folder of a run's checkpoints"
         )
-    known = CheckpointConfig(**{**checkpoint.model_dump(exclude_unset=True), "start_from": place})
-    return job.model_copy(update={"train": job.train.model_copy(update={"checkpoint": known})})
+    known = type(saves)(**{**saves.model_dump(exclude_unset=True), "start_from": place})
+    return job.model_copy(update={"train": job.train.model_copy(update={section: known})})

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field, model_validator
 
-from ..checkpoint.accepted import check_accepted
 from ..errors import InvalidArgument
 from ..options.path_text import PathText
-from ..options.strict_model import FromList, Seconds, StrictModel
-
-TOWER = "tower"  # among what a job accepts
+from ..options.strict_model import Seconds, StrictModel
+from .started_config import Accepted, accepted_field, check_start, start_from_field
 
 
 class CheckpointConfig(StrictModel):
@@ -22,22 +18,11 @@ class CheckpointConfig(StrictModel):
         description="Folder, by path or URL, that the workers, the coordinator and all shards can write. Each job "
         "needs a folder of its own.",
     )
-    start_from: PathText | None = Field(
-        None,
-        min_length=1,
-        description="Folder of another run's checkpoints, by path or URL, or one of them (FOLDER/save-000003; else the "
-        "newest); or the version that an alias or a number names in publish.root (ctr@live). A run without checkpoints "
-        "of its own begins with its rows, tower, optimizers, schedules and statistics of features, over the files of "
-        "this job. `sparserow train --from` sets it. null: it begins anew.",
-        json_schema_extra={"allowed": "a path, a URL or NAME@ALIAS"},
+    start_from: PathText | None = start_from_field(
+        "A run without checkpoints of its own begins with its rows, tower, optimizers, schedules and statistics of "
+        "features, over the files of this job."
     )
-    accept: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], FromList] = Field(
-        (),
-        description="What may differ from start_from: TABLE.dim (wider; new columns are initial, the optimizer's state "
-        "begins anew), TABLE.dtype (weights are rounded), TABLE.optimizer (its state begins anew), with * for every "
-        "table; tower: tower and dense optimizer begin anew. `sparserow train --accept` sets it.",
-        json_schema_extra={"allowed": "TABLE.dim, TABLE.dtype, TABLE.optimizer, tower"},
-    )
+    accept: Accepted = accepted_field()
     every_steps: int | None = Field(
         None, ge=1, le=1 << 40, description="Steps between two checkpoints; null: the step number starts none."
     )
@@ -69,11 +54,5 @@ class CheckpointConfig(StrictModel):
     def _has_times(self) -> CheckpointConfig:
         if self.every_steps is None and self.every_seconds is None:
             raise InvalidArgument("neither every_steps nor every_seconds is given; give at least one of them")
-        if self.start_from is not None and self.start_from.rstrip("/").startswith(self.url.rstrip("/")):
-            raise InvalidArgument(
-                f"start_from: {self.start_from} is of url, where --resume goes on; name another folder"
-            )
-        if self.accept and self.start_from is None:
-            raise InvalidArgument("accept: has no effect without start_from")
-        check_accepted([each for each in self.accept if each != TOWER], "accept")
+        check_start(self.start_from, self.accept, self.url)
         return self

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ..errors import InvalidArgument
 from ..options.path_text import PathText
 from ..options.strict_model import Seconds, StrictModel
+from .started_config import TOWER, Accepted, accepted_field, check_start, start_from_field
 
 
 class ElasticConfig(StrictModel):
@@ -25,6 +27,10 @@ class ElasticConfig(StrictModel):
         "needs a folder of its own. --resume auto continues from there. null: nothing is saved.",
         json_schema_extra={"allowed": "a path or a URL"},
     )
+    start_from: PathText | None = start_from_field(
+        "A run without saves of its own begins with its rows, the tower among them, over the files of this job."
+    )
+    accept: Accepted = accepted_field()
     save_every: Seconds = Field(30.0, gt=0, description="Time between two such saves; each holds the changes since.")
     max_restarts: int = Field(
         10,
@@ -33,3 +39,13 @@ class ElasticConfig(StrictModel):
         description="How many times, in total, ended workers of this machine are started again; torchrun has "
         "--max-restarts instead.",
     )
+
+    @model_validator(mode="after")
+    def _start_is_another_run(self) -> ElasticConfig:
+        check_start(self.start_from, self.accept, self.url)
+        if any(each == TOWER or each.endswith(".dim") for each in self.accept):
+            raise InvalidArgument(
+                "accept: tower and TABLE.dim are not possible, as the tower is rows of the servers (train.dense ps), "
+                "whose shapes cannot change; allowed: TABLE.dtype, TABLE.optimizer"
+            )
+        return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 from pathlib import Path
@@ -83,3 +84,48 @@ def test_each_sample_counts_once_also_when_all_goes_back_to_a_save(
     assert updates(launcher, address, tmp_path / "rows") == dict.fromkeys(range(SAMPLES), 1)
     up.signal(signal.SIGTERM)
     assert up.end() == 0
+
+
+def test_a_run_starts_from_another_ones_saves_over_data_of_its_own(
+    launcher: Launcher, job: Path, tmp_path: Path
+) -> None:
+    """It has the name and the files of the run before, which has trained on all of them."""
+
+    def trained(name: str, *more: str) -> dict[int, int]:
+        up = launcher.start("up", "--shards=2", "--port=0", "--worker-lease=30s")
+        address = up.wait_for(r"ready at (\S+:\d+)")[1]
+        sets = (f"cluster.address={address}", "train.epochs=1", "train.elastic.save_every=0.3s",
+                f"train.elastic.url={tmp_path / name}")  # fmt: skip
+        run = launcher.start("train", str(job), *(f"--set={each}" for each in sets), *more)
+        assert run.popen.wait(600) == 0, run.err
+        assert ("starts from " in run.err) == bool(more)
+        assert run.err.count("starts from ") <= 1
+        found = updates(launcher, address, tmp_path / f"rows of {name}")
+        up.signal(signal.SIGTERM)
+        assert up.end() == 0
+        return found
+
+    assert trained("first") == dict.fromkeys(range(SAMPLES), 1)
+    second = trained("second", f"--from={tmp_path / 'first'}")
+    assert set(second) == set(range(SAMPLES))
+    assert set(second.values()) <= {1, 2}, "the last save is of a moment before the end"
+    assert sum(count == 2 for count in second.values()) > SAMPLES / 4
+    first = f"--from={tmp_path / 'first'}"
+    for more, wanted in (
+        ((f"--from={tmp_path / 'empty'}",), r"train\.elastic\.start_from: .*empty has no checkpoint"),
+        ((first, "--accept=tower"), r"train\.elastic: accept: tower and TABLE\.dim are not possible"),
+        ((first, "--set=model.args.rows={'*': 5000}"), r"rows for the feature \w+, and this job 5000"),
+        ((first, "--set=model.args.hidden=[16]"), r"has another tower: \d+ tensors there and \d+ here"),
+        ((first, "--set=features={value: {kind: id}}"), r"\[id\] are no longer there.*with train\.dense ps the tower"),
+    ):
+        run = launcher.start("train", str(job), "--set=train.epochs=1", *more)
+        assert run.popen.wait(600) == 1, wanted
+        assert re.search(wanted, run.err), run.err
+    url = f"--set=train.elastic.url={tmp_path / 'first'}"
+    for change, wanted in (
+        ("model.args.hidden=[16]", r"--resume: .*has another tower"),
+        ("features={value: {kind: id}, id: {kind: id}}", r"--resume: .*in the order"),
+    ):
+        run = launcher.start("train", str(job), "--set=train.epochs=1", url, f"--set={change}", "--resume=auto")
+        assert run.popen.wait(600) == 1, wanted
+        assert re.search(wanted, run.err), run.err

@@ -247,7 +247,8 @@ def test_a_run_goes_on_with_the_optimizers_of_its_job_file(launcher, log, tmp_pa
     assert re.search(wanted, other.error_line())
     other = launcher.start(*words, "--set", "train.epochs=2", "--set", "tables={'*.C1': {dtype: bfloat16}}")
     assert re.search(
-        r"rows cannot be carried over; set it in the job file \(model or tables\) as it", other.error_line()
+        r"dtype 'bfloat16', the checkpoint has 'float32'; set it in the job file \(model or tables\) as it",
+        other.error_line(),
     )
     run = launcher.start(*words, *changed, "--set", "train.row_optimizer={kind: adagrad, lr: 0}")
     assert run.end() == 0, run.err

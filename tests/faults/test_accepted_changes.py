@@ -4,9 +4,7 @@ gets the same rows.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,10 @@ import numpy as np
 import pytest
 
 import sparserow as sr
+from restart_scene import shard_returns
 from sparserow.proto.checkpoint.accepted import as_float32, stored_as
-from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
-from sparserow_process import Launcher, wait_until
+from sparserow_process import Launcher
 
 KEYS = np.arange(1, 3000, dtype=np.uint64)
 DIM, WIDE = 4, 6
@@ -46,17 +44,6 @@ def saved(session: sr.Session, url: str, dtype: str = "float32") -> np.ndarray:
     weights = made.pull(KEYS)
     session.drop_table("t")
     return weights
-
-
-def shard_returns(cluster: sr.LocalCluster, index: int) -> None:
-    with ControlClient(cluster.address) as control:
-        before = control.status().shards[index]
-        os.kill(before.pid, signal.SIGKILL)
-        wait_until(
-            lambda: control.status().shards[index].restores > before.restores and control.status().ready,
-            "the rows of the shard",
-            120,
-        )
 
 
 CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -4,8 +4,6 @@ afterwards; a cluster without rows is restored whole.
 
 from __future__ import annotations
 
-import os
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 
 import sparserow as sr
-from restart_scene import status_of
-from sparserow.proto.control import ControlClient
+from restart_scene import shard_returns, status_of
 from sparserow.proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.serving.client.shard_assignment import ShardAssignment
@@ -44,18 +41,6 @@ def fill(session, value: float, name: str = "t") -> None:
 
 def values(session, name: str = "t") -> list[float]:
     return np.unique(table(session, name).pull(KEYS)).tolist()
-
-
-def shard_returns(cluster, index: int) -> None:
-    """Kills a shard, and waits until another process has its rows."""
-    with ControlClient(cluster.address) as control:
-        before = control.status().shards[index]
-        os.kill(before.pid, signal.SIGKILL)
-        wait_until(
-            lambda: control.status().shards[index].restores > before.restores and control.status().ready,
-            "the rows of the shard",
-            120,
-        )
 
 
 @pytest.fixture

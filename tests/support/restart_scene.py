@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +124,18 @@ def status_of(address: str) -> pb.GetStatusReply:
     """All that a coordinator says."""
     with ControlClient(address) as control:
         return control.status()
+
+
+def shard_returns(cluster: sr.LocalCluster, index: int) -> None:
+    """Kills a shard, and waits until another process has its rows."""
+    with ControlClient(cluster.address) as control:
+        before = control.status().shards[index]
+        os.kill(before.pid, signal.SIGKILL)
+        wait_until(
+            lambda: control.status().shards[index].restores > before.restores and control.status().ready,
+            "the rows of the shard",
+            120,
+        )
 
 
 def facts(address: str) -> object:

@@ -68,6 +68,7 @@ def restore(
     tables: Sequence[str] | None = None,
     accept: Sequence[str] = (),
     strict: bool = True,
+    other_data: bool = False,
     deadline_sec: float = 3600.0,
 ) -> RestoredCheckpoint:
     """Sets the session's namespace and this worker back to a checkpoint.
@@ -101,6 +102,8 @@ def restore(
             same are loaded with their state in ``optimizer``; the others of ``model`` stay as they are, as
             :attr:`RestoredCheckpoint.anew` says. Whether a tensor of the same shape means the same is for the caller to
             know: a layer that reads other inputs in their place has the same shape as well.
+        other_data: whether the data that the coordinator leases to the job are others than those of the checkpoint, and
+            are read from their beginning.
         deadline_sec: the deadline of the whole restore, in seconds.
 
     Returns:
@@ -139,6 +142,7 @@ def restore(
         tables=[_full(session, table) for table in tables or ()],
         accept=accepted,
         next_step=session.current_step,
+        other_data=other_data,
     )
 
     states, unread = _States.found(Folder(url), name)

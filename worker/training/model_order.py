@@ -7,22 +7,27 @@ all shapes are the same.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+from xxhash import xxh3_64_hexdigest
 
 from ...proto.config.job import JobConfig
 from ...proto.errors import FailedPrecondition
 from ...proto.features.feature_set import FeatureSet
 from ..data.features import FeatureSpec
 from ..models import FeatureEmbeddings
+from ..session.compiled_module import plain_path
 from .build_model import input_names
 
 ModelOrder: TypeAlias = "dict[str, list[str]]"
 KEY = "order"  # in the configuration that a checkpoint's manifest holds
 ROWS = "rows"
+TOWER_SHAPES = "tower"
 _INPUTS = "inputs"
 
 
@@ -169,6 +174,38 @@ def check_rows(config: Mapping[str, Any], mine: Mapping[str, Any], where: str, o
                 f"{option}: {where} has {then} rows for the feature {name}, and this job {rows}; the row of a key is "
                 f"the key modulo that number, so keep {then} (model.args.rows), or begin a new run"
             )
+
+
+def tower_of(model: nn.Module) -> dict[str, int | str]:
+    """Returns the number of a model's dense tensors, and a digest of their names and shapes."""
+    shapes = [
+        [plain_path(name), [] if is_lazy(each) else list(each.shape)]
+        for name, each in model.named_parameters()
+        if is_lazy(each) or each.numel() > 0
+    ]
+    return {"tensors": len(shapes), "digest": xxh3_64_hexdigest(json.dumps(shapes).encode())}
+
+
+def check_tower(config: Mapping[str, Any], mine: Mapping[str, Any], where: str, option: str) -> None:
+    """Checks that a tower whose tensors are rows of the servers has the shapes that it had.
+
+    Args:
+        config: the configuration that the manifest of the checkpoint holds.
+        mine: the configuration of this run.
+        where: the checkpoint, for error texts.
+        option: the option that names it.
+
+    Raises:
+        FailedPrecondition: a name or a shape differs, so that the rows would be parts of other tensors.
+    """
+    then, now = config.get(TOWER_SHAPES), mine[TOWER_SHAPES]
+    if then != now:
+        count = then["tensors"] if isinstance(then, Mapping) else "unknown"
+        raise FailedPrecondition(
+            f"{option}: {where} has another tower: {count} tensors there and {now['tensors']} here, or of other names "
+            "or shapes; its tensors are rows of the servers (train.dense ps), so give model.args as they were, or "
+            "begin a new run"
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,14 +9,20 @@ from typing import Any
 from ...proto.checkpoint.folder import Folder
 from ...proto.checkpoint.manifest import list_names, read_manifest
 from ...proto.checkpoint.urls import folder_and_name
-from ...proto.config.checkpoint_config import TOWER, CheckpointConfig
+from ...proto.config.checkpoint_config import CheckpointConfig
+from ...proto.config.elastic_config import ElasticConfig
+from ...proto.config.started_config import TOWER
 from ...proto.errors import FailedPrecondition, NotFound
 from ..api.session import Session
-from .model_order import KEY as ORDER, Change, check_rows, order_change
+from .model_order import KEY as ORDER, Change, check_rows, check_tower, order_change
 from .process_group import WorkerGroup
 from .run_restore import FROM, TrainedParts, print_once, restored_parts, worded_for_jobs
 
 _MOST_NAMED = 5
+_ON_SERVERS = (
+    "with train.dense ps the tower is rows of the servers, whose shapes cannot change; allowed: train.dense ddp, or "
+    "the inputs and dims that were"
+)
 
 
 @dataclass(frozen=True)
@@ -90,16 +96,50 @@ class RunStart:
                 )
             return
         if self.parts.optimizer is None:
-            raise FailedPrecondition(
-                f"{FROM}: {'; '.join(change.said) or 'a wider dim'}: with train.dense ps the tower is rows of the "
-                "servers, whose shapes cannot change; allowed: train.dense ddp, or the inputs and dims that were"
-            )
+            raise FailedPrecondition(f"{FROM}: {'; '.join(change.said) or 'a wider dim'}: {_ON_SERVERS}")
         if change.removed and (change.added or self._widens):
             raise FailedPrecondition(
                 f"{FROM}: {'; '.join(change.said)}: a tensor of the tower may have the shape that it had and read "
                 "something else, as some inputs grow and some go; start two runs, one after the other, or let the "
                 "tower begin anew (--accept tower)"
             )
+
+
+def start_rows(session: Session, config: ElasticConfig, run: Mapping[str, Any], *, is_stream: bool) -> bool:
+    """Begins an elastic run with the rows of another one, the tower among them, over data of its own.
+
+    Args:
+        session: the session of this worker.
+        config: the section train.elastic of the job.
+        run: the description of the run, as manifests have it.
+        is_stream: whether the job reads a stream, whose positions go on.
+
+    Returns:
+        False where the run starts from nothing, or the worker joins a job that has begun.
+
+    Raises:
+        NotFound: there is no checkpoint.
+        FailedPrecondition: its inputs, tasks or tables differ by what is not accepted.
+        SparserowError: the checkpoint cannot be restored.
+    """
+    identity = session.core.identity
+    if config.start_from is None or identity is None or identity.first_step > 0 or identity.restores_begun > 0:
+        return False
+    folder, name = folder_and_name(config.start_from)
+    if not list_names(Folder(folder)):
+        raise NotFound(f"train.elastic.start_from: {config.start_from} has no checkpoint")
+    manifest = read_manifest(Folder(folder), name or None)
+    where = f"{folder}/{manifest.name}"
+    change = order_change(manifest.config, run[ORDER], where, FROM)
+    if not change.is_none:
+        raise FailedPrecondition(f"{FROM}: {'; '.join(change.said)}: {_ON_SERVERS}")
+    check_rows(manifest.config, run, where, FROM)
+    check_tower(manifest.config, run, where, FROM)
+    with worded_for_jobs(FROM):
+        restored = session.restore(folder, name=name or None, accept=config.accept, other_data=not is_stream)
+    data = "with its place in the stream" if is_stream else "over files of its own"
+    print_once(session, f"starts from {folder}/{restored.name}, {data}")
+    return True
 
 
 def _said(anew: tuple[str, ...]) -> str:

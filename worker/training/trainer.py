@@ -38,7 +38,7 @@ from .exported_model import exported
 from .files_read import saved_run
 from .job_features import published_features
 from .job_readers import open_readers
-from .model_order import KEY as ORDER, ROWS, order_of, rows_of
+from .model_order import KEY as ORDER, ROWS, TOWER_SHAPES, order_of, rows_of, tower_of
 from .parallel_towers import WholeModel, wrapped
 from .pauses import MOST_POINTS, Pauses
 from .process_group import WorkerGroup
@@ -47,6 +47,7 @@ from .recent_samples import RecentSamples
 from .reported_epochs import ReportedEpochs
 from .run_identity import RunIdentity
 from .run_restore import TrainedParts
+from .started_run import start_rows
 from .task_outputs import TaskOutputs
 from .training_backend import TrainingBackend
 from .training_checkpoints import Progress, TrainingCheckpoints, resume_rows
@@ -102,6 +103,7 @@ class Trainer:
         self._bare = backend.build(lambda: build_model(job.model, readers.spec))
         features = feature_set(job.data.features) if job.data.features else None
         self._run_config[ROWS] = rows_of(self._bare, features)
+        self._run_config[TOWER_SHAPES] = tower_of(self._bare)
         self._set_activation_checkpointing()
         is_kept = job.publish.folder is not None
         self._whole = WholeModel(self._bare, group) if job.train.parts is not None and is_kept else None
@@ -200,7 +202,7 @@ class Trainer:
         name = None if self._resume == "auto" else self._resume
         elastic, session = self._job.train.elastic, self._backend.session
         if elastic is not None and elastic.url is not None and session is not None:
-            self.is_resumed = resume_rows(session, elastic.url, name)
+            self.is_resumed = resume_rows(session, elastic.url, name, self._run_config)
             return
         if self._checkpoints is None:
             raise FailedPrecondition("--resume: it needs train.checkpoint and model.backend ps")
@@ -212,6 +214,15 @@ class Trainer:
         self._progress = progress
         if not is_stream:
             self._reported.read()
+
+    def _start_elastic(self) -> None:
+        """Begins an elastic run with the rows of another one, where the job says so."""
+        elastic, session = self._job.train.elastic, self._backend.session
+        if self.is_resumed or elastic is None or session is None:
+            return
+        is_stream = self._job.data.stream is not None
+        if start_rows(session, elastic, self._run_config, is_stream=is_stream):
+            self._is_started_from = True
 
     def _fit_features(self) -> None:
         """Gives the readers the statistics of the rows; a run that goes on never takes others."""
@@ -233,6 +244,7 @@ class Trainer:
         if not self.is_resumed and self._checkpoints is not None and checkpoint is not None and checkpoint.start_from:
             self._checkpoints.run_start.take(checkpoint.start_from)
             self._is_started_from = True
+        self._start_elastic()
         train, progress = self._job.train, self._progress
         self._warn_of_empty()
         self._fit_features()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..checkpoint import SavedCheckpoint
 from ..checkpoint.restore import check_reader
 from ..checkpoint.save import absolute
 from ..data.stream_reader import StreamReader
-from .model_order import KEY as ORDER, check_order, check_rows
+from .model_order import KEY as ORDER, check_order, check_rows, check_tower
 from .parallel_group import ParallelGroup
 from .process_group import WorkerGroup
 from .run_identity import ROWS_FOLDER
@@ -77,7 +77,7 @@ class Progress:
         self.seconds = max(other.seconds for other in others)
 
 
-def resume_rows(session: Session, url: str, name: str | None) -> bool:
+def resume_rows(session: Session, url: str, name: str | None, run: Mapping[str, Any]) -> bool:
     """Restores a save of the rows, and the position in the epoch from which the coordinator leases data.
 
     Every worker of the job calls it.
@@ -86,16 +86,23 @@ def resume_rows(session: Session, url: str, name: str | None) -> bool:
         session: the session of this worker.
         url: the URL of the folder of the saves.
         name: the name of the save; None: the newest.
+        run: the description of the run, as manifests have it.
 
     Returns:
         False when ``name`` is None and there is no save.
 
     Raises:
+        FailedPrecondition: inputs, tasks, the tower or the rows of a table differ.
         SparserowError: the save cannot be restored.
     """
-    names = list_names(Folder(absolute(url)))
-    if name is None and not names:
+    folder = Folder(absolute(url))
+    if name is None and not list_names(folder):
         return False
+    manifest = read_manifest(folder, name)
+    where = f"{url}/{manifest.name}"
+    check_order(manifest.config, run[ORDER], where)
+    check_rows(manifest.config, run, where)
+    check_tower(manifest.config, run, where, "--resume")
     with worded_for_jobs():
         restored = session.restore(url, name=name)
     print_once(session, f"resumed from {url}/{restored.name}, with its rows and its place in the data")

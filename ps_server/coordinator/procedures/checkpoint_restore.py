@@ -276,7 +276,7 @@ class CheckpointRestores:
                     await self._operations.restart(job_id, next_step, loads.load)
                     if (running := cluster.jobs.jobs.get(job_id)) is not None:  # the job may have ended meanwhile
                         saved = next((job.data for job in manifest.jobs if job.job_id == job_id), {})
-                        cluster.data.restore(job_id, running.generation, saved)
+                        cluster.data.restore(job_id, running.generation, {} if request.other_data else saved)
                 else:
                     await loads.load("[]")
             except SparserowError:
