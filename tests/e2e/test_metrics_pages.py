@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 import sparserow as sr
+from metrics_pages import page, value
 from sparserow.deploy.train.training_run import run_worker
 from sparserow.proto import rows_pb2 as pb, rows_pb2_grpc as pb_grpc
 from sparserow.proto.config.job import JobConfig
@@ -24,23 +21,6 @@ from sparserow.worker.training.training_report import EpochResult
 from sparserow_process import Launcher, free_port, wait_until
 
 JOBS = Path(__file__).resolve().parents[2] / "deploy" / "jobs"
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def page(port: int) -> Samples:
-    """Samples by name and labels; none while nobody listens."""
-    with contextlib.suppress(urllib.error.URLError, ConnectionError):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
-    return {}
-
-
-def value(samples: Samples, name: str, **labels: str) -> float | None:
-    return samples.get((name, frozenset(labels.items())))
 
 
 def test_a_gateway_counts_calls_rows_and_errors(launcher: Launcher) -> None:
