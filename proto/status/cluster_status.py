@@ -45,6 +45,7 @@ class ClusterStatus:
         over_sec: the seconds between the readings; 0 after a single reading, whose times are since the start.
         checkpoint: the URL of the newest checkpoint that has all rows; empty when there is none.
         checkpoint_took_sec: the seconds that its save took; None where this coordinator did not save it.
+        checkpoint_links: the checkpoints that its rows lie in, itself among them; None: not known.
         saves_failed: the saves that did not become a checkpoint, since the start of the coordinator.
         leaving: the workers that have left and of whom shards have not all heard; what shards lost of them is not
             counted yet.
@@ -69,6 +70,7 @@ class ClusterStatus:
     checkpoint: str
     checkpoint_age_sec: float | None
     checkpoint_took_sec: float | None
+    checkpoint_links: int | None
     saves_failed: int
     damaged_checkpoints: tuple[str, ...]
     leaving: int
@@ -116,6 +118,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
         leaving=now.leaving,
         checkpoint_age_sec=now.checkpoint_age_sec if now.HasField("checkpoint_age_sec") else None,
         checkpoint_took_sec=now.checkpoint_took_sec if now.HasField("checkpoint_took_sec") else None,
+        checkpoint_links=now.checkpoint_links or None,
         saves_failed=now.saves_failed,
         faults=faults,
         streams=stream_views(before, now, seconds),

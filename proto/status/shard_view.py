@@ -38,6 +38,7 @@ class ShardView:
         address: ``HOST:PORT`` of its data plane; empty while it has none.
         pid: the id of its process; 0 while it has none.
         followers: the number of serving processes that follow its changes.
+        pulls_waiting: the pulls that wait for the clock of their job.
         times: the times by kind of request, of the kinds that occurred.
     """
 
@@ -62,6 +63,7 @@ class ShardView:
     rows_applied_per_sec: float | None
     bytes_per_sec: float | None
     followers: int
+    pulls_waiting: int
     restores: int
     commits_lost: int
     losses_unknown: int
@@ -115,6 +117,7 @@ def shard_view(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: floa
         rows_applied_per_sec=rate("rows_applied"),
         bytes_per_sec=None if received is None or sent is None else received + sent,
         followers=now.load.followers,
+        pulls_waiting=now.load.pulls_waiting,
         restores=now.restores,
         commits_lost=now.commits_lost,
         losses_unknown=now.losses_unknown,

@@ -74,6 +74,7 @@ async def status_message(
         checkpoint_age_sec=None if source is None or saved_at is None else max(0.0, time.time() - saved_at),
         saves_failed=cluster.saves_failed,
         checkpoint_took_sec=cluster.save_took_sec,
+        checkpoint_links=cluster.checkpoint_links,
         faults=[fault_message(replace(fault, traceback="")) for fault in cluster.faults.listed()],
     )
 

@@ -43,6 +43,7 @@ def load_message(
         hot_keys=[pb.HotKey(table_id=table, key=key, count=count, error=error) for table, key, count, error in keys],
         followers=store.change_stats()["cursors"],
         following=following,
+        pulls_waiting=stats["pulls_waiting"],
     )
 
 

@@ -76,6 +76,8 @@ def test_status_shows_load_checkpoint_hot_keys_and_skew(
         assert words in text, text
     assert figures["hot_keys"][0]["table"] == "ads/user"
     assert 0 <= figures["checkpoint_age_sec"] < 600
+    assert figures["checkpoint_links"] == 1
+    assert all(shard["pulls_waiting"] == 0 for shard in figures["shards"])
     assert sum(shard["rows"] for shard in figures["shards"]) == 5000
     pulls = [times for shard in figures["shards"] for times in shard["times"] if times["kind"] == "pull"]
     assert pulls

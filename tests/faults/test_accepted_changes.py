@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sparserow as sr
-from restart_scene import shard_returns
+from restart_scene import shard_returns, status_of
 from sparserow.proto.checkpoint.accepted import as_float32, stored_as
 from sparserow.proto.errors import FailedPrecondition, InvalidArgument
 from sparserow_process import Launcher
@@ -61,6 +61,7 @@ def test_what_is_accepted_is_carried_over(cluster: sr.LocalCluster, tmp_path: Pa
     url, namespace = str(tmp_path), f"accept-{name}"
     with connected(cluster, namespace) as session:
         before = saved(session, url)
+        assert status_of(cluster.address).checkpoint_links == 2, "the second save has the changes since the first"
         present = {"dim": DIM, "optimizer": sr.optim.Adagrad(lr=0.1), **NEW, **options}
         table = session.create_table("t", **present)
         initial = table.pull(KEYS)

@@ -74,7 +74,7 @@ function shardTable(reply, shards) {
   const isWell = (shard) => shard.state === "serving" && !shard.problem;
   const columns = [
     ["shard", "number"], ["state", ""], ["process", "name"], ["rows", "number"], ["memory", "number"], ["SSD", "number"],
-    ["pulled", "number"], ["pushed", "number"], ["requests", "number"], ["p99 pull", "number"], ["p99 commit", "number"],
+    ["pulled", "number"], ["pushed", "number"], ["requests", "number"], ["waiting", "number"], ["p99 pull", "number"], ["p99 commit", "number"],
     ["clients", "number"], ["lost commits", "number"], ["restores", "number"], ["problem", "prose"],
   ];
   const rows = [...shards].sort((a, b) => isWell(a) - isWell(b)).map((shard) => [
@@ -87,6 +87,7 @@ function shardTable(reply, shards) {
     { text: rateOf(shard.rows_pulled_per_sec), points: listOf(pulls[shard.shard]) },
     rateOf(shard.rows_applied_per_sec),
     rateOf(shard.requests_per_sec),
+    countOf(shard.pulls_waiting),
     timeOf(timesOf(shard, "pull").p99_sec),
     timeOf(timesOf(shard, "commit").p99_sec),
     countOf(shard.connections),
@@ -293,6 +294,7 @@ function checkpointsScreen(reply) {
       ["newest that has these rows", status.checkpoint === "" ? "none" : textOf(status.checkpoint), "wide"],
       ["age", ageOf(status.checkpoint_age_sec)],
       ["its save took", timeOf(status.checkpoint_took_sec)],
+      ["checkpoints that its rows lie in", countOf(status.checkpoint_links)],
       ["saves that failed since the start", countOf(status.saves_failed)],
       ["found damaged in its folder", lengthOf(status.damaged_checkpoints)],
       ["commits lost by shards that came back", countOf(lost)],

@@ -90,6 +90,7 @@ class Cluster:
     row_saves: dict[str, dict[int, float]] = field(default_factory=dict)  # by URL: seconds between saves, by job
     row_configs: dict[str, str] = field(default_factory=dict)  # by URL: the configuration in these saves, as JSON
     saved_at: float | None = None  # Unix seconds: the time of the checkpoint in rows_checkpoint
+    checkpoint_links: int = 0  # the checkpoints that the rows of the one in rows_checkpoint lie in; 0: not known
     save_took_sec: float | None = None  # of the checkpoint in rows_checkpoint; None: this coordinator did not save it
     saves_failed: int = 0
     faults: FaultBook = field(default_factory=FaultBook)
@@ -195,6 +196,7 @@ class Cluster:
         self.row_sources = {}
         self.saved_at = datetime.fromisoformat(manifest.created).timestamp()
         self.save_took_sec = None
+        self.checkpoint_links = 1 + len(manifest.needs)
 
     def namespace_of(self, job_id: int) -> str:
         """Returns the namespace of a job; "" for one that is not known any more."""
