@@ -36,7 +36,7 @@ PYTEST := $(PY) -m pytest --rootdir tests -c tests/pytest.ini
 CPP_FILES = $(shell git ls-files -co --exclude-standard 'cpp_ext/*.cc' 'cpp_ext/*.h' 'tests/cpp/*.cc' 'tests/cpp/*.h' 'tests/support/*.cc' 'deploy/*.cc')
 CMAKE_TESTS = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S cpp_ext -G Ninja -DSPARSEROW_PYTHON=OFF -DSPARSEROW_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 
-.PHONY: packages setup demo test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize test-arm audit docs wheel release images lock clean
+.PHONY: packages setup demo pictures test check test-py test-cpp test-full test-gpu fixtures bench lint lint-locks format sanitize test-arm audit docs wheel release images lock clean
 # The system packages, for who installs them before; tests want the last ones.
 packages:
 	@echo $(APT_PACKAGES) $(APT_TEST_PACKAGES)
@@ -129,6 +129,11 @@ fixtures: setup
 # Every benchmark but the longest, three rounds; it goes on where it was interrupted.
 bench: setup
 	@$(PY) -m sparserow.deploy.cli bench all --json build/bench.json --plot build/bench.svg $(ARGS)
+
+# The pictures of the documents: drawings, and the page of a cluster as a browser shows it.
+pictures: setup build/.stamp-apt-tests
+	@$(PY) -m sparserow.deploy.reference.pictures
+	@$(PY) tests/support/page_pictures.py
 
 # Tests of what runs on a GPU, in an environment of their own with a build of torch for CUDA; TORCH_PIP says where it is:
 #   make test-gpu TORCH_PIP="--index-url URL"

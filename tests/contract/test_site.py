@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -63,6 +64,24 @@ def test_pictures_are_those_that_the_script_draws() -> None:
         if not (FOLDER / name).is_file() or (FOLDER / name).read_text() != text:
             wrong.append(f"{name} differs; run: python -m sparserow.deploy.reference.pictures")
     assert PICTURES
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pictures_that_documents_name_are_there_and_small() -> None:
+    named, wrong = set(), []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for description, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text()):
+            path = (page.parent / target).resolve()
+            named.add(path.name)
+            if not description.strip():
+                wrong.append(f"{page.name}: {target} has no description")
+            if not path.is_file():
+                wrong.append(f"{page.name}: {target} does not exist")
+            elif path.suffix == ".png":
+                data = path.read_bytes()
+                if not data.startswith(b"\x89PNG\r\n\x1a\n") or len(data) > 150_000:
+                    wrong.append(f"{page.name}: {target} is no PNG of at most 150,000 bytes")
+    assert {path.name for path in FOLDER.iterdir()} == named, "a picture that no document shows"
     assert not wrong, "\n".join(wrong)
 
 
