@@ -18,7 +18,8 @@ def report(
     docs/job-metrics.md has the lines of the file.
     """
     from ...proto.process.whole_file import write_whole
-    from ..train.run_report import page_of, read_run
+    from ..train.run_page import page_of
+    from ..train.run_report import read_run
     from .result_file import check_result_file
 
     target = out if out is not None else run.with_suffix(".html")

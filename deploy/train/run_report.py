@@ -1,4 +1,4 @@
-"""Reads the lines of a run (``metrics.file``) and draws them as one HTML page, by plotly."""
+"""Reads the lines of a run (``metrics.file``) as curves, which run_page.py draws."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...proto.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound
-from ...proto.extras import install_command
+from ...proto.errors import DataLoss, InvalidArgument, NotFound
 
-_MOST_BYTES, _MOST_POINTS = 1 << 30, 20_000
+_MOST_BYTES = 1 << 30
 _KINDS = ("run", "resumed", "progress", "window", "test", "epoch")
-_HEIGHT = 320
 _TESTS = ("test", "epoch")  # in the order in which they are written at one place
 
 
@@ -139,35 +137,3 @@ def _charts(entries: list[dict[str, Any]], known: Mapping[int, int]) -> dict[str
             task, _, metric = name.rpartition(".")
             add(metric, f"test {task}" if entry["kind"] in _TESTS else "progressive", value)
     return charts
-
-
-def page_of(run: Run, title: str) -> str:
-    """Returns the page, with all that it needs inside.
-
-    Args:
-        run: the curves.
-        title: the title of the page.
-
-    Raises:
-        FailedPrecondition: plotly is not installed.
-    """
-    try:
-        from plotly.graph_objects import Figure, Scatter
-        from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise FailedPrecondition(f"report: needs plotly; install it: {install_command('report')}") from error
-    charts = [(name, curves) for name, curves in run.charts.items() if any(curve.values for curve in curves.values())]
-    figure: Figure = make_subplots(rows=len(charts), cols=1, subplot_titles=[name for name, _ in charts])
-    for row, (name, curves) in enumerate(charts, 1):
-        for label, curve in curves.items():
-            step = max(1, len(curve.values) // _MOST_POINTS)
-            mode = "lines+markers" if len(curve.values) < 100 else "lines"
-            points = Scatter(
-                x=curve.samples[::step], y=curve.values[::step], mode=mode, name=f"{name}: {label}", connectgaps=False
-            )
-            figure.add_trace(points, row=row, col=1)
-        figure.update_xaxes(title_text="samples", row=row, col=1)
-    heading = f"{run.job} ({title})" if run.job else title
-    figure.update_layout(title=heading, height=_HEIGHT * max(1, len(charts)), template="plotly_white")
-    page: str = figure.to_html(include_plotlyjs=True, full_html=True)
-    return page

@@ -13,7 +13,8 @@ import sparserow as sr
 from sparserow.deploy.cli import main
 from sparserow.deploy.train import training_display
 from sparserow.deploy.train.run_log import RunLog
-from sparserow.deploy.train.run_report import page_of, read_run
+from sparserow.deploy.train.run_page import page_of
+from sparserow.deploy.train.run_report import read_run
 from sparserow.proto.config.job import JobConfig
 from sparserow.proto.config.metrics_config import StopConfig
 from sparserow.proto.options.document import validate
