@@ -91,8 +91,8 @@ def _figure(name: str, curves: Mapping[str, Curve]) -> Any:
     figure.update_layout(
         template="plotly_white",
         showlegend=True,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": clear},
-        margin={"l": 10, "r": 10, "t": 60, "b": 10},
+        legend={"orientation": "h", "x": 0, "y": 0, "yanchor": "bottom", "yref": "container", "bgcolor": clear},
+        margin={"l": 10, "r": 10, "t": 30, "b": 10},
         paper_bgcolor=clear,
         plot_bgcolor=clear,
         modebar={"bgcolor": clear, "color": "#7d8791", "activecolor": "#0a5bc4"},

@@ -23,6 +23,9 @@ LOOK = """return [...document.querySelectorAll('.js-plotly-plot')].map(chart => 
   names: [...chart.querySelectorAll('.legendtext')].map(it => it.textContent),
   inside: chart.querySelector('.main-svg').getBoundingClientRect().right <= document.documentElement.clientWidth,
 }))"""
+PLACES = """return [...document.querySelectorAll('.js-plotly-plot')].map(chart => [
+  chart.querySelector('.modebar').getBoundingClientRect().bottom,
+  chart.querySelector('.legend').getBoundingClientRect().top])"""
 BINARY = ("click.auc", "click.log_loss", "click.normalized_entropy", "click.calibration", "click.gauc")
 RANKS = ("buy.loss", "buy.mrr", "buy.hit_rate@10", "buy.ndcg@10")
 KINDS = {
@@ -106,6 +109,8 @@ def test_a_page_fits_a_phone_and_is_dark_where_that_is_preferred(chrome: Browser
     try:
         shown(chrome, report_of(path))
         assert chrome.run("return document.documentElement.scrollWidth") <= phone["width"]
+        for buttons_end, names_begin in chrome.run(PLACES):
+            assert buttons_end <= names_begin, "buttons would cover names that take several lines"
         colours = "return ['body', '.xtitle'].map(it => getComputedStyle(document.querySelector(it)))"
         body, title = chrome.run(colours + ".map((it, index) => index ? it.fill : it.backgroundColor)")
         assert (body, title) == ("rgb(20, 23, 27)", "rgb(232, 235, 239)")
