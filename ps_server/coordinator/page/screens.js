@@ -140,8 +140,8 @@ function jobsScreen(reply) {
   return [
     heading("title", "Jobs"),
     table("jobs-table", "Jobs", [
-      ["job", "name"], ["state", ""], ["workers", "number"], ["staleness", ""], ["committed step", "number"],
-      ["steps", "number"], ["samples", "number"], ["loss", "number"], ["lowest step of a worker", "number"],
+      ["job", "name"], ["state", "short"], ["staleness", ""], ["committed step", "number"], ["steps", "number"],
+      ["samples", "number"], ["loss", "number"], ["lowest step", "number"],
     ], jobs.map(jobRow), status.jobs),
     charts("charts", [...jobCharts(reply, jobs), ...stalenessBars(status)]),
     workerTable(status.jobs),
@@ -155,8 +155,7 @@ function jobRow(job) {
   const barrier = job.staleness === null ? "no barrier" : countOf(job.staleness);
   return [
     textOf(job.job),
-    job.complete ? "all ranks have come" : `${countOf(members)} of ${countOf(job.world_size)} ranks have come`,
-    `${countOf(members)} of ${countOf(job.world_size)}`,
+    `${job.complete ? "all" : `${countOf(members)} of`} ${countOf(job.world_size)} ranks have come`,
     job.quorum ? `${barrier}, quorum ${countOf(job.quorum)}` : barrier,
     countOf(job.highest_step),
     rateOf(job.steps_per_sec),
