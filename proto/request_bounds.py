@@ -22,6 +22,8 @@ MOST: dict[str, int | None] = {
     "DropTablesRequest.names": _MOST_TABLES,
     "RestoreRequest.renames": _MOST_TABLES,
     "RestoreRequest.tables": _MOST_TABLES,
+    "RestoreRequest.accept": 3 * _MOST_TABLES,
+    "LoadTable.changed": 3,
     **dict.fromkeys(
         (
             "WorkerHeartbeatRequest.proof",

@@ -72,6 +72,8 @@ NAMES: dict[str, Check] = {
     **dict.fromkeys(
         ("TableRename.saved", "TableRename.name", "RestoreRequest.tables", "SetJobRequest.name"), _FULL_NAME
     ),
+    "RestoreRequest.accept": _at_most(MOST_FULL_NAME + len(".optimizer")),
+    "LoadTable.changed": _NAME,
     **dict.fromkeys(
         (
             *("GetVersionsRequest.cursor", "OpenCursorRequest.cursor", "ReadChangesRequest.cursor"),

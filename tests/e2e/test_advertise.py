@@ -48,5 +48,5 @@ def test_a_wildcard_is_not_told(launcher: Launcher) -> None:
 
 def test_up_tells_one_host_of_all_its_servers(launcher: Launcher) -> None:
     up = launcher.start("up", "--shards=1", "--port=0", *OPEN, "--advertise=localhost")
-    ready = up.wait_for(r"shard 0 at (\S+):\d+ [^\n]*\n[^\n]*ready at (\S+):\d+")
+    ready = up.wait_for(r"shard 0 at (\S+):\d+ [^\n]*\n(?:[^\n]* page at [^\n]*\n)?[^\n]*ready at (\S+):\d+")
     assert ready.groups() == ("localhost", "localhost")

@@ -91,6 +91,7 @@ def check_what_is_left(folder: Path, log: SalesLog) -> dict[str, Any]:
         "epochs": best + 1,
         "auc": pytest.approx(result["test_auc"]),
         "log_loss": pytest.approx(losses[best]),
+        "checkpoint": f"{checkpoints.url}/{noted.name}",
     }
     test = pq.read_table(log.test)
     with (

@@ -235,7 +235,7 @@ def test_data_that_are_not_there_are_told_without_a_restart(wide_node: Nodes, tm
 def test_bad_input_is_one_line(launcher: Launcher) -> None:
     for arguments, words in (
         (("--on=127.0.0.1:1",), "--on 127.0.0.1:1: Ray cannot be reached"),
-        (("--on=auto", "--port=7001"), "--port, --advertise, --metrics-port: have no effect with --on"),
+        (("--on=auto", "--port=7001"), "--port, --advertise, --metrics-port, --page-port: have no effect with --on"),
         (("--on=auto", "--strategy=WIDE"), "strategy: 'WIDE' is not allowed; allowed: SPREAD, STRICT_SPREAD, PACK"),
         (("--serve=ads",), "have no effect without --on"),
         (("--on=auto", "--serve=ads"), "ServingOptions: give either root, or namespace"),

@@ -32,7 +32,7 @@ data:
   train: FOLDER/log.csv
   test: FOLDER/log.csv
   csv: {columns: [id, label], label: label}
-features: {id: {kind: id, vocabulary: FOLDER/ids.txt}}
+features: {id: {kind: id, vocabulary: FOLDER/ids.txt, unknown: refuse}}
 model: {class: "branched_net:Net", args: {always: false}, min_rows: 10}
 publish: {local: null}
 train:
