@@ -22,6 +22,7 @@ from sparserow.proto.checkpoint import manifest as files
 from sparserow.proto.checkpoint.accepted import as_float32, stored_as
 from sparserow.proto.checkpoint.folder import Folder
 from sparserow.proto.checkpoint.state_tree import decode_tree
+from sparserow.worker.checkpoint.dense_state import load_optimizer_of_fitting, parameter_names
 from sparserow_process import Launcher
 
 ROWS = 1200
@@ -253,6 +254,19 @@ def test_a_run_starts_from_a_published_version(launcher: Launcher, folder: Path)
 
 def rows_of(folder: Path) -> dict[str, dict[int, bytes]]:
     return {name: {key: row[2] for key, row in rows.items()} for name, rows in rows_of_checkpoint(folder).items()}
+
+
+def test_a_parameter_that_is_not_of_the_model_begins_anew() -> None:
+    model = torch.nn.Linear(2, 1)
+    outside = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    saved, later = (torch.optim.Adam([outside[0], *model.parameters(), outside[1]]) for _ in range(2))
+    (model(torch.ones(1, 2)).sum() + outside[0].sum() + 5 * outside[1].sum()).backward()
+    saved.step()
+    tree = {"optimizer": saved.state_dict(), "parameters": parameter_names(model, saved)}
+    assert tree["parameters"] == ["", "weight", "bias", ""]
+    load_optimizer_of_fitting(model, later, tree, ())
+    assert torch.equal(later.state[model.weight]["exp_avg"], saved.state[model.weight]["exp_avg"])
+    assert not any(each in later.state for each in outside), "neither has the moments of the other"
 
 
 def test_strict_in_python_names_the_tensors_that_begin_anew(tmp_path: Path) -> None:

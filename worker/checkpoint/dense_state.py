@@ -77,7 +77,8 @@ def load_optimizer_of_fitting(
     """
     saved, named = tree["optimizer"], tree["parameters"]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    number_of = dict(zip(named, numbers, strict=True))
+    # A parameter that is not of the model has no name, by which it could be found again.
+    number_of = {name: number for name, number in zip(named, numbers, strict=True) if name}
     names = iter(enumerate(parameter_names(model, optimizer)))
     state, groups = {}, []
     for was, group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
