@@ -16,6 +16,7 @@ import numpy as np
 from ...proto import serving_pb2 as pb, serving_pb2_grpc as pb_grpc
 from ...proto.optim import SGD
 from ...proto.process.cores import available_cores
+from ...proto.status.figures import step_quantile
 from ...worker.api.connect import connect
 from ..launch.local_cluster import local_cluster
 from ..launch.local_serving import LocalServing, local_serving
@@ -156,9 +157,6 @@ def describe(serving: LocalServing) -> pb.DescribeReply:
 
 def percentile(counts: dict[float, int], share: float) -> float:
     """Returns the smallest bound below which the share lies; nan when there is nothing."""
-    total, seen = sum(counts.values()), 0
-    for bound in sorted(counts):
-        seen += counts[bound]
-        if total and seen >= share * total:
-            return bound
-    return float("nan")
+    bounds = sorted(counts)
+    found = step_quantile(bounds, [counts[bound] for bound in bounds], share)
+    return float("nan") if found is None else found

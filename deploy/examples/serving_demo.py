@@ -15,6 +15,7 @@ from ...proto.errors import DeadlineExceeded, Unavailable
 from ...proto.names import is_file_table, is_model_table
 from ...proto.security.channels import SecureChannel
 from ...proto.security.security import process_security
+from ...proto.status.figures import step_quantile
 from ...serving.client.client import ServingClient
 from ...worker.membership.shard_client import shard_client
 from ...worker.publish.publishing import Publication, publish_from
@@ -191,9 +192,6 @@ def _freshness_p99_ms(serving: LocalServing) -> float | None:
     for reply in _describe(serving):
         for bucket in reply.freshness:
             counts[bucket.at_most_sec] = counts.get(bucket.at_most_sec, 0) + bucket.slots
-    total, seen = sum(counts.values()), 0
-    for bound in sorted(counts):
-        seen += counts[bound]
-        if total and seen >= 0.99 * total:
-            return bound * 1000
-    return None
+    bounds = sorted(counts)
+    found = step_quantile(bounds, [counts[bound] for bound in bounds], 0.99)
+    return None if found is None else found * 1000

@@ -29,7 +29,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
 
 
 def step_quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float | None:
-    """Returns the upper end of the quantile's bucket, because steps are whole; None for an empty histogram."""
+    """Returns the upper end of the quantile's bucket, for whole steps and for bounds; None for an empty histogram."""
     rank = q * sum(counts)
     for bound, total in zip(bounds, itertools.accumulate(counts), strict=True):
         if total and total >= rank:
