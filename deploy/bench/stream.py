@@ -21,7 +21,8 @@ import math
 import statistics
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -41,7 +42,7 @@ from ...worker.training.process_group import WorkerGroup
 from ...worker.training.trainer import Trainer
 from ...worker.training.training_report import Silence
 from ..launch.local_cluster import local_cluster
-from ..launch.local_serving import local_serving
+from ..launch.local_serving import LocalServing, local_serving
 from ..train.days import run_days
 from .harness import Figure
 from .serving_sync import describe, percentile
@@ -50,6 +51,7 @@ from .zoo import SameBeginning
 LIMIT_OF_ENTROPY = 1e-3
 _ITEMS, _USERS, _CATEGORIES, _OF_USER, _DIM, _BATCH = 1_000_000_000, 10_000_000, 128, 4, 512, 64
 _RATINGS, _SHARES = (5.0, 4.0, 3.0, 2.0, 1.0), (0.2, 0.25, 0.25, 0.2, 0.1)
+_WAIT_SEC = 60.0
 _CLICK = 3.5  # a rating above it is a click
 # With 0.05 for rows, runs in torch alone differ by 0.002 between one thread and two: a step makes more of a last bit.
 _DENSE_RATE, _ROW_RATE = 0.001, 0.01
@@ -149,7 +151,8 @@ class _Served:
     """A serving process that follows the job, as soon as it has a table."""
 
     def __init__(self, address: str) -> None:
-        self._address, self._is_over = address, threading.Event()
+        self._address = address
+        self._follows, self._is_over = threading.Event(), threading.Event()
         self._ages: dict[float, int] = {}
         self.problem = "the job had no table"
 
@@ -163,6 +166,13 @@ class _Served:
         finally:
             self._is_over.set()
             work.join(60)
+
+    def wait_until_it_follows(self) -> None:
+        """Returns as soon as the process follows the job, or cannot, at the latest after a minute.
+
+        What it catches up with when it starts has no freshness, so what is trained before it follows is not measured.
+        """
+        self._follows.wait(_WAIT_SEC)
 
     def freshness(self) -> tuple[float, float]:
         """Returns the median and the 99th percentile of the time from a change to where it is served, in seconds.
@@ -181,12 +191,20 @@ class _Served:
                     if self._is_over.wait(0.1):
                         return
             with local_serving(_NAME, follow=self._address, namespace=_NAME) as serving:
+                _wait_for(lambda: all(math.isfinite(each.behind_sec) for each in describe(serving).versions))
+                self._follows.set()
                 self._is_over.wait()
-                reply = describe(serving)
-                self._ages = {bucket.at_most_sec: bucket.slots for bucket in reply.freshness}
-                self.problem = "; ".join(reply.problems)
+                _wait_for(lambda: self._has_ages(serving))  # because rounds of the sync are timed
         except SparserowError as error:
             self.problem = str(error)
+        finally:
+            self._follows.set()
+
+    def _has_ages(self, serving: LocalServing) -> bool:
+        reply = describe(serving)
+        self._ages = {bucket.at_most_sec: bucket.slots for bucket in reply.freshness}
+        self.problem = "; ".join(reply.problems)
+        return any(self._ages.values())
 
 
 def run_stream(size: StreamSize) -> Iterator[Figure]:
@@ -204,10 +222,10 @@ def run_stream(size: StreamSize) -> Iterator[Figure]:
         with local_cluster(shards=2) as cluster:
             served = _Served(cluster.address)
             with served.beside():
-                results = [
-                    each.result
-                    for each in run_days(_job(size, folder, cluster.address), resume="never", note=lambda _: None)
-                ]
+                results = []
+                for each in run_days(_job(size, folder, cluster.address), resume="never", note=lambda _: None):
+                    results.append(each.result)
+                    served.wait_until_it_follows()
         ours = [each.test_log_loss / entropy for each, entropy in zip(results, entropies[1:], strict=True)]
         theirs = [_in_torch(size, folder, last) / entropies[last + 1] for last in range(size.days)]
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -223,6 +241,12 @@ def run_stream(size: StreamSize) -> Iterator[Figure]:
     yield Figure(f"{words}: trained on, batches of {_BATCH}", rate, "samples/s")
     for share, seconds in zip(("p50", "p99"), served.freshness(), strict=True):
         yield Figure(f"{words}: freshness, {share} at most", seconds, "s", higher_is_better=False)
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _WAIT_SEC / 2
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _day(number: int) -> str:
