@@ -204,6 +204,14 @@ class TableStats:
     @property
     def ssd_bytes(self) -> int: ...
     @property
+    def rows_added(self) -> int:
+        """Rows that were not there before, since the start, by pushes and as stored rows."""
+
+    @property
+    def rows_evicted(self) -> int:
+        """Rows that left memory for the SSD, since the start."""
+
+    @property
     def refused(self) -> int:
         """Pushes of keys that the table's policy gave no row for them."""
 
@@ -221,6 +229,12 @@ class TableStats:
     def swept_rows(self) -> list[int]:
         """By rule: age in steps, age in seconds, norm, bound."""
 
+    @property
+    def ages_steps(self) -> list[int]:
+        """Rows by the steps since their last push, as the last whole sweep saw them; entry i has ages of i bits."""
+
+    @property
+    def ages_seconds(self) -> list[int]: ...
     @property
     def sweep_longest_hold_seconds(self) -> float: ...
     @property

@@ -96,12 +96,16 @@ void bind_results(py::module_& module) {
       .def_readonly("total_bytes", &TableStats::total_bytes)
       .def_readonly("ssd_rows", &TableStats::ssd_rows)
       .def_readonly("ssd_bytes", &TableStats::ssd_bytes)
+      .def_readonly("rows_added", &TableStats::rows_added)
+      .def_readonly("rows_evicted", &TableStats::rows_evicted)
       .def_property_readonly("refused", [](const TableStats& self) { return self.admission.refused; })
       .def_property_readonly("filter_entries", [](const TableStats& self) { return self.admission.entries; })
       .def_property_readonly("filter_bytes", [](const TableStats& self) { return self.admission.bytes; })
       .def_property_readonly("filter_error_rate", [](const TableStats& self) { return self.admission.error_rate; })
       .def_readonly("sweeps", &TableStats::sweeps)
       .def_readonly("swept_rows", &TableStats::swept_rows)
+      .def_property_readonly("ages_steps", [](const TableStats& self) { return self.ages.steps; })
+      .def_property_readonly("ages_seconds", [](const TableStats& self) { return self.ages.seconds; })
       .def_property_readonly("sweep_longest_hold_seconds",
                              [](const TableStats& self) { return wall_seconds(self.sweep_longest_lock); })
       .def_property_readonly("sweep_longest_hold_cpu_seconds",

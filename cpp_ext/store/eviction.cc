@@ -291,6 +291,7 @@ Status Store::Tiering::carry_out(Table& table, Eviction& eviction, std::uint64_t
     }
     table.ssd_rows[stripe] += leaving;
     removed += leaving;
+    table.rows_evicted += leaving;
     rows_evicted_ += leaving;
     longest_lock_.note(clock.elapsed());
   }

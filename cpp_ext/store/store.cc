@@ -237,10 +237,16 @@ std::vector<TableStats> Store::stats(std::span<const std::uint32_t> ids) const {
       stats.ssd_rows += table->ssd_rows[stripe];
       if (table->stripes[stripe] == nullptr) continue;
       stats.rows += table->stripes[stripe]->slab.rows();
+      stats.rows_added += table->stripes[stripe]->added;
       stats.total_bytes += table->stripes[stripe]->bytes();
     }
     if (table->admission != nullptr) stats.admission = table->admission->stats();
+    stats.rows_evicted = table->rows_evicted;
     stats.sweeps = table->swept.sweeps;
+    {
+      const MutexLock lock(table->swept.mutex);
+      stats.ages = table->swept.ages;
+    }
     for (std::size_t rule = 0; rule < kSweepRules; ++rule) stats.swept_rows[rule] = table->swept.rows[rule];
     stats.sweep_longest_lock = table->swept.longest_lock.longest();
     stats.rows += stats.ssd_rows;

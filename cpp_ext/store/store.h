@@ -56,14 +56,17 @@ struct StoreOptions {
 struct TableStats {
   std::uint32_t table_id = 0;
   std::string name;
-  std::uint64_t rows = 0;         // wherever they are
-  std::uint64_t row_bytes = 0;    // weights and state
-  std::uint64_t total_bytes = 0;  // in memory, with headers, index and slack, as allocated
-  std::uint64_t ssd_rows = 0;     // of the rows: on the SSD alone
-  std::uint64_t ssd_bytes = 0;    // of those, as they are stored
+  std::uint64_t rows = 0;          // wherever they are
+  std::uint64_t row_bytes = 0;     // weights and state
+  std::uint64_t total_bytes = 0;   // in memory, with headers, index and slack, as allocated
+  std::uint64_t ssd_rows = 0;      // of the rows: on the SSD alone
+  std::uint64_t ssd_bytes = 0;     // of those, as they are stored
+  std::uint64_t rows_added = 0;    // since the start, by pushes and as stored rows
+  std::uint64_t rows_evicted = 0;  // since the start, from memory to the SSD
   AdmissionStats admission = {};
   std::uint64_t sweeps = 0;                             // that were carried out
   std::array<std::uint64_t, kSweepRules> swept_rows{};  // by rule
+  RowAges ages;                                         // as the last whole sweep saw them
   LockTimes sweep_longest_lock;                         // of a stripe by a sweep
 };
 

@@ -75,6 +75,10 @@ class Store::Sweep {
     }
     SweepTotals& totals = table_->swept;
     if (!options_.dry_run) ++totals.sweeps;
+    if (report_.is_complete) {
+      const MutexLock lock(totals.mutex);
+      totals.ages = report_.ages;
+    }
     report_.longest_lock = longest_lock_.longest();
     totals.longest_lock.note(report_.longest_lock);
     return report_;
@@ -95,8 +99,7 @@ class Store::Sweep {
            age(now_seconds_, stamps.seconds) >= policy_.evict_after_seconds;
   }
 
-  std::optional<SweepRule> rule_of(const Seen& row) {
-    const SsdStamps stamps = Tiering::stamps_of(*table_, row.data);
+  std::optional<SweepRule> rule_of(const Seen& row, SsdStamps stamps) {
     if (is_past_steps(stamps)) return SweepRule::kSteps;
     if (is_past_seconds(stamps)) return SweepRule::kSeconds;
     if (policy_.evict_below_norm > 0 && norm(row.data) < static_cast<double>(policy_.evict_below_norm)) {
@@ -122,11 +125,11 @@ class Store::Sweep {
 
   void judge(std::uint32_t stripe, const Seen& row) {
     ++seen_;
-    if (const auto rule = rule_of(row)) {
-      take(stripe, row, *rule);
-    } else if (!bins_.empty()) {
-      ++bins_[warmth(row)];
-    }
+    const SsdStamps stamps = Tiering::stamps_of(*table_, row.data);
+    if (const auto rule = rule_of(row, stamps)) return take(stripe, row, *rule);
+    if (policy_.stamps_steps()) ++report_.ages.steps[std::bit_width(age(now_steps_, stamps.steps))];
+    if (policy_.stamps_seconds()) ++report_.ages.seconds[std::bit_width(age(now_seconds_, stamps.seconds))];
+    if (!bins_.empty()) ++bins_[warmth(row)];
   }
 
   // After the first round: below warmth_ all go, of those in it `left_`. Returns how many go.

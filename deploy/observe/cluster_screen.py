@@ -16,6 +16,7 @@ from ...proto.status.cluster_status import ClusterStatus
 from ...proto.status.fault_view import when, with_firsts
 from ...proto.status.shard_view import ShardView, Times
 from ...proto.status.stream_view import StreamView
+from ...proto.status.table_view import TableView
 from .serving_view import ServedReplica
 from .whole_cells import WholeCells
 
@@ -206,26 +207,32 @@ def _tiers(reply: pb.GetStatusReply) -> list[WholeCells]:
 
 def _tables(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
     on_ssd = any(shard.HasField("tier") for shard in reply.shards)
-    usages = [usage for shard in reply.shards for usage in shard.tables]
     schemas = [schema_of_message(message) for message in reply.tables]
     has_policy = any(schema.policy != RowPolicy() for schema in schemas)
     columns = ("table", "dim", "dtype", "optimizer", "rows", "memory", "stale p50/p99")
-    more = (*(("SSD rows", "SSD bytes") if on_ssd else ()), *(("refused", "swept") if has_policy else ()))
+    more = (
+        *(("SSD rows", "SSD bytes") if on_ssd else ()),
+        *(("refused", "swept", "age p50/p99") if has_policy else ()),
+    )
     table = _table("tables", *columns, *more)
     for schema, each in zip(schemas, view.tables, strict=True):
-        mine = [usage for usage in usages if usage.table_id == schema.id]
         table.add_row(
             schema.full_name,
             str(schema.dim),
             schema.dtype,
             type(schema.optimizer).__name__,
             f"{each.rows:,}",
-            format_bytes(sum(usage.total_bytes for usage in mine)),
+            format_bytes(each.memory_bytes),
             "-" if each.staleness_p50 is None else f"{each.staleness_p50:g}/{each.staleness_p99:g}",
-            *((f"{sum(u.ssd_rows for u in mine):,}", format_bytes(sum(u.ssd_bytes for u in mine))) if on_ssd else ()),
-            *((f"{sum(u.refused for u in mine):,}", f"{sum(sum(u.swept_rows) for u in mine):,}") if has_policy else ()),
+            *((f"{each.ssd_rows:,}", format_bytes(each.ssd_bytes)) if on_ssd else ()),
+            *((f"{each.refused:,}", f"{each.swept:,}", _ages(each)) if has_policy else ()),
         )
     return table
+
+
+def _ages(table: TableView) -> str:
+    found = [(table.ages_steps, "steps"), (table.ages_seconds, "s")]
+    return ", ".join(f"{ages.p50:,.0f}/{ages.p99:,.0f} {unit}" for ages, unit in found if ages is not None) or "-"
 
 
 def _hot_keys(view: ClusterStatus) -> WholeCells:

@@ -75,9 +75,18 @@ def table_messages(tables: Iterable[_server.TableStats], stats: dict[str, Any]) 
             filter_entries=table.filter_entries,
             swept_rows=table.swept_rows,
             staleness=staleness_buckets(stats["staleness"].get(table.table_id)),
+            rows_added=table.rows_added,
+            rows_evicted=table.rows_evicted,
+            ages_steps=_without_end(table.ages_steps),
+            ages_seconds=_without_end(table.ages_seconds),
         )
         for table in tables
     ]
+
+
+def _without_end(counts: list[int]) -> list[int]:
+    """Returns the counts up to the last one that is not 0."""
+    return counts[: max((i + 1 for i, count in enumerate(counts) if count), default=0)]
 
 
 def tier_message(stats: dict[str, int | float] | None) -> pb.TierUsage | None:

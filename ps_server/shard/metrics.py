@@ -187,6 +187,16 @@ class ShardMetrics(Collector):
         size = GaugeMetricFamily(
             "sparserow_ps_table_bytes", "Memory of a table, with headers and index (bytes).", labels=["shard", "table"]
         )
+        added = CounterMetricFamily(
+            "sparserow_ps_table_added_rows",
+            "Rows that a table did not have before, by pushes and restores (count).",
+            labels=["shard", "table"],
+        )
+        evicted = CounterMetricFamily(
+            "sparserow_ps_table_evicted_rows",
+            "Rows of a table that left memory for the SSD (count).",
+            labels=["shard", "table"],
+        )
         ssd_rows = GaugeMetricFamily(
             "sparserow_ps_table_ssd_rows",
             "Rows of a table that are on the SSD alone (count).",
@@ -197,11 +207,13 @@ class ShardMetrics(Collector):
             rows.add_metric([self._shard, table.name], table.rows)
             size.add_metric([self._shard, table.name], table.total_bytes)
             ssd_rows.add_metric([self._shard, table.name], table.ssd_rows)
-        yield from (rows, size)
+            added.add_metric([self._shard, table.name], table.rows_added)
+            evicted.add_metric([self._shard, table.name], table.rows_evicted)
+        yield from (rows, size, added)
         yield from self._policies(tables)
         tier = self._engine.tier_stats()
         if tier is not None:
-            yield ssd_rows
+            yield from (ssd_rows, evicted)
             yield from self._tier(tier)
         yield self._staleness(stats["staleness"])
         yield request_histogram(

@@ -119,6 +119,15 @@ TEST_CASE("rows go when no step of a job has changed them for long enough") {
     CHECK(swept.store->stats()[0].rows == 2001);
     CHECK(swept.store->stats()[0].swept_rows[kSteps] == 7000);
     CHECK(swept.store->stats()[0].sweeps == 3);
+    CHECK(swept.store->stats()[0].rows_added == 9001);
+    CHECK((swept.store->stats()[0].rows_evicted > 0) == tiered);
+    // What the SSD's segments have that is surely too new is not looked at.
+    const AgeCounts ages = swept.store->stats()[0].ages.steps;
+    CHECK(ages[0] == 1);
+    CHECK(ages == done.ages.steps);
+    CHECK((tiered ? ages[1] <= 1000 : ages[1] == 1000));
+    CHECK((tiered ? ages[2] <= 1000 : ages[2] == 1000));
+    CHECK(std::accumulate(ages.begin(), ages.end(), std::uint64_t{0}) == ages[0] + ages[1] + ages[2]);
     swept.push(30'000, 30'001, 0, /*job=*/2);  // another job's first step counts as one
     CHECK(swept.sweep().freed[kSteps].rows == 1000);
     swept.store->note_step(1, 4);   // a step that brought the table nothing
@@ -155,6 +164,10 @@ TEST_CASE("rows go by the clock of the wall") {
     swept.seconds += 59;
     swept.push(5000, 6000);
     CHECK(swept.sweep().freed[kSeconds].rows == 0);
+    const RowAges ages = swept.store->stats()[0].ages;
+    CHECK((tiered ? ages.seconds[6] <= 5000 : ages.seconds[6] == 5000));  // 59 has 6 bits
+    CHECK((tiered ? ages.seconds[0] <= 1000 : ages.seconds[0] == 1000));
+    CHECK(std::accumulate(ages.steps.begin(), ages.steps.end(), std::uint64_t{0}) == ages.seconds[0] + ages.seconds[6]);
     swept.seconds += 1;
     const auto resting = swept.store->sweep(kTable, {.by_seconds = false});
     REQUIRE(resting.is_ok());

@@ -17,6 +17,7 @@ from sparserow.deploy.launch.local_cluster import LocalCluster, local_cluster
 from sparserow.proto.control import ControlClient
 from sparserow.proto.errors import FailedPrecondition, ResourceExhausted
 from sparserow.proto.schema import TableSchema
+from sparserow.proto.status.table_view import table_views
 from sparserow.ps_server.shard.metrics import ShardMetrics
 from sparserow_process import wait_until
 
@@ -82,6 +83,7 @@ def test_a_model_trains_the_keys_that_come_often(capsys: pytest.CaptureFixture[s
         shown = capsys.readouterr().out
         assert "refused" in shown
         assert "swept" in shown
+        assert "age p50/p99" in shown
         assert run("table", "sweep", "n/users", "--coordinator", cluster.address) == 1
         assert "did you mean n/user?" in capsys.readouterr().err
         session.create_table("plain", dim=DIM, optimizer=sr.optim.SGD())
@@ -178,7 +180,12 @@ def test_counts_and_ages_go_on_after_a_restore(tmp_path) -> None:
         assert run("table", "sweep", "--coordinator", cluster.address) == 0
         with ControlClient(cluster.address) as control:
             # 1 was pushed two steps before the save and not in the two after it; 2 was.
-            assert list(control.status().shards[0].tables[0].swept_rows) == [1, 0, 0, 0]
+            status = control.status()
+        assert list(status.shards[0].tables[0].swept_rows) == [1, 0, 0, 0]
+        (table,) = table_views(status)
+        assert table.ages_steps is not None
+        assert table.ages_steps.rows == table.rows == 1
+        assert (table.added, table.evicted, table.ages_seconds) == (2, 0, None)
 
 
 def test_a_worker_joins_while_many_sweeps_are_asked_for() -> None:

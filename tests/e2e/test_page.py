@@ -155,10 +155,15 @@ def test_its_figures_are_those_of_status(scene: Scene, chrome: Browser) -> None:
         assert sent[name] == document[name], name
     show(chrome, "tables", "Tables")
     of_status = [
-        [each["table"], str(each["rows"]), str(each["dim"]), each["dtype"], each["optimizer"]]
+        [
+            each["table"],
+            str(each["rows"]),
+            str(each["added"]),
+            f"{each['dim']} \N{MULTIPLICATION SIGN} {each['dtype']}, {each['optimizer']}",
+        ]
         for each in document["tables"]
     ]
-    assert [[row[0], row[1], *row[9:]] for row in chrome.cells("#tables-table")] == of_status
+    assert [[row[0], row[1], row[5], row[12]] for row in chrome.cells("#tables-table")] == of_status
     assert [row[:2] for row in of_status] == [["ads/user", "0"], ["hosts/rows", str(ROWS)]]
     show(chrome, "cluster", "Cluster")
     shards = chrome.cells("#shards")

@@ -20,6 +20,15 @@ struct SweepOptions {
   double pause_ratio = 0;  // how long it sleeps between slices, as a multiple of the CPU time that they took
 };
 
+// Rows by their age: entry i has the ages of i bits, so those from 2^(i-1) to 2^i - 1, and entry 0 the age 0.
+using AgeCounts = std::array<std::uint64_t, 33>;
+
+// Ages of rows since their last push; all counts are 0 of what the table's policy does not stamp.
+struct RowAges {
+  AgeCounts steps{};
+  AgeCounts seconds{};
+};
+
 struct SweepReport {
   struct Freed {
     std::uint64_t rows = 0;
@@ -29,7 +38,9 @@ struct SweepReport {
   std::array<Freed, kSweepRules> freed{};  // by rule; in a dry run: what would be
   std::uint64_t slices = 0;                // how often a stripe was held
   LockTimes longest_lock;                  // of them
-  bool is_complete = true;                 // false: it was stopped
+  RowAges ages;  // of rows that it looked at and no rule but the bound removes; the SSD's that are surely too new are
+                 // not looked at
+  bool is_complete = true;  // false: it was stopped
 };
 
 }  // namespace sparserow

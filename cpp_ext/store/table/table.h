@@ -79,6 +79,7 @@ struct TableStripe {
 
   RowSlab slab;
   RowIndex index;
+  std::uint64_t added = 0;  // rows that were not there, since the start; what comes back from the SSD is none
 };
 
 // What a row is stamped with when it changes, in the order of the row; the policy says which there are.
@@ -92,6 +93,8 @@ struct SweepTotals {
   std::array<std::atomic<std::uint64_t>, kSweepRules> rows{};
   std::atomic<std::uint64_t> sweeps{0};
   LongestLock longest_lock;
+  mutable Mutex mutex;                // a leaf
+  RowAges ages SR_GUARDED_BY(mutex);  // as the last whole sweep saw them
 };
 
 // The last step by clock. A clock is a job's in one generation: the id of the job in the low 32 bits, the generation
@@ -196,6 +199,7 @@ class Table {
   std::array<std::unique_ptr<TableStripe>, kStripes> stripes;  // made at a stripe's first row
   // Rows that are on the SSD alone; written under the stripe's exclusive lock.
   std::array<std::atomic<std::uint64_t>, kStripes> ssd_rows{};
+  std::atomic<std::uint64_t> rows_evicted{0};  // that left memory for the SSD
   mutable ExtraPins extra_pins;
   std::array<BroughtRows, kStripes> brought{};
   std::atomic<std::uint64_t> rows_since_wakeup{

@@ -98,21 +98,34 @@ function shardTable(reply, shards) {
   return table("shards", "Shards", columns, rows, reply.status.shards);
 }
 
+// The ages of a table's rows since their last push; a sweep sees them, so that only a table with a policy has any.
+function rowAges(each) {
+  const steps = recordOf(each.ages_steps);
+  const seconds = recordOf(each.ages_seconds);
+  const found = [];
+  if (isNumber(steps.p50)) {
+    found.push(`${countOf(steps.p50)} / ${countOf(steps.p99)} steps`);
+  }
+  if (isNumber(seconds.p50)) {
+    found.push(`${ageOf(seconds.p50)} / ${ageOf(seconds.p99)}`);
+  }
+  return found.join(", ") || DASH;
+}
+
 function tablesScreen(reply) {
   const { status } = reply;
   const tables = recordsOf(status.tables);
-  const shards = recordsOf(status.shards);
   const columns = [
     ["table", "name"], ["rows", "number"], ["memory", "number"], ["rows on SSD", "number"], ["SSD", "number"],
-    ["refused", "number"], ["swept", "number"], ["largest / mean", "number"], ["stale p50 / p99", "number"],
-    ["dim", "number"], ["dtype", ""], ["optimizer", ""],
+    ["added", "number"], ["refused", "number"], ["evicted", "number"], ["swept", "number"], ["age p50 / p99", "number"],
+    ["largest / mean", "number"], ["stale p50 / p99", "number"], ["rows of", "short"],
   ];
   const largest = (each) => (isNumber(each.rows_skew) ? `shard ${countOf(each.largest_shard)}: ${each.rows_skew.toFixed(2)}` : DASH);
   const rows = tables.map((each) => [
     textOf(each.table), countOf(each.rows), bytesOf(each.memory_bytes), countOf(each.ssd_rows), bytesOf(each.ssd_bytes),
-    countOf(each.refused), countOf(each.swept), largest(each),
+    countOf(each.added), countOf(each.refused), countOf(each.evicted), countOf(each.swept), rowAges(each), largest(each),
     each.staleness_p50 === null ? DASH : `${stepsOf(each.staleness_p50)} / ${stepsOf(each.staleness_p99)}`,
-    countOf(each.dim), textOf(each.dtype), textOf(each.optimizer),
+    `${countOf(each.dim)} × ${textOf(each.dtype)}, ${textOf(each.optimizer)}`,
   ]);
   return [
     heading("title", "Tables"),
@@ -122,9 +135,10 @@ function tablesScreen(reply) {
       ["memory", bytesOf(sumOf(tables, "memory_bytes"))],
       ["rows on SSDs alone", countOf(sumOf(tables, "ssd_rows"))],
       ["bytes on SSDs", bytesOf(sumOf(tables, "ssd_bytes"))],
+      ["rows added since the start", countOf(sumOf(tables, "added"))],
       ["pushes of rows refused", countOf(sumOf(tables, "refused"))],
       ["rows swept by policies", countOf(sumOf(tables, "swept"))],
-      ["rows evicted to SSDs", countOf(sumOf(shards, "rows_evicted"))],
+      ["rows evicted to SSDs", countOf(sumOf(tables, "evicted"))],
     ]),
     charts("charts", [
       clusterChart(reply, "rows", "Rows", countOf),
