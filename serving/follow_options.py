@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..proto.errors import InvalidArgument
 
+_FRESHNESS_GOAL_SEC = 10.0  # as deploy/monitoring/alerts.yaml has it
+
 
 @dataclass(frozen=True)
 class ThresholdOptions:
@@ -59,3 +61,9 @@ class FollowOptions:
     interval_sec: float = 0.1
     retry_sec: float = 0.5
     threshold: ThresholdOptions = NO_THRESHOLD
+
+    @property
+    def freshness_goal_sec(self) -> float:
+        """What 99 of 100 changes should be served in, in seconds: 10, or twice what these options let them wait."""
+        waits = self.interval_sec + (self.threshold.longest_sec if self.threshold.is_on else 0.0)
+        return max(_FRESHNESS_GOAL_SEC, 2 * waits)

@@ -12,20 +12,23 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..proto import control_pb2 as pb
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, InvalidArgument, SparserowError
+from ..proto.request_names import MOST_NAME
 from ..proto.schema import TableSchema
 from ..proto.status.figures import quantile
 from .follow_options import FollowOptions
 from .loaded_version import LoadedVersion
-from .shard_stream import CALL_DEADLINE_SEC, AnotherCluster, CursorKey, Said, ShardStream, check_cluster
+from .recent_counts import RecentCounts
+from .shard_stream import CALL_DEADLINE_SEC, AnotherCluster, CursorKey, ShardStream, check_cluster
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +86,8 @@ class Follower:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._stats = SyncStats()
+        self._recent = RecentCounts(len(FRESHNESS_SEC) + 1)
+        self._aliases = ""
         self._problems: dict[int, str] = {}
         # By shard: tables of the version that it does not have any more, or has with another dim or schema version.
         self._dropped: dict[int, frozenset[str]] = {}
@@ -134,6 +139,12 @@ class Follower:
         """Whether the follower is paused and no page is being applied any more."""
         with self._lock:
             return self._paused and not self._turns
+
+    def name_aliases(self, aliases: Iterable[str]) -> None:
+        """Notes the aliases that name the version, for the status of the cluster."""
+        text = ", ".join(aliases)
+        with self._lock:
+            self._aliases = text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 1]}…"
 
     def _begin_turn(self) -> bool:
         with self._lock:
@@ -208,7 +219,7 @@ class Follower:
                     self._stop.wait(_PAUSED_LOOK_SEC)
                     continue
                 try:
-                    applied, is_last = stream.turn(self._said())
+                    applied, is_last = stream.turn(self._figures())
                 finally:
                     self._end_turn()
                 self._set_problem(shard, "")
@@ -222,11 +233,19 @@ class Follower:
             left = _LONGEST_ROUND_SEC - (time.monotonic() - begun)
             self._stop.wait(max(self._options.interval_sec, min(busy * _PAUSE_PER_BUSY, left)))
 
-    def _said(self) -> Said:
-        """Returns how far this follower is behind, and the p50 and p99 of its freshness, in seconds."""
-        behind, counts = self.behind_sec, self.stats().freshness
+    def _figures(self) -> pb.FollowerFigures:
+        """Returns what the status of the cluster shows of this follower."""
+        behind = self.behind_sec
+        with self._lock:
+            counts, aliases = self._recent.counts(), self._aliases
         p50, p99 = (quantile(FRESHNESS_SEC, counts, share) for share in (0.5, 0.99))
-        return None if behind == float("inf") else behind, p50, p99
+        return pb.FollowerFigures(
+            behind_sec=None if behind == float("inf") else behind,
+            fresh_p50_sec=p50,
+            fresh_p99_sec=p99,
+            goal_sec=self._options.freshness_goal_sec,
+            aliases=aliases,
+        )
 
     def _note_page(self, shard: int, applied: dict[str, Any]) -> None:
         """Notes which tables of the version a shard has, as a page names them."""
@@ -281,6 +300,7 @@ class Follower:
         now = np.uint32(int(time.time() * 1000) & 0xFFFFFFFF)
         ages = (now - known).astype(np.int32).clip(0) / 1000.0
         counts = np.bincount(np.searchsorted(FRESHNESS_SEC, ages), minlength=len(self._stats.freshness))
+        self._recent.add(counts.tolist())
         self._stats.freshness = [a + int(b) for a, b in zip(self._stats.freshness, counts, strict=True)]
         self._stats.freshness_sum_sec += float(ages.sum())
 

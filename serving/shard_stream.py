@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cpp_ext import _server
-from ..proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc
+from ..proto import changes_pb2 as pb, changes_pb2_grpc as pb_grpc, control_pb2 as control
 from ..proto.change_replies import METHOD, read_reply
 from ..proto.control import ControlClient
 from ..proto.errors import FailedPrecondition, Unavailable
@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 CALL_DEADLINE_SEC = 20.0
 _WAIT_MS = 1000
 _PAGE_BYTES = 4 << 20
-
-Said: TypeAlias = tuple[float | None, float | None, float | None]
-
 _IDLE_SEC = 600  # the time after which a shard removes the cursor of a follower that does not come back
 _MESSAGE_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.max_receive_message_length", -1))
 
@@ -124,12 +121,11 @@ class ShardStream:
                 log.info("%s: the cursor was not closed and will expire: %s", self._peer, error.code())
         self._channel.close()
 
-    def turn(self, said: Said = (None, None, None)) -> tuple[dict[str, Any] | None, bool]:
+    def turn(self, figures: control.FollowerFigures) -> tuple[dict[str, Any] | None, bool]:
         """Reads a page, applies it, and acknowledges the page before.
 
         Args:
-            said: how far the follower is behind, and the p50 and p99 of its freshness, in seconds, for the status of
-                the cluster; None: not known.
+            figures: what the follower says of itself, for the status of the cluster.
 
         Returns:
             The counts of the applied page; None when there was no page within a second. And whether the page was the
@@ -148,9 +144,7 @@ class ShardStream:
                 max_bytes=_PAGE_BYTES,
                 wait_ms=_WAIT_MS,
                 key=self._key.value,
-                behind_sec=said[0],
-                fresh_p50_sec=said[1],
-                fresh_p99_sec=said[2],
+                figures=figures,
             ),
         )
         self._acknowledged += len(slots) // 4 + (part > 0)

@@ -147,6 +147,7 @@ class ServedModels:
                 self._forget_problem(model, which)
             except Exception as error:  # whatever it is, other models and loaded versions go on
                 self._say_problem(model, which, error)
+        self._name_aliases()
         try:
             self._give_up_unused()
             self._options.memory.remove_unused(self._options.place)
@@ -358,6 +359,18 @@ class ServedModels:
             if served.problem != str(error):
                 log.error("live sync of %s@%d: %s", served.loaded.model, served.loaded.version, error)
             served.problem = str(error)
+
+    def _name_aliases(self) -> None:
+        """Lets each version that follows know the aliases that name it, for the status of the training cluster."""
+        book = self.book()
+        for (model, version), served in book.versions.items():
+            if served.follower is not None:
+                named = sorted((which, one) for (name, which), one in book.aliases.items() if name == model)
+                served.follower.name_aliases(
+                    which if one.version == version else f"{which} ({one.canary_share:.0%} canary)"
+                    for which, one in named
+                    if version in one.versions and not is_version(which)
+                )
 
     def _give_up_unused(self) -> None:
         book = self.book()

@@ -235,9 +235,9 @@ std::vector<TableStats> Store::stats(std::span<const std::uint32_t> ids) const {
     for (std::uint32_t stripe = 0; stripe < kStripes; ++stripe) {
       const std::shared_lock lock(impl_->stripes[stripe].mutex);
       stats.ssd_rows += table->ssd_rows[stripe];
+      stats.rows_added += table->rows_added[stripe];
       if (table->stripes[stripe] == nullptr) continue;
       stats.rows += table->stripes[stripe]->slab.rows();
-      stats.rows_added += table->stripes[stripe]->added;
       stats.total_bytes += table->stripes[stripe]->bytes();
     }
     if (table->admission != nullptr) stats.admission = table->admission->stats();

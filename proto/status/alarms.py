@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -9,12 +10,14 @@ from dataclasses import dataclass
 
 from .. import control_pb2 as pb
 from .fault_view import FaultView
+from .follower_view import FollowerView
 from .shard_view import ShardView
 
 RESTORE_UNDER_WAY = "rows are being restored from"  # begins the damage that ends by itself
 MOST_ALARMS = 50
 _MOST_MESSAGE = 300  # characters of a fault's message
 _FRESH_FAULT_SEC = 3600.0  # later a fault stands in its table alone
+_SILENT_SEC = 60.0  # a follower that has not called for longer is paused or gone
 _AT = "--coordinator HOST:PORT"
 _SHOW_SECURITY = "sparserow security show FILE"
 
@@ -32,14 +35,22 @@ class Alarm:
     mend: str
 
 
-def alarms_of(now: pb.GetStatusReply, shards: Sequence[ShardView], faults: Sequence[FaultView]) -> tuple[Alarm, ...]:
+def alarms_of(
+    now: pb.GetStatusReply, shards: Sequence[ShardView], faults: Sequence[FaultView], followers: Sequence[FollowerView]
+) -> tuple[Alarm, ...]:
     """Returns what is wrong, the gravest first; at most ``MOST_ALARMS``, of which the last one counts the others.
 
     Args:
         now: the status.
-        shards, faults: its shards and faults in figures.
+        shards, faults, followers: its shards, faults and serving processes in figures.
     """
-    found = [*_of_cluster(now), *_of_shards(now, shards), *_of_checkpoints(now), *_of_faults(faults)]
+    found = [
+        *_of_cluster(now),
+        *_of_shards(now, shards),
+        *_of_checkpoints(now),
+        *_of_faults(faults),
+        *_of_followers(followers),
+    ]
     if len(found) <= MOST_ALARMS:
         return tuple(found)
     left = len(found) - MOST_ALARMS + 1
@@ -103,3 +114,21 @@ def _of_faults(faults: Sequence[FaultView]) -> Iterator[Alarm]:
         if time.time() - fault.time < _FRESH_FAULT_SEC:
             message = fault.message if len(fault.message) <= _MOST_MESSAGE else f"{fault.message[:_MOST_MESSAGE]}…"
             yield Alarm(f"job {fault.job}: {fault.where} has failed: {message}", f"sparserow status --faults {_AT}")
+
+
+def _of_followers(followers: Sequence[FollowerView]) -> Iterator[Alarm]:
+    for each in followers:
+        if each.goal_sec is None or each.silent_sec > _SILENT_SEC:
+            continue
+        address = each.process.rpartition("/")[2]
+        mend = f"sparserow status --serving {shlex.quote(address)} {_AT}"
+        where = f"{each.model} at {address}"
+        if (each.behind_sec or 0.0) > each.goal_sec:
+            yield Alarm(
+                f"{where} has not had all changes for {each.behind_sec:,.0f} s; goal: {each.goal_sec:g} s", mend
+            )
+        elif (each.fresh_p99_sec or 0.0) > each.goal_sec:
+            more = f"{each.fresh_p99_sec:,.0f} s" if math.isfinite(each.fresh_p99_sec or 0.0) else "over a minute"
+            yield Alarm(
+                f"{where}: 1 of 100 changes is served after {more}; goal: {each.goal_sec:g} s", mend
+            )

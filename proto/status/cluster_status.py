@@ -94,7 +94,7 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
     """
     earlier = {shard.shard: shard for shard in before.shards} if before is not None else {}
     shards = tuple(shard_view(earlier.get(shard.shard), shard, seconds) for shard in now.shards)
-    faults = fault_views(now.faults)
+    faults, followers = fault_views(now.faults), follower_views(now)
     return ClusterStatus(
         cluster_id=f"{now.cluster_id:016x}",
         ready=now.ready,
@@ -122,8 +122,8 @@ def view_of(before: pb.GetStatusReply | None, now: pb.GetStatusReply, seconds: f
         saves_failed=now.saves_failed,
         faults=faults,
         streams=stream_views(before, now, seconds),
-        followers=follower_views(now),
-        wrong=alarms_of(now, shards, faults),
+        followers=followers,
+        wrong=alarms_of(now, shards, faults, followers),
     )
 
 

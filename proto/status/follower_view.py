@@ -17,18 +17,22 @@ class FollowerView:
         process: the process, as ``serving/PART/PARTS.REPLICA/HOST:PORT``.
         model: ``MODEL@VERSION``.
         shards: the number of shards that it follows.
+        aliases: the aliases that name it, in words; "": none.
         behind_sec: the seconds since it last had all changes of every shard; None: it never had, or does not say.
-        fresh_p50_sec, fresh_p99_sec: quantiles of the time from a change to where it is served, in seconds; None: no
-            change came.
+        fresh_p50_sec, fresh_p99_sec: quantiles of the time from a change to where it is served, in seconds, in
+            the last two minutes; None: no change came.
+        goal_sec: what fresh_p99_sec should be below; None: not said.
         silent_sec: the seconds since the last call that reached a shard.
     """
 
     process: str
     model: str
+    aliases: str
     shards: int
     behind_sec: float | None
     fresh_p50_sec: float | None
     fresh_p99_sec: float | None
+    goal_sec: float | None
     silent_sec: float
 
 
@@ -47,14 +51,16 @@ def _view(name: str, loads: list[pb.FollowerLoad]) -> FollowerView:
     process, _, model = name.rpartition("/")
 
     def known(field: str) -> float | None:
-        return getattr(newest, field) if newest.HasField(field) else None
+        return getattr(newest.figures, field) if newest.figures.HasField(field) else None
 
     return FollowerView(
         process,
         model,
+        newest.figures.aliases,
         len(loads),
         known("behind_sec"),
         known("fresh_p50_sec"),
         known("fresh_p99_sec"),
+        known("goal_sec"),
         newest.silent_sec,
     )

@@ -17,7 +17,7 @@ from ...proto.change_replies import METHOD, write_reply
 from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.process.unary_replies import account_of
 from .change_watch import ChangeWatch
-from .cursor_owners import CursorOwners, Said
+from .cursor_owners import CursorOwners
 from .engine import ShardEngine
 
 _HELD_SEC = 0.05  # seconds between two looks for rows that a threshold holds back, which become due by time
@@ -124,7 +124,7 @@ class ChangesService:
             )
         slots = _array(request.acked_slots, np.uint32, "acked_slots")
         acknowledged = self._owners.use(
-            request.cursor, request.key, len(slots) + (request.acked_part > 0), _said(request)
+            request.cursor, request.key, len(slots) + (request.acked_part > 0), _figures(request)
         )
         if len(slots) or request.acked_part:
             versions = _array(request.acked_versions, np.uint64, "acked_versions")
@@ -169,15 +169,13 @@ class ChangesService:
     def _following(self, store: Store) -> list[control.FollowerLoad]:
         """Returns what the followers say of themselves, for the status; another thread calls it."""
         found = []
-        for name, tables, silent_sec, (behind, p50, p99) in self._owners.following(_MOST_SHOWN):
+        for name, tables, silent_sec, figures in self._owners.following(_MOST_SHOWN):
             schema = next((each for each in map(store.schema, tables) if each is not None), None)
             load = control.FollowerLoad(
                 cursor=name,
                 namespace="" if schema is None else schema.name.partition("/")[0],
                 silent_sec=silent_sec,
-                behind_sec=behind,
-                fresh_p50_sec=p50,
-                fresh_p99_sec=p99,
+                figures=figures,
             )
             found.append(load)
         return found
@@ -232,15 +230,14 @@ def _followed(engine: ShardEngine, tables: Iterable[int], look: Callable[[], T])
         return look()
 
 
-def _said(request: pb.ReadChangesRequest) -> Said:
+def _figures(request: pb.ReadChangesRequest) -> control.FollowerFigures:
     """Returns what a follower says of itself; numbers that no time can be are left out."""
-    fields = ("behind_sec", "fresh_p50_sec", "fresh_p99_sec")
-    behind, p50, p99 = (getattr(request, name) if request.HasField(name) else None for name in fields)
-    return _time(behind), _time(p50), _time(p99)
-
-
-def _time(seconds: float | None) -> float | None:
-    return seconds if seconds is not None and seconds >= 0 else None
+    figures = control.FollowerFigures()
+    figures.CopyFrom(request.figures)
+    for name in ("behind_sec", "fresh_p50_sec", "fresh_p99_sec", "goal_sec"):
+        if not getattr(figures, name) >= 0:
+            figures.ClearField(name)
+    return figures
 
 
 def _idle_sec(seconds: int) -> int:

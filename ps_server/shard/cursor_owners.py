@@ -11,15 +11,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
+from ...proto import control_pb2 as pb
 from ...proto.errors import FailedPrecondition, ResourceExhausted
 
 _KEY_BYTES = 16
 MOST_CURSORS = 1024
-
-Said: TypeAlias = tuple[float | None, float | None, float | None]
 
 
 @dataclass
@@ -34,7 +32,7 @@ class _Cursor:
         tables: the ids of the tables that it follows; none: all.
         holds: whether a threshold holds rows back for it.
         acknowledged: the number of positions acknowledged since it was opened.
-        said: how far its follower is behind, and the p50 and p99 of its freshness, in seconds, as it says; None: not.
+        figures: what its follower says of itself.
     """
 
     account: str
@@ -44,7 +42,7 @@ class _Cursor:
     tables: tuple[int, ...] = ()
     holds: bool = False
     acknowledged: int = 0
-    said: Said = (None, None, None)
+    figures: pb.FollowerFigures = field(default_factory=pb.FollowerFigures)
 
 
 class CursorOwners:
@@ -106,7 +104,7 @@ class CursorOwners:
         self._cursors[name] = _Cursor(account, given, idle_sec, self._clock(), tuple(tables), holds)
         return given
 
-    def use(self, name: str, key: bytes, acknowledged: int = 0, said: Said = (None, None, None)) -> int:
+    def use(self, name: str, key: bytes, acknowledged: int = 0, figures: pb.FollowerFigures | None = None) -> int:
         """Notes a call, and returns how many positions were acknowledged since the cursor was opened, including these.
 
         Raises:
@@ -118,17 +116,18 @@ class CursorOwners:
         self._check(name, cursor, key)
         cursor.used_at = self._clock()
         cursor.acknowledged += acknowledged
-        cursor.said = said
+        if figures is not None:
+            cursor.figures = figures
         return cursor.acknowledged
 
-    def following(self, most: int) -> list[tuple[str, tuple[int, ...], float, Said]]:
+    def following(self, most: int) -> list[tuple[str, tuple[int, ...], float, pb.FollowerFigures]]:
         """Returns name, tables, seconds since the last call, and what the follower says, of at most ``most`` cursors.
 
         Another thread may call it.
         """
         now = self._clock()
         cursors = sorted(dict(self._cursors).items())[:most]
-        return [(name, each.tables, now - each.used_at, each.said) for name, each in cursors]
+        return [(name, each.tables, now - each.used_at, each.figures) for name, each in cursors]
 
     def tables(self, name: str) -> tuple[int, ...]:
         """Returns the ids of the tables that a cursor follows; none: all, or the cursor is not known."""

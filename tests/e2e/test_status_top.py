@@ -23,6 +23,7 @@ from sparserow.deploy.cli import main
 from sparserow.deploy.launch.local_serving import local_serving
 from sparserow.deploy.observe import live_screen
 from sparserow.proto.control import ControlClient
+from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.status.follower_view import FollowerView, follower_views
 from sparserow.proto.status.job_view import job_views
 from sparserow.worker.data import write_click_log
@@ -265,4 +266,26 @@ def test_a_serving_process_reports_its_freshness() -> None:
             assert view.behind_sec is not None
             assert view.fresh_p50_sec is not None
             assert 0 <= view.fresh_p50_sec <= (view.fresh_p99_sec or 0)
+            assert view.goal_sec == 10
         wait_until(lambda: not follower_views(control.status()), "the end of the process", 30)
+
+
+def test_a_serving_process_names_the_aliases_of_its_versions(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    with sr.local_cluster(shards=1) as cluster, ControlClient(cluster.address) as control:
+        with sr.connect(cluster.address, "ads", staleness=None) as session:
+            session.create_table("user", dim=4, optimizer=sr.optim.SGD(lr=0.5)).assign(np.arange(9), np.ones((9, 4)))
+            for _ in range(2):
+                session.publish("ctr", root=root)
+        registry = ModelRegistry(root)
+        registry.point("ctr", "live", 1)
+        with local_serving("ctr", root=root, follow=cluster.address, poll="20ms"):
+
+            def aliases() -> dict[str, str]:
+                return {view.model: view.aliases for view in follower_views(control.status())}
+
+            wait_until(lambda: aliases() == {"ctr@1": "live"}, "the alias", 30)
+            registry.canary("ctr", "live", 2, 0.25)
+            wait_until(lambda: aliases() == {"ctr@1": "live", "ctr@2": "live (25% canary)"}, "the canary", 30)
+            registry.point("ctr", "live", 2)
+            wait_until(lambda: aliases().get("ctr@2") == "live", "the move", 30)

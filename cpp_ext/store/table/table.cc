@@ -70,7 +70,7 @@ std::uint32_t Table::add(std::uint32_t stripe, std::uint64_t suffix, std::uint64
   } else {
     std::memset(row.weights(), 0, row_bytes(schema.dtype, schema.dim));
   }
-  ++stripes[stripe]->added;
+  ++rows_added[stripe];
   optimizer->init_state(row.weights(), row.state(layout));
   std::fill_n(row.stamps(layout), schema.policy.stamps(), 0u);
   if (is_tiered) stripes[stripe]->slab.meta(id).reset(0);  // the push that adds it changes it

@@ -79,7 +79,6 @@ struct TableStripe {
 
   RowSlab slab;
   RowIndex index;
-  std::uint64_t added = 0;  // rows that were not there, since the start; what comes back from the SSD is none
 };
 
 // What a row is stamped with when it changes, in the order of the row; the policy says which there are.
@@ -202,6 +201,8 @@ class Table {
   std::atomic<std::uint64_t> rows_evicted{0};  // that left memory for the SSD
   mutable ExtraPins extra_pins;
   std::array<BroughtRows, kStripes> brought{};
+  // Rows that were not there, since the start; what comes back from the SSD is none. Guarded by the stripes' locks.
+  std::array<std::uint64_t, kStripes> rows_added{};
   std::atomic<std::uint64_t> rows_since_wakeup{
       0};  // rows, since others were last asked to leave ahead of the next ones
   // Where eviction goes on in each stripe. Guarded by the eviction's lock (tiering.h).

@@ -255,6 +255,10 @@ function faultTable(faults) {
   return table("faults", "Faults of workers (tracebacks: sparserow status --faults)", columns, rows, faults);
 }
 
+function isBeyond(value, goal) {
+  return isNumber(goal) && (value === "beyond" || (isNumber(value) && value > goal));
+}
+
 function servingScreen(reply) {
   const { status } = reply;
   const shards = recordsOf(status.shards);
@@ -273,13 +277,15 @@ function servingScreen(reply) {
     heading("title", "Serving"),
     facts("facts", "Serving processes", [["followers of a shard, at most", countOf(most)]]),
     table("following", "Versions that follow", [
-      ["process", "name"], ["model", "name"], ["shards", "number"], ["behind", "number"], ["fresh p50", "number"],
-      ["fresh p99", "number"], ["last heard", "number"],
+      ["process", "name"], ["model", "name"], ["aliases", "name"], ["shards", "number"], ["behind", "number"],
+      ["fresh p50", "number"], ["fresh p99", "number"], ["goal of p99", "number"], ["last heard", "number"],
     ], recordsOf(status.followers).map((each) => [
-      textOf(each.process), textOf(each.model), countOf(each.shards), timeOf(each.behind_sec), timeOf(each.fresh_p50_sec),
-      timeOf(each.fresh_p99_sec), timeOf(each.silent_sec),
+      textOf(each.process), textOf(each.model), each.aliases === "" ? "none" : textOf(each.aliases), countOf(each.shards),
+      timeOf(each.behind_sec), timeOf(each.fresh_p50_sec),
+      { text: timeOf(each.fresh_p99_sec), bad: isBeyond(each.fresh_p99_sec, each.goal_sec) }, timeOf(each.goal_sec),
+      timeOf(each.silent_sec),
     ]), status.followers),
-    note("ask-them", `Aliases, and versions that do not follow, are known to the processes alone. ${ASK_THEM}`),
+    note("ask-them", `Versions that do not follow are known to the processes alone. ${ASK_THEM}`),
     charts("charts", [
       clusterChart(reply, "followers", "Serving processes that follow, summed over shards", countOf),
       clusterChart(reply, "lookup_p99_sec", "p99 of lookups, of the slowest shard", timeOf),

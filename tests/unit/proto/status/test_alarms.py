@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -45,6 +46,37 @@ def test_damage_is_mended_by_a_restore_unless_one_is_under_way(failure: str) -> 
     reply.damage = reply.problem
     mend = f"sparserow checkpoint restore s3://backup/ads {AT}" if failure else ""
     assert wrong(reply) == [(f"not ready: {reply.problem}", mend)]
+
+
+@pytest.mark.parametrize(
+    ("figures", "silent", "text"),
+    [
+        ({"behind_sec": 9.0, "fresh_p99_sec": 9.0}, 0.1, None),
+        ({"behind_sec": 12.0, "fresh_p99_sec": 60.0}, 0.1, " has not had all changes for 12 s; goal: 10 s"),
+        (
+            {"behind_sec": 0.1, "fresh_p99_sec": 14.0},
+            0.1,
+            ": 1 of 100 changes is served after 14 s; goal: 10 s",
+        ),
+        (
+            {"fresh_p99_sec": math.inf},
+            0.1,
+            ": 1 of 100 changes is served after over a minute; goal: 10 s",
+        ),
+        ({"behind_sec": 500.0}, 90.0, None),
+    ],
+)
+def test_a_serving_process_beyond_its_goal_is_named(figures: dict[str, float], silent: float, text: str | None) -> None:
+    reply = well()
+    reply.shards[0].load.following.add(
+        cursor="serving/0/1.0/host;x:7100/ctr@3/ab12",
+        silent_sec=silent,
+        figures=pb.FollowerFigures(goal_sec=10, **figures),
+    )
+    mend = f"sparserow status --serving 'host;x:7100' {AT}"
+    assert wrong(reply) == ([] if text is None else [(f"ctr@3 at host;x:7100{text}", mend)])
+    reply.shards[0].load.following[0].figures.ClearField("goal_sec")
+    assert wrong(reply) == []
 
 
 def test_each_kind_has_its_command_and_the_gravest_stands_first() -> None:

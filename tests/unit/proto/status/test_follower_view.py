@@ -14,8 +14,10 @@ def status() -> pb.GetStatusReply:
     reply = pb.GetStatusReply(shards=[pb.ShardStatus(shard=index) for index in range(2)])
     for shard, silent in zip(reply.shards, (0.5, 0.1), strict=True):
         shard.load.following.add(
-            cursor="serving/0/1.0/host:7100/ctr@3/ab12", namespace="ads", silent_sec=silent, behind_sec=1 + silent,
-            fresh_p50_sec=0.1, fresh_p99_sec=math.inf,
+            cursor="serving/0/1.0/host:7100/ctr@3/ab12", namespace="ads", silent_sec=silent,
+            figures=pb.FollowerFigures(
+                behind_sec=1 + silent, fresh_p50_sec=0.1, fresh_p99_sec=math.inf, goal_sec=10, aliases="live"
+            ),
         )  # fmt: skip
     reply.shards[1].load.following.add(cursor="serving/0/1.0/host:7100/rank@1/cd34", namespace="feed", silent_sec=2.0)
     reply.shards[1].load.following.add(cursor="publish/5", namespace="ads", silent_sec=0.0)
@@ -26,6 +28,8 @@ def test_a_version_is_shown_once_as_its_newest_call_says() -> None:
     first, second = follower_views(status())
     assert (first.process, first.model, first.shards) == ("serving/0/1.0/host:7100", "ctr@3", 2)
     assert (first.behind_sec, first.fresh_p50_sec, first.silent_sec) == (1.1, 0.1, 0.1)
+    assert (first.aliases, first.goal_sec) == ("live", 10)
+    assert (second.aliases, second.goal_sec) == ("", None)
     assert (second.model, second.shards, second.behind_sec, second.fresh_p50_sec) == ("rank@1", 1, None, None)
     document = document_of(view_of(None, status(), 0.0))
     assert document["followers"][0]["fresh_p99_sec"] == "beyond"
