@@ -220,7 +220,7 @@ class ControlClient(Closing):
         step: int | None = None,
         busy: bool = False,
         waits: bool = False,
-        trained: tuple[int, float] = (0, 0.0),
+        figures: pb.TrainingFigures | None = None,
     ) -> pb.WorkerHeartbeatReply:
         """Renews the lease of a worker; it has to be called at least every third of ``lease_sec``.
 
@@ -231,7 +231,7 @@ class ControlClient(Closing):
             step: the worker's step, which ``sparserow status`` shows; None leaves it unchanged.
             busy: whether it is at work on what it does alone, so that the others of its job wait for its steps.
             waits: whether it waits for what another worker of the job does, so that late ones leave it.
-            trained: the samples that it has trained on since it came, and the sum of their losses.
+            figures: what it says of its training.
 
         Returns:
             Whether a shard is being restored, how many have been restored, and whether another worker is busy.
@@ -247,8 +247,7 @@ class ControlClient(Closing):
             proof=identity.proof,
             busy=busy,
             waits=waits,
-            samples=trained[0],
-            loss_sum=trained[1],
+            figures=figures,
         )
         reply: pb.WorkerHeartbeatReply = self._call("WorkerHeartbeat", request, identity.lease_sec / 3)
         return reply

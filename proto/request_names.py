@@ -86,6 +86,7 @@ NAMES: dict[str, Check] = {
     **dict.fromkeys(("LookupRequest.routing_key", "MakeKeysRequest.routing_key"), _short_text(MOST_ROUTING_KEY)),
     "MakeKeysRequest.feature": _NAME,
     "FollowerFigures.aliases": _NAME,
+    "TrainingFigures.test_metric": _NAME,
     **dict.fromkeys(
         (
             *(f"LeaseStreamRequest.{name}" for name in ("source", "given_back", "idle")),

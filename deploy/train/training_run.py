@@ -221,7 +221,7 @@ def _publish_now(job: JobConfig, session: Session, group: WorkerGroup, trainer: 
         card["watermark"] = datetime.fromtimestamp(trainer.watermark / 1e6, UTC).isoformat(timespec="seconds")
 
     def at_work(_: int) -> None:
-        session.core.note_work(True)
+        session.core.notes.note_work(True)
 
     def trained() -> TrainedModel:
         return TrainedModel(session, trainer.exported(model), card, trainer.feature_files())

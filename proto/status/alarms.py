@@ -129,6 +129,4 @@ def _of_followers(followers: Sequence[FollowerView]) -> Iterator[Alarm]:
             )
         elif (each.fresh_p99_sec or 0.0) > each.goal_sec:
             more = f"{each.fresh_p99_sec:,.0f} s" if math.isfinite(each.fresh_p99_sec or 0.0) else "over a minute"
-            yield Alarm(
-                f"{where}: 1 of 100 changes is served after {more}; goal: {each.goal_sec:g} s", mend
-            )
+            yield Alarm(f"{where}: 1 of 100 changes is served after {more}; goal: {each.goal_sec:g} s", mend)

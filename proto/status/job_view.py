@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import control_pb2 as pb
@@ -37,9 +38,12 @@ class JobView:
         step: the lowest step that a worker has reported; None without workers.
         highest_step: the highest step that a worker has committed; None before the first.
         steps_per_sec: the steps per second, by the highest step; None after a single reading.
-        samples_per_sec: the samples that workers have trained on per second, as they report; None after a single
-            reading, and where they report none.
+        samples_per_sec: the samples that workers train on per second, as they report with their heartbeats; None where
+            they report none.
         loss: the mean loss of those samples, each before it was trained on; None without samples.
+        auc: the AUC of recent samples, each before it was trained on, of the first worker that reports one.
+        test_metric: the metric of the last test, as the first worker that has tested reports it; "": there was none.
+        test_value: its value.
     """
 
     job: str
@@ -52,6 +56,9 @@ class JobView:
     steps_per_sec: float | None
     samples_per_sec: float | None
     loss: float | None
+    auc: float | None
+    test_metric: str
+    test_value: float | None
     members: tuple[MemberView, ...]
 
 
@@ -71,28 +78,24 @@ def _highest(job: pb.JobStatus) -> int | None:
     return job.highest_step if job.HasField("highest_step") else None
 
 
-def _trained(job: pb.JobStatus, before: pb.JobStatus) -> tuple[int, float]:
-    """Returns the samples that workers report beyond an earlier status, and the sum of their losses."""
-    known = {(each.worker_id, each.epoch): each for each in before.members}
-    samples, losses = 0, 0.0
-    for each in job.members:
-        was = known.get((each.worker_id, each.epoch), pb.MemberStatus())
-        samples += max(0, each.samples - was.samples)
-        losses += each.loss_sum - was.loss_sum
-    return samples, losses
+def _loss(members: Sequence[pb.MemberStatus]) -> float | None:
+    """Returns the mean loss of workers' samples, by how many of them each trains on."""
+    known = [each for each in members if each.HasField("loss")]
+    weight = sum(each.samples_per_sec for each in known)
+    loss = sum(each.loss * each.samples_per_sec for each in known) / weight if weight > 0 else math.inf
+    return loss if math.isfinite(loss) else None
 
 
 def _job(job: pb.JobStatus, before: pb.JobStatus | None, seconds: float) -> JobView:
     highest, steps = _highest(job), [member.step for member in job.members]
-    rate = samples_rate = loss = None
+    rate = None
     if seconds > 0 and before is not None:
         former = _highest(before)
         if highest is not None and former is not None:
             rate = max(0, highest - former) / seconds
-        if any(each.samples for each in job.members):
-            samples, losses = _trained(job, before)
-            samples_rate = samples / seconds
-            loss = losses / samples if samples and math.isfinite(losses) else None
+    rates = [each.samples_per_sec for each in job.members if each.HasField("samples_per_sec")]
+    figures = [each.figures for each in job.members]
+    tested = next((each for each in figures if each.test_metric), None)
     return JobView(
         job=f"{job.namespace}/{job.name}",
         complete=job.complete,
@@ -102,8 +105,11 @@ def _job(job: pb.JobStatus, before: pb.JobStatus | None, seconds: float) -> JobV
         step=min(steps) if steps else None,
         highest_step=highest,
         steps_per_sec=rate,
-        samples_per_sec=samples_rate,
-        loss=loss,
+        samples_per_sec=sum(rates) if rates else None,
+        loss=_loss(job.members),
+        auc=next((each.auc for each in figures if each.HasField("auc")), None),
+        test_metric="" if tested is None else tested.test_metric,
+        test_value=None if tested is None else tested.test_value,
         members=tuple(
             MemberView(each.rank, each.worker_id, each.epoch, each.step, each.lease_left_sec) for each in job.members
         ),

@@ -231,9 +231,8 @@ class CoordinatorService:
         """Renews a worker's lease."""
         ticket = self._ticket_of(request)
         step = request.step if request.HasField("step") else None
-        trained = request.samples, request.loss_sum
         self._cluster.jobs.heartbeat(
-            ticket, step, self._clock(), busy=request.busy, waits=request.waits, trained=trained
+            ticket, step, self._clock(), busy=request.busy, waits=request.waits, figures=request.figures
         )
         key = ticket.job_id, ticket.worker_id
         self._cluster.faults.heard(key, time.time() + self._cluster.jobs.lease_sec / 3)

@@ -133,8 +133,9 @@ def _job_status(job: Job, now: float) -> pb.JobStatus:
             epoch=member.ticket.epoch,
             lease_left_sec=max(0.0, member.expires_at - now) if member.admitted else 0.0,
             step=member.step,
-            samples=member.samples,
-            loss_sum=member.loss_sum,
+            figures=member.training.figures,
+            samples_per_sec=member.training.samples_per_sec,
+            loss=member.training.loss,
         )
         for rank, member in sorted(job.members.items())
     ]

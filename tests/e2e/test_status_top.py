@@ -25,7 +25,7 @@ from sparserow.deploy.observe import live_screen
 from sparserow.proto.control import ControlClient
 from sparserow.proto.published.registry import ModelRegistry
 from sparserow.proto.status.follower_view import FollowerView, follower_views
-from sparserow.proto.status.job_view import job_views
+from sparserow.proto.status.job_view import JobView, job_views
 from sparserow.worker.data import write_click_log
 from sparserow_process import DEADLINE_SEC, Launcher, wait_until
 
@@ -227,17 +227,25 @@ def test_a_job_reports_its_samples_and_its_loss(launcher: Launcher, tmp_path: Pa
                     "publish.local=null", "train.epochs=20")  # fmt: skip
         run = launcher.start("train", str(job), *(f"--set={each}" for each in settings))
         wait_until(
-            lambda: any(each.members and each.members[0].samples for each in control.status().jobs), "samples", 120
+            lambda: any(each.members and each.members[0].figures.samples for each in control.status().jobs),
+            "samples",
+            120,
         )
-        before, began = control.status(), time.monotonic()
-        wait_until(
-            lambda: control.status().jobs[0].members[0].samples > before.jobs[0].members[0].samples, "more samples", 60
-        )
-        (view,) = job_views(before, control.status(), time.monotonic() - began)
-        assert view.samples_per_sec is not None
-        assert view.samples_per_sec > 64
-        assert view.loss is not None
-        assert 0.1 < view.loss < 1
+
+        def view() -> JobView:
+            (found,) = job_views(None, control.status(), 0.0)
+            return found
+
+        wait_until(lambda: view().loss is not None and view().auc is not None, "rates between two heartbeats", 60)
+        found = view()
+        assert found.samples_per_sec is not None
+        assert found.samples_per_sec > 64
+        assert found.loss is not None
+        assert 0.1 < found.loss < 1
+        assert found.auc is not None
+        assert 0.4 < found.auc < 1
+        wait_until(lambda: view().test_metric == "auc", "the test after an epoch", 120)
+        assert 0.4 < (view().test_value or 0) < 1
         run.popen.kill()
 
 

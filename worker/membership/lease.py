@@ -12,8 +12,10 @@ from ...cpp_ext import _client
 from ...proto import control_pb2 as pb
 from ...proto.control import ControlClient
 from ...proto.errors import SparserowError
+from ...proto.request_names import MOST_NAME
 from ...proto.security.security import Security
 from ...proto.worker_identity import WorkerIdentity
+from .worker_notes import WorkerNotes
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +24,7 @@ REPLAY_BYTES = 32 << 20  # bytes of commits kept for each shard to send again; t
 _TOUCH_SEC = 5.0
 
 
-class Lease:
+class Lease(WorkerNotes):
     """Keeps a worker in its job: a daemon thread renews the lease after each third of its duration.
 
     The thread tries again when the coordinator cannot be reached. It ends when the worker's epoch is over; the
@@ -42,7 +44,9 @@ class Lease:
         self._deadline_sec = 0.0
         self._worked_at = -math.inf  # when :meth:`note_work` was called last
         self._waited_at = -math.inf  # when :meth:`note_wait` was called last
-        self._trained = (0, 0.0)  # samples, and the sum of their losses
+        self._trained = (0, 0, 0.0)  # samples, those whose losses are numbers, and the sum of these losses
+        self._auc = math.nan
+        self._tested = ("", math.nan)  # the metric of the last test, and its value
         self._processes = 0  # a hash of the shards' processes to which the client is connected; 0: not known yet
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="sparserow-lease", daemon=True)
@@ -85,9 +89,19 @@ class Lease:
         self._waited_at = time.monotonic()
 
     def note_trained(self, samples: int, loss_sum: float) -> None:
-        """Adds to the samples that heartbeats report as trained on, and to the sum of their losses."""
-        before = self._trained
-        self._trained = (before[0] + samples, before[1] + loss_sum)  # at once, because another thread reads both
+        """Adds samples that were trained on, and the sum of their losses, which may be not finite."""
+        before, is_number = self._trained, math.isfinite(loss_sum)
+        measured = before[1] + samples if is_number else before[1]
+        # At once, because another thread reads all three.
+        self._trained = (before[0] + samples, measured, before[2] + loss_sum if is_number else before[2])
+
+    def note_auc(self, auc: float) -> None:
+        """Notes the AUC of recent samples, each predicted before it was trained on; NaN: it has none."""
+        self._auc = auc
+
+    def note_test(self, metric: str, value: float) -> None:
+        """Notes the result of the last test: the name of a metric, and its value."""
+        self._tested = (metric[:MOST_NAME], value)
 
     def end(self, deadline_sec: float | None = None) -> None:
         """Stops the renewals, leaves the job and closes the connection.
@@ -137,6 +151,14 @@ class Lease:
             client.touch(deadline_ms=round(1000 * min(_TOUCH_SEC, self._identity.lease_sec / 2)))
             self._processes = reply.shard_processes
 
+    def _figures(self) -> pb.TrainingFigures:
+        samples, measured, loss_sum = self._trained
+        metric, value = self._tested
+        auc = None if math.isnan(self._auc) else self._auc
+        return pb.TrainingFigures(
+            samples=samples, measured=measured, loss_sum=loss_sum, auc=auc, test_metric=metric, test_value=value
+        )
+
     def _renew(self) -> None:
         reached, asked = True, True
         while not self._ended.wait(self._identity.lease_sec / 3):
@@ -147,7 +169,7 @@ class Lease:
                 busy = time.monotonic() - self._worked_at < self._deadline_sec
                 waits = time.monotonic() - self._waited_at < self._identity.lease_sec
                 reply = self._control.heartbeat_worker(
-                    self._identity, step=step, busy=busy, waits=waits, trained=self._trained
+                    self._identity, step=step, busy=busy, waits=waits, figures=self._figures()
                 )
             except ValueError:  # the channel was closed meanwhile
                 if self._ended.is_set():

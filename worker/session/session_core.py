@@ -18,6 +18,7 @@ from ...proto.errors import FailedPrecondition, InvalidArgument, not_allowed
 from ...proto.features.feature_set import FeatureSet
 from ...proto.features.kept import FeaturesPolicy
 from ...proto.worker_identity import WorkerIdentity
+from ..membership.worker_notes import WorkerNotes
 from .background_push import BackgroundPush
 from .close_at_exit import close_at_exit, forget_at_exit
 from .dense_on_servers import DenseOnServers
@@ -57,13 +58,13 @@ class SessionCore(SessionTables):
         ranks: returns the ranks of the workers that are in the job; None: this worker is the only one.
         identity: this worker's ids in the cluster; None: the shards are in this process.
         cluster_id: the id of the cluster; None: the shards are in this process.
-        note_work: says whether this worker is busy, so that the others of its job wait for its steps.
-        note_trained: adds samples, and the sum of their losses, to what the status of the job shows.
+        notes: takes what this worker says of itself to its job.
         found_tables: the number of rows of each table that the namespace had before the job, None where it is not
             known. ``distribute`` logs a line about these tables. None: it logs nothing.
 
     Attributes:
         identity: this worker's ids in the cluster; None: the shards are in this process.
+        notes: the argument of that name.
         origins: ids of the clusters whose rows the tables hold, as 16 hexadecimal digits: this session's cluster, and
             those of restored checkpoints. Layers share the list.
         found_tables: the argument of that name.
@@ -87,8 +88,7 @@ class SessionCore(SessionTables):
         identity: WorkerIdentity | None = None,
         cluster_id: int | None = None,
         found_tables: Mapping[str, int | None] | None = None,
-        note_work: Callable[[bool], object] = bool,
-        note_trained: Callable[[int, float], object] | None = None,
+        notes: WorkerNotes | None = None,
     ) -> None:
         super().__init__(native, catalog, placement)
         self._process = os.getpid()
@@ -102,8 +102,7 @@ class SessionCore(SessionTables):
         self._trace: Trace = NoTrace()
         self._on_close = on_close
         self._on_fault = on_fault
-        self.note_work = note_work
-        self._note_trained = note_trained
+        self.notes = WorkerNotes() if notes is None else notes
         self._reached = reached
         self._peers = peers
         self._pushes = None if placement.staleness == 0 else BackgroundPush(native)
@@ -332,11 +331,6 @@ class SessionCore(SessionTables):
     def attach_dense_rows(self, dense_rows: DenseSide) -> None:
         """Sends these tensors' gradients with every commit from now on; ``dense_on_servers`` calls it."""
         self._dense_rows = dense_rows
-
-    def note_trained(self, samples: int, loss_sum: float) -> None:
-        """Adds samples that were trained on, and the sum of their losses, to what the status of the job shows."""
-        if self._note_trained is not None:
-            self._note_trained(samples, loss_sum)
 
     def accept_restored_dense(self, *, has_model: bool) -> None:
         """Notes that a restore has set the dense tensors on the servers, and with ``has_model`` the model's."""

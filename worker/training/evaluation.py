@@ -43,6 +43,12 @@ class Evaluation:
     samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def shown(self) -> tuple[str, float]:
+        """The metric by which the status shows the test, and its value: the AUC, or the first one that is a number."""
+        metrics = {"auc": self.auc, **self.metrics}
+        return next(((name, value) for name, value in metrics.items() if math.isfinite(value)), ("", math.nan))
+
 
 def evaluate(
     model: nn.Module,

@@ -120,7 +120,7 @@ class Pauses:
         """Evaluates the model on the test files."""
         self._observer.evaluating(epoch)
         with self._same_numbers(), self._alone() as placed:
-            return evaluate(
+            tested = evaluate(
                 self._model,
                 self._test_reader,
                 self._group,
@@ -129,6 +129,9 @@ class Pauses:
                 placed,
                 forwards_meet=self._backend.forwards_meet,
             )
+        if (session := self._backend.session) is not None:
+            session.core.notes.note_test(*tested.shown)
+        return tested
 
     def publish(self) -> None:
         """Publishes the model of now. All workers call it where they meet, and else the first one."""
@@ -162,11 +165,11 @@ class Pauses:
             return
 
         def placed(batch: NamedBatch) -> NamedBatch:
-            session.core.note_work(True)
+            session.core.notes.note_work(True)
             return self._place(batch)
 
-        session.core.note_work(True)
+        session.core.notes.note_work(True)
         try:
             yield placed
         finally:
-            session.core.note_work(False)
+            session.core.notes.note_work(False)

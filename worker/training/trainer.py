@@ -456,7 +456,7 @@ class Trainer:
                 if len(batch):
                     self._pauses.spikes.add(result.loss)
                     if self._backend.session is not None:
-                        self._backend.session.core.note_trained(len(batch), result.loss * len(batch))
+                        self._backend.session.core.notes.note_trained(len(batch), result.loss * len(batch))
             if self._progressive is not None:
                 self._progressive.add(epoch, result, batch.time_range)
             now = time.perf_counter()
@@ -478,6 +478,8 @@ class Trainer:
             if now - observed >= _OBSERVE_EVERY_SEC:
                 observed = now
                 late_loss, late_auc = recent.figures()
+                if self._backend.session is not None:
+                    self._backend.session.core.notes.note_auc(late_auc)
                 reader = self._leased or self._train_reader
                 done, all_samples = reader.done, progress.samples_of_all(self._group.world)
                 self._observer.batch(epoch=epoch, done=done, samples=all_samples, loss=late_loss, auc=late_auc)

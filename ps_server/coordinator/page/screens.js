@@ -155,7 +155,7 @@ function jobsScreen(reply) {
     heading("title", "Jobs"),
     table("jobs-table", "Jobs", [
       ["job", "name"], ["state", "short"], ["staleness", ""], ["committed step", "number"], ["steps", "number"],
-      ["samples", "number"], ["loss", "number"], ["lowest step", "number"],
+      ["samples", "number"], ["loss", "number"], ["AUC", "number"], ["last test", ""], ["lowest step", "number"],
     ], jobs.map(jobRow), status.jobs),
     charts("charts", [...jobCharts(reply, jobs), ...stalenessBars(status)]),
     workerTable(status.jobs),
@@ -175,6 +175,8 @@ function jobRow(job) {
     rateOf(job.steps_per_sec),
     rateOf(job.samples_per_sec),
     numberOf(job.loss),
+    numberOf(job.auc),
+    job.test_metric ? `${textOf(job.test_metric)} ${numberOf(job.test_value)}` : DASH,
     countOf(job.step),
   ];
 }
@@ -191,6 +193,11 @@ function jobCharts(reply, jobs) {
     if (listOf(own.samples_per_sec).some(isNumber)) {
       found.push(chart(`samples-${index}`, `${textOf(job.job)}: samples a second`, own.samples_per_sec, every, rateOf));
       found.push(chart(`loss-${index}`, `${textOf(job.job)}: mean loss`, listOf(own.loss), every, numberOf));
+    }
+    for (const [name, words] of [["auc", "AUC of recent samples, before they are trained on"], ["test_value", `tests: ${textOf(job.test_metric)}`]]) {
+      if (listOf(own[name]).some(isNumber)) {
+        found.push(chart(`${name}-${index}`, `${textOf(job.job)}: ${words}`, own[name], every, numberOf));
+      }
     }
     if (listOf(own.events_per_sec).some(isNumber)) {
       found.push(chart(`events-${index}`, `${textOf(job.job)}: events a second`, own.events_per_sec, every, rateOf));

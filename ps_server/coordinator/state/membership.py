@@ -26,9 +26,11 @@ import hmac
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from ....proto import control_pb2 as pb
 from ....proto.errors import DeadlineExceeded, FailedPrecondition, Fenced, not_allowed
 from ....proto.names import check_name, id_of_name
 from .ended_jobs import EndedJobs
+from .training_rate import TrainingRate
 
 _LEASES = 3  # how many leases a member may be silent while nothing waits for it
 
@@ -71,8 +73,7 @@ class Member:
     joins: bool = False  # whether the job was running already when it registered
     busy: bool = False  # whether it said in its last heartbeat that it is at work on what it does alone
     waits: bool = False  # whether it said there that it waits for other workers of the job
-    samples: int = 0  # that it said there that it has trained on since it came
-    loss_sum: float = 0.0  # of their losses
+    training: TrainingRate = field(default_factory=TrainingRate)  # as its heartbeats say
 
 
 @dataclass
@@ -271,7 +272,7 @@ class Membership:
         *,
         busy: bool = False,
         waits: bool = False,
-        trained: tuple[int, float] = (0, 0.0),
+        figures: pb.TrainingFigures | None = None,
     ) -> None:
         """Renews a lease, and notes what a worker says of itself.
 
@@ -281,7 +282,7 @@ class Membership:
             now: the present time, in seconds.
             busy: whether it is at work on what it does alone.
             waits: whether it waits for other workers of the job.
-            trained: the samples that it has trained on since it came, and the sum of their losses.
+            figures: what it says of its training.
 
         Raises:
             Fenced: as for :meth:`check`.
@@ -289,7 +290,8 @@ class Membership:
         member = self.check(ticket).members[ticket.rank]
         member.expires_at = now + self.lease_sec
         member.busy, member.waits = busy, waits
-        member.samples, member.loss_sum = trained
+        if figures is not None:
+            member.training.note(figures, now)
         if step is not None:
             member.step = max(member.step, step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,11 +29,13 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         self.heartbeats = 0
         self.is_ready = self.has_busy = False
         self.told_busy: list[bool] = []
+        self.figures = pb.TrainingFigures()
         self.acknowledged: list[int] = []
 
     def WorkerHeartbeat(self, request: pb.WorkerHeartbeatRequest, _: Any) -> pb.WorkerHeartbeatReply:
         self.heartbeats += 1
         self.told_busy.append(request.busy)
+        self.figures = request.figures
         return pb.WorkerHeartbeatReply(
             lease_sec=LEASE_SEC, restoring=not self.is_ready, shard_processes=7, peer_busy=self.has_busy
         )
@@ -134,5 +137,26 @@ def test_calls_wait_for_a_busy_worker_as_long_as_it_moves() -> None:
     wait_until(lambda: coordinator.told_busy[-1], "that this one is busy")
     lease.note_work(False)
     wait_until(lambda: not coordinator.told_busy[-1], "the end of it")
+    lease.end()
+    server.stop(None)
+
+
+def test_losses_that_are_no_numbers_are_left_out_of_what_it_reports() -> None:
+    coordinator = Coordinator()
+    server = grpc.server(ThreadPoolExecutor(4))
+    pb_grpc.add_CoordinatorServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    lease = Lease(ControlClient(f"127.0.0.1:{port}"), WorkerIdentity(1, 1, 1, LEASE_SEC, 0, 1))
+    for loss_sum in (6.0, math.nan, math.inf, 4.0):
+        lease.note_trained(10, loss_sum)
+    lease.note_auc(0.75)
+    lease.note_test("click.auc" + "x" * 300, 0.5)
+    wait_until(lambda: coordinator.figures.samples == 40, "a heartbeat")
+    told = coordinator.figures
+    assert (told.measured, told.loss_sum, told.auc, told.test_value) == (20, 10.0, 0.75, 0.5)
+    assert told.test_metric == "click.auc" + "x" * 246, "a name of 255 characters"
+    lease.note_auc(math.nan)
+    wait_until(lambda: not coordinator.figures.HasField("auc"), "a heartbeat without it")
     lease.end()
     server.stop(None)
