@@ -1,4 +1,4 @@
-"""How fast a worker trains between its heartbeats, so that a status that is read between two of them has figures too."""
+"""How fast a worker trains between two of its heartbeats, so that a status that is read between them has figures."""
 
 from __future__ import annotations
 

@@ -39,3 +39,14 @@ def test_a_version_is_shown_once_as_its_newest_call_says() -> None:
 def test_a_token_sees_those_of_its_namespaces() -> None:
     assert [each.model for each in follower_views(visible_to(status(), ("feed",)))] == ["rank@1"]
     assert follower_views(visible_to(status(), ())) == ()
+
+
+def test_a_hundred_times_as_many_followers_as_a_small_cluster_has() -> None:
+    reply = pb.GetStatusReply(ready=True)
+    for index in range(1000):
+        shard = reply.shards.add(shard=index, state=pb.SERVING)
+        for replica in range(64):  # as many as a shard shows
+            shard.load.following.add(cursor=f"serving/0/1.{replica}/host{replica}:7100/ctr@3/{index}", silent_sec=0.1)
+    views = follower_views(reply)
+    assert len(views) == 64
+    assert {each.shards for each in views} == {1000}
