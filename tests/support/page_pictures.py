@@ -19,20 +19,21 @@ from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher
 
 JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
-SCREENS = {"cluster": 900, "jobs": 900, "serving": 640}  # with the height of each picture in pixels
-WIDTH, TRAINING_SEC = 1100, 120
+SCREENS = {"cluster": 900, "tables": 900, "jobs": 900, "serving": 640, "checkpoints": 480}  # with the height of each picture in pixels
+WIDTH, TRAINING_SEC = 1280, 120
 MOST_BYTES = 150_000
 
 
 def started(launcher: Launcher, folder: Path) -> str:
     """Starts a cluster, a job and a serving process; returns the address of the page."""
-    up = launcher.start("up", "--shards=4", "--port=0", "--page-port=0", "--memory-budget=1GiB")
+    up = launcher.start("up", "--shards=4", "--port=0", "--page-port=0", "--memory-budget=1GiB", "--sweep-every=20s")
     ready = up.wait_for(r"page at (\S+)\n")
     address = up.wait_for(r"ready at (\S+:\d+)")[1]
-    log = write_click_log(folder, rows=200_000, test_rows=5_000, seed=0)
+    log = write_click_log(folder, rows=1_500_000, test_rows=5_000, seed=0)
     settings = (
         f"data.train={log.train}", f"data.test={log.test}", f"cluster={{address: '{address}'}}", "publish.local=null",
         "train.workers=2", "train.threads=1", "train.epochs=1000", "train.batch_size=256",
+        "tables={'*': {admit_after: 2, evict_after_steps: 100000}}", "train.test_every={steps: 500}",
         f"train.checkpoint={{url: '{folder / 'saves'}', every_seconds: 30}}",
     )  # fmt: skip
     launcher.start("train", str(JOB), *(f"--set={each}" for each in settings)).wait_for(r"samples/s")

@@ -2,6 +2,7 @@
 // changes the elements that it has, so that focus, scrolling and selection stay.
 
 const MOST_ROWS = 500;
+const MOST_ON_A_LINE = 40; // characters of a name that is not broken
 
 function make(tag, attributes, text) {
   const element = document.createElement(tag);
@@ -143,6 +144,7 @@ function fillRow(row, cells) {
       element.classList.toggle("bad-cell", Boolean(cell.bad));
       setText(element, cell.text);
     }
+    element.classList.toggle("long", element.textContent.length > MOST_ON_A_LINE);
   });
 }
 

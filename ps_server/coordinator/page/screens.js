@@ -155,7 +155,7 @@ function jobsScreen(reply) {
     heading("title", "Jobs"),
     table("jobs-table", "Jobs", [
       ["job", "name"], ["state", "short"], ["staleness", ""], ["committed step", "number"], ["steps", "number"],
-      ["samples", "number"], ["loss", "number"], ["AUC", "number"], ["last test", ""], ["lowest step", "number"],
+      ["samples", "number"], ["loss", "number"], ["AUC", "number"], ["last test", "short"], ["lowest step", "number"],
     ], jobs.map(jobRow), status.jobs),
     charts("charts", [...jobCharts(reply, jobs), ...stalenessBars(status)]),
     workerTable(status.jobs),
