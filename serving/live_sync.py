@@ -219,7 +219,7 @@ class Follower:
                     self._stop.wait(_PAUSED_LOOK_SEC)
                     continue
                 try:
-                    applied, is_last = stream.turn(self._figures())
+                    applied, is_last = stream.turn(self._figures(shard))
                 finally:
                     self._end_turn()
                 self._set_problem(shard, "")
@@ -233,11 +233,11 @@ class Follower:
             left = _LONGEST_ROUND_SEC - (time.monotonic() - begun)
             self._stop.wait(max(self._options.interval_sec, min(busy * _PAUSE_PER_BUSY, left)))
 
-    def _figures(self) -> pb.FollowerFigures:
-        """Returns what the status of the cluster shows of this follower."""
+    def _figures(self, shard: int) -> pb.FollowerFigures:
+        """Returns what the status of the cluster shows of this follower, said to a shard."""
         behind = self.behind_sec
         with self._lock:
-            counts, aliases = self._recent.counts(), self._aliases
+            counts, aliases, caught_up = self._recent.counts(), self._aliases, self._caught_up.get(shard)
         p50, p99 = (quantile(FRESHNESS_SEC, counts, share) for share in (0.5, 0.99))
         return pb.FollowerFigures(
             behind_sec=None if behind == float("inf") else behind,
@@ -245,6 +245,7 @@ class Follower:
             fresh_p99_sec=p99,
             goal_sec=self._options.freshness_goal_sec,
             aliases=aliases,
+            shard_behind_sec=None if caught_up is None else time.monotonic() - caught_up,
         )
 
     def _note_page(self, shard: int, applied: dict[str, Any]) -> None:

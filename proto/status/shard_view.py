@@ -38,6 +38,8 @@ class ShardView:
         address: ``HOST:PORT`` of its data plane; empty while it has none.
         pid: the id of its process; 0 while it has none.
         followers: the number of serving processes that follow its changes.
+        followers_behind_sec: the seconds since the one that is farthest behind last had all changes of the shard; None:
+            none has had them yet, or says so.
         pulls_waiting: the pulls that wait for the clock of their job.
         times: the times by kind of request, of the kinds that occurred.
     """
@@ -63,6 +65,7 @@ class ShardView:
     rows_applied_per_sec: float | None
     bytes_per_sec: float | None
     followers: int
+    followers_behind_sec: float | None
     pulls_waiting: int
     restores: int
     commits_lost: int
@@ -94,6 +97,8 @@ def shard_view(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: floa
         gone = getattr(of(before), name) if is_same and before is not None else 0
         return max(0.0, float(getattr(of(now), name) - gone)) / seconds
 
+    figures = [each.figures for each in now.load.following]
+    behind = [each.shard_behind_sec for each in figures if each.HasField("shard_behind_sec")]
     received, sent = rate("bytes_received"), rate("bytes_sent")
     return ShardView(
         shard=now.shard,
@@ -117,6 +122,7 @@ def shard_view(before: pb.ShardStatus | None, now: pb.ShardStatus, seconds: floa
         rows_applied_per_sec=rate("rows_applied"),
         bytes_per_sec=None if received is None or sent is None else received + sent,
         followers=now.load.followers,
+        followers_behind_sec=max(behind, default=None),
         pulls_waiting=now.load.pulls_waiting,
         restores=now.restores,
         commits_lost=now.commits_lost,

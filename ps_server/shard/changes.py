@@ -234,7 +234,7 @@ def _figures(request: pb.ReadChangesRequest) -> control.FollowerFigures:
     """Returns what a follower says of itself; numbers that no time can be are left out."""
     figures = control.FollowerFigures()
     figures.CopyFrom(request.figures)
-    for name in ("behind_sec", "fresh_p50_sec", "fresh_p99_sec", "goal_sec"):
+    for name in ("behind_sec", "fresh_p50_sec", "fresh_p99_sec", "goal_sec", "shard_behind_sec"):
         if not getattr(figures, name) >= 0:
             figures.ClearField(name)
     return figures

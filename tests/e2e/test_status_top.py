@@ -24,6 +24,7 @@ from sparserow.deploy.launch.local_serving import local_serving
 from sparserow.deploy.observe import live_screen
 from sparserow.proto.control import ControlClient
 from sparserow.proto.published.registry import ModelRegistry
+from sparserow.proto.status.cluster_status import view_of
 from sparserow.proto.status.follower_view import FollowerView, follower_views
 from sparserow.proto.status.job_view import JobView, job_views
 from sparserow.worker.data import write_click_log
@@ -275,6 +276,8 @@ def test_a_serving_process_reports_its_freshness() -> None:
             assert view.fresh_p50_sec is not None
             assert 0 <= view.fresh_p50_sec <= (view.fresh_p99_sec or 0)
             assert view.goal_sec == 10
+            shards = view_of(None, control.status(), 0.0).shards
+            assert all(0 <= (each.followers_behind_sec or -1) < 60 for each in shards)
         wait_until(lambda: not follower_views(control.status()), "the end of the process", 30)
 
 

@@ -19,7 +19,13 @@ from sparserow.worker.data import write_click_log
 from sparserow_process import Launcher
 
 JOB = Path(__file__).resolve().parents[2] / "deploy" / "jobs" / "demo.yaml"
-SCREENS = {"cluster": 900, "tables": 900, "jobs": 900, "serving": 640, "checkpoints": 480}  # with the height of each picture in pixels
+SCREENS = {
+    "cluster": 900,
+    "tables": 900,
+    "jobs": 900,
+    "serving": 640,
+    "checkpoints": 480,
+}  # with the height of each picture in pixels
 WIDTH, TRAINING_SEC = 1280, 120
 MOST_BYTES = 150_000
 

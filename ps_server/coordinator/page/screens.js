@@ -272,7 +272,7 @@ function servingScreen(reply) {
   const rows = shards.map((shard) => {
     const lookups = timesOf(shard, "lookup");
     return [
-      countOf(shard.shard), countOf(shard.followers), rateOf(lookups.per_sec), timeOf(lookups.p50_sec), timeOf(lookups.p99_sec),
+      countOf(shard.shard), countOf(shard.followers), timeOf(shard.followers_behind_sec), rateOf(lookups.per_sec), timeOf(lookups.p50_sec), timeOf(lookups.p99_sec),
     ];
   });
   const most = shards.map((each) => each.followers).filter(isNumber).reduce((a, b) => Math.max(a, b), 0);
@@ -298,7 +298,7 @@ function servingScreen(reply) {
       clusterChart(reply, "lookup_p99_sec", "p99 of lookups, of the slowest shard", timeOf),
     ]),
     table("followers", "Followers by shard", [
-      ["shard", "number"], ["followers", "number"], ["lookups", "number"], ["p50", "number"], ["p99", "number"],
+      ["shard", "number"], ["followers", "number"], ["farthest behind", "number"], ["lookups", "number"], ["p50", "number"], ["p99", "number"],
     ], rows, status.shards),
   ];
   if (processes.length) {

@@ -20,6 +20,8 @@ def status() -> pb.GetStatusReply:
             ),
         )  # fmt: skip
     reply.shards[1].load.following.add(cursor="serving/0/1.0/host:7100/rank@1/cd34", namespace="feed", silent_sec=2.0)
+    for behind in (0.5, 7):
+        reply.shards[0].load.following.add(cursor="s/x/1", figures=pb.FollowerFigures(shard_behind_sec=behind))
     reply.shards[1].load.following.add(cursor="publish/5", namespace="ads", silent_sec=0.0)
     return reply
 
@@ -31,6 +33,8 @@ def test_a_version_is_shown_once_as_its_newest_call_says() -> None:
     assert (first.aliases, first.goal_sec) == ("live", 10)
     assert (second.aliases, second.goal_sec) == ("", None)
     assert (second.model, second.shards, second.behind_sec, second.fresh_p50_sec) == ("rank@1", 1, None, None)
+    shards = view_of(None, status(), 0.0).shards
+    assert [each.followers_behind_sec for each in shards] == [7, None]
     document = document_of(view_of(None, status(), 0.0))
     assert document["followers"][0]["fresh_p99_sec"] == "beyond"
     assert document["followers"][1]["behind_sec"] is None
