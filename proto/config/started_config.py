@@ -49,7 +49,7 @@ def check_start(start_from: str | None, accept: Sequence[str], url: str | None) 
     Raises:
         InvalidArgument: they do not fit; the text names the option.
     """
-    if start_from is not None and url is not None and start_from.rstrip("/").startswith(url.rstrip("/")):
+    if start_from is not None and url is not None and f"{start_from.rstrip('/')}/".startswith(f"{url.rstrip('/')}/"):
         raise InvalidArgument(f"start_from: {start_from} is of url, where --resume goes on; name another folder")
     if accept and start_from is None:
         raise InvalidArgument("accept: has no effect without start_from")
