@@ -166,6 +166,7 @@ def test_it_is_read_by_keyboard_and_without_colours(chrome: Browser) -> None:
             assert caption
         assert "0 steps: 60 (60 %); up to 1: 30 (30 %); more steps: 10 (10 %)" in chrome.text("#stale-0")
         assert chrome.text("#wrong-title") == "5 things are wrong"
+        assert "shard 1 at a did not answer in time" in chrome.text("#wrong")
 
 
 def test_two_hundred_shards_and_three_hundred_tables(chrome: Browser) -> None:
