@@ -374,7 +374,7 @@ class CoordinatorService:
         ended = self._cluster.end_leases(now, time.time(), self._cluster.jobs.jobs if lacks_shard else ())
         self._forget_ended(now)
         if ended:
-            await self._registrations.notify()
+            self._registrations.notify()
         if not self._cluster.shards.problem():
             for job_id in self._operations.unsettled():
                 self._begin(self._registrations.after_leaving(job_id))

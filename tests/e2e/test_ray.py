@@ -70,12 +70,13 @@ class Nodes:
         raise AssertionError(f"no node has started process {pid}")
 
 
-def servers() -> list[psutil.Process]:
-    """Of this package, on all nodes."""
+def servers(command: str = "") -> list[psutil.Process]:
+    """Of this package, on all nodes; with a command, those of it."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "sparserow.deploy.cli" in process.cmdline() and "up" not in process.cmdline():
+            words = process.cmdline()  # once, because a process that was killed may have none the next time
+            if "sparserow.deploy.cli" in words and "up" not in words and (not command or command in words):
                 found.append(process)
     return found
 
@@ -125,9 +126,9 @@ def test_up_on_ray_outlives_a_node(nodes: Nodes, launcher: Launcher, tmp_path: P
             table.push(KEYS, ONES)
             np.testing.assert_array_equal(table.pull(KEYS), -3 * ONES)
 
-            (coordinator,) = (each for each in servers() if "coordinator" in each.cmdline())
+            (coordinator,) = servers("coordinator")
             coordinator.kill()
-            wait_until(lambda: [each for each in servers() if "coordinator" in each.cmdline()], "another coordinator")
+            wait_until(lambda: set(servers("coordinator")) - {coordinator}, "another coordinator")
             wait_until(lambda: is_ready(control), "the shards to have found it, at the same address")
             np.testing.assert_array_equal(table.pull(KEYS), -3 * ONES)
             serving = up.wait_for(r"serving 0 is at (\S+:\d+)")[1]  # it was started until there was a table

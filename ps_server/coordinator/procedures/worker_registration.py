@@ -57,7 +57,7 @@ class WorkerRegistrations:
     ) -> None:
         self._cluster, self._operations = cluster, operations
         self._save, self._clock, self._begin, self._wait_for = save, clock, begin, wait_for
-        self._membership_changed = asyncio.Condition()
+        self._changed = asyncio.Event()  # set, and replaced, when members of a job change
         self._found_tables = FoundTablesOfJobs(cluster, shard_calls)
         self._rates = RegistrationRates()
 
@@ -89,7 +89,7 @@ class WorkerRegistrations:
         self._cluster.faults.came(f"{request.namespace}/{request.job}", key, process, time.time())
         try:
             self._save()
-            await self.notify()
+            self.notify()
             found = await self._found_tables.of(ticket, refuses=request.needs_new_namespace)
             await self._operations.settle(ticket.job_id)
             await self._gather(ticket, _wait_sec(left_sec))
@@ -152,10 +152,9 @@ class WorkerRegistrations:
         """
         jobs = self._cluster.jobs
         try:
-            async with self._membership_changed:
-                await asyncio.wait_for(
-                    self._membership_changed.wait_for(lambda: jobs.check(ticket).gathered), timeout=wait_sec
-                )
+            async with asyncio.timeout(wait_sec):
+                while not jobs.check(ticket).gathered:
+                    await self._changed.wait()
         except TimeoutError:
             raise jobs.waiting_error(jobs.check(ticket), ticket, wait_sec) from None
 
@@ -175,15 +174,19 @@ class WorkerRegistrations:
         """
         try:
             self._save()
-            await self.notify()
+            self.notify()
             await self._operations.settle(job_id)
         except SparserowError as error:  # the shard is behind now, or the disk is full; both are reported elsewhere
             log.warning("job %d: %s", job_id, error)
 
-    async def notify(self) -> None:
-        """Wakes the calls that wait for other ranks, since the members of a job have changed."""
-        async with self._membership_changed:
-            self._membership_changed.notify_all()
+    def notify(self) -> None:
+        """Wakes the calls that wait for other ranks, since the members of a job have changed.
+
+        It takes no lock, because a call that is cancelled twice while it waits for one may keep it: asyncio.Condition
+        within asyncio.wait_for does so in Python 3.11, and nobody would register any more.
+        """
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def _terms_of(request: pb.RegisterWorkerRequest) -> JobTerms:
