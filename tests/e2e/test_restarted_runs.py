@@ -18,6 +18,7 @@ from sparserow_process import Launcher, Process, stopped, wait_until
 
 EPOCHS = 4
 PATIENCE_SEC = 300.0
+ALONE_SEC = 150.0  # less than the deadline of the test, so that it can say how things stand
 LINE = re.compile(r"epoch (\d+)/4: loss (\S+), (?:not tested|test AUC (\S+)),")
 
 
@@ -60,6 +61,16 @@ class Scene:
         """The worker id and the epoch of each rank that has joined and not left."""
         with ControlClient(self.address) as control:
             return {it.rank: (it.worker_id, it.epoch) for job in control.status().jobs for it in job.members}
+
+    def states(self) -> list[str]:
+        """The job as its coordinator has it, and what the processes of the agent do."""
+        with ControlClient(self.address) as control:
+            found = [str(job) for job in control.status().jobs]
+        for child in psutil.Process(self.agent.popen.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                rank = child.environ().get("RANK")
+                found.append(f"process {child.pid} of rank {rank}: {child.status()}, {child.num_threads()} threads")
+        return found
 
     def end(self) -> list[dict]:
         """Waits for the run's end; the history of its result, after each sample was counted."""
@@ -107,7 +118,11 @@ def test_workers_are_killed_in_an_epoch_and_when_all_is_told(scene: Scene) -> No
     assert last is not None
     # It is held as soon as both train, because it would end when nothing is left, which may be before worker 0 says so.
     with stopped([last.pid]):
-        wait_until(scene.result.exists, "worker 0 to end alone", PATIENCE_SEC)
+        try:
+            wait_until(scene.result.exists, "worker 0 to end alone", ALONE_SEC)
+        except AssertionError:
+            print("held:", last.pid, "at the time:", *scene.states(), sep="\n")
+            raise
         before = json.loads(scene.result.read_text())["history"]
         last.kill()
     history = scene.end()
