@@ -24,7 +24,7 @@ class RecentCounts:
     def add(self, counts: Sequence[int]) -> None:
         """Adds counts, one for each bucket."""
         self._turn()
-        self._parts[1] = [a + int(b) for a, b in zip(self._parts[1], counts, strict=True)]
+        self._parts[1] = [a + b for a, b in zip(self._parts[1], counts, strict=True)]
 
     def counts(self) -> list[int]:
         """Returns the counts of the last minutes by bucket."""

@@ -231,8 +231,11 @@ def _tables(reply: pb.GetStatusReply, view: ClusterStatus) -> WholeCells:
 
 
 def _ages(table: TableView) -> str:
-    found = [(table.ages_steps, "steps"), (table.ages_seconds, "s")]
-    return ", ".join(f"{ages.p50:,.0f}/{ages.p99:,.0f} {unit}" for ages, unit in found if ages is not None) or "-"
+    steps, seconds = table.ages_steps, table.ages_seconds
+    found = [] if steps is None else [f"{steps.p50:,.0f}/{steps.p99:,.0f} steps"]
+    if seconds is not None:
+        found.append(f"{_duration(seconds.p50)}/{_duration(seconds.p99)}")
+    return ", ".join(found) or "-"
 
 
 def _hot_keys(view: ClusterStatus) -> WholeCells:

@@ -190,7 +190,7 @@ async def _watch_leases(service: CoordinatorService, cluster: Cluster) -> None:
         began = time.monotonic()
         await asyncio.sleep(pause)
         late = time.monotonic() - began - pause
-        await service.expire_leases(late if late > lease / 4 else 0.0)
+        service.expire_leases(late if late > lease / 4 else 0.0)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

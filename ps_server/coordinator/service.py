@@ -356,7 +356,7 @@ class CoordinatorService:
 
     # ---- leases
 
-    async def expire_leases(self, late_sec: float = 0.0) -> None:
+    def expire_leases(self, late_sec: float = 0.0) -> None:
         """Removes workers and shards whose lease has ended, and informs the shards.
 
         Args:

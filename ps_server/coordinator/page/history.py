@@ -16,16 +16,8 @@ POINTS = 360  # one hour
 MOST_JOBS = 64  # with series; jobs beyond these have figures alone
 SHARD_GROUP = 12  # points of a shard's series that a reply has as one, because 1,000 shards have many
 SHARD_SERIES = ("rows_pulled_per_sec", "memory_bytes")
-JOB_SERIES = (
-    "highest_step",
-    "steps_per_sec",
-    "samples_per_sec",
-    "loss",
-    "workers",
-    "auc",
-    "test_value",
-    "events_per_sec",
-)
+_OF_VIEW = ("highest_step", "steps_per_sec", "samples_per_sec", "loss", "auc", "test_value")  # fields of a JobView
+JOB_SERIES = (*_OF_VIEW, "workers", "events_per_sec")
 
 
 class ClusterHistory:
@@ -69,8 +61,8 @@ class ClusterHistory:
         for job, place in self._places(view.jobs):
             begin = self._place(place)
             point[begin : begin + len(JOB_SERIES)] = [
-                *(job.highest_step, job.steps_per_sec, job.samples_per_sec, job.loss, float(len(job.members))),
-                *(job.auc, job.test_value),
+                *(getattr(job, name) for name in _OF_VIEW),
+                float(len(job.members)),
                 events.get(job.job),
             ]
         self._ring.add(point)
