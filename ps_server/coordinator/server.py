@@ -190,7 +190,10 @@ async def _watch_leases(service: CoordinatorService, cluster: Cluster) -> None:
         began = time.monotonic()
         await asyncio.sleep(pause)
         late = time.monotonic() - began - pause
-        service.expire_leases(late if late > lease / 4 else 0.0)
+        try:
+            service.expire_leases(late if late > lease / 4 else 0.0)
+        except Exception:  # a bug must not end it in silence: workers would wait for those that are gone
+            log.exception("leases")
 
 
 async def _end(task: asyncio.Task[None]) -> None:
